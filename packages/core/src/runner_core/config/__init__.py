@@ -1,0 +1,143 @@
+"""Settings that every project shares. A project's `Config` subclasses `RunConfig` and adds its own sections.
+
+Sources, weakest first: preset, YAML file, flags (`runner_core.config.resolve`). The docstring under each field
+is its help text. This module imports no framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass
+class DataConfig:
+    split: str = "auto"
+    """How records become training and validation sets, always by group (patient, scroll, plate).
+    auto: the folders' own split, else a random share of the groups; group:A[,B]: these groups validate;
+    none: train on everything, validate on nothing; or a YAML file with the keys train, validation, test."""
+    validation_fraction: float = 0.2
+    """Share of the groups that validate under split auto (at least one group)."""
+
+
+@dataclass
+class CacheConfig:
+    mode: Literal["auto", "memmap", "blosc2", "memory", "device", "off"] = "auto"
+    """Where prepared arrays live. auto: memory map, or blosc2 when the disk is short."""
+    dir: Path | None = None
+    """Folder of the caches, shared across runs. Default: $XDG_CACHE_HOME/runner or ~/.cache/runner."""
+    max_gb: float | None = None
+    """Refuse to build a cache larger than this (GB = 1e9 bytes). Default: what the disk has, less 5 %."""
+    workers: int = 0
+    """Processes that build the cache; 0: one per core."""
+
+
+@dataclass
+class CropConfig:
+    mode: Literal["auto", "none", "centre", "foreground", "body"] = "auto"
+    """Crop before caching. auto: what the project recommends; foreground: box of what is above the threshold;
+    body: box of the largest object after Otsu's threshold."""
+    size: tuple[int, ...] | None = None
+    """centre: size of the box in voxels, one number per axis."""
+    margin: int = 4
+    """foreground, body: voxels kept around the box."""
+    threshold: float = 0.0
+    """foreground: values above it are foreground."""
+
+
+@dataclass
+class PrecisionConfig:
+    mode: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "auto"
+    """auto: bfloat16 where the device has it, float16 with loss scaling on older GPUs, float32 on CPU."""
+
+
+@dataclass
+class TrainConfig:
+    epochs: int = 100
+    """Passes over the training samples (or of `steps_per_epoch` steps)."""
+    steps_per_epoch: int | None = None
+    """Optimizer steps an epoch. Default: one pass over the samples."""
+    batch_size: int = 32
+    """Samples per optimizer step and device; split into micro-batches by `accumulate`."""
+    accumulate: int = 1
+    """Micro-batches per optimizer step."""
+    workers: int = 0
+    """Processes that fill batches. 0: the training process does, which is fastest for memory maps."""
+    prefetch: int = 2
+    """Batches kept ready in advance."""
+    learning_rate: float = 1e-3
+    """Peak learning rate."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    warmup: float = 0.02
+    """Share of the steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """Course of the learning rate after warm-up, towards 0."""
+    clip: float | None = None
+    """Gradients are scaled down to this global norm."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights; validation and prediction then use the average."""
+    patience: int | None = None
+    """Stop after this many validations without a better monitored metric."""
+    seed: int = 0
+    """Every random number of the run derives from it."""
+    deterministic: bool = False
+    """Bit-identical results for the same device, threads and versions, at some cost in speed."""
+    device: str = "auto"
+    """auto (the GPU if there is one), cpu, cuda, cuda:1."""
+    threads: int | None = None
+    """CPU threads of the framework. Default: the framework's own choice."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the model (torch.compile). auto: where the project measured it faster."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Channels-last memory layout for convolutions. auto: where the project measured it faster."""
+
+
+@dataclass
+class ValidateConfig:
+    every: int = 1
+    """Validate after every so many epochs (and after the last)."""
+    batch_size: int | None = None
+    """Default: the training batch size."""
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 1
+    """Save after every so many epochs (and after the last)."""
+    every_steps: int | None = None
+    """Also save after every so many steps."""
+    keep: int = 3
+    """Checkpoints kept besides the best one."""
+
+
+@dataclass
+class HealthConfig:
+    mode: Literal["stop", "warn", "off"] = "stop"
+    """What a finding of level error does: stop the run with exit code 3, or only warn."""
+    constant_after: int = 3
+    """Validations in a row with the same decision everywhere before the run is stopped."""
+
+
+@dataclass
+class LogConfig:
+    every: int = 50
+    """Steps between lines of the log; reading the device's numbers more often costs time."""
+    tensorboard: bool = False
+    """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""
+
+
+@dataclass
+class RunConfig:
+    """All settings of a run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    crop: CropConfig = field(default_factory=CropConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    log: LogConfig = field(default_factory=LogConfig)

@@ -1,0 +1,237 @@
+"""What a project is: one class, in the order in which data flows through it.
+
+Subclass `Project` and write what has no default: `Config`, `presets`, `records`, `decode`, `prepare`, `samples`,
+`model`, `step`, `phantom`. Everything else has a working default. The module that holds the class must import no
+framework at its top: worker processes that build the cache, `runner P config` and `--help` import it, and each
+would wait seconds for torch. Import the framework inside the methods that need it.
+
+The methods from `model` to `after_step` receive the tensors of the project's own framework; the rest is NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from runner_core.config import RunConfig
+from runner_core.protocols import (
+    Array,
+    Arrays,
+    Finding,
+    Infer,
+    Json,
+    Metric,
+    Precision,
+    Progress,
+    Samples,
+    Step,
+    Store,
+    Tensors,
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One stored item: a core, a scan, a patient, a volume, a field.
+
+    `key` is unique in the data set; `group` (patient, scroll, plate) is never cut by a split; `files` maps roles
+    ("image", "mask") to files or folders; `split`, when the data set's own folders say it: train, validation or
+    test.
+    """
+
+    key: str
+    group: str
+    files: Mapping[str, Path]
+    split: str | None = None
+
+
+@dataclass
+class Decoded:
+    """A record read from its files, before crop and prepare.
+
+    The leading `len(spacing)` axes of every array in `arrays` are the grid that the cropper may cut. `guide` names
+    the array that the cropper looks at. `meta` is JSON and is kept with the prepared arrays (an affine, an original
+    shape: whatever brings a prediction back).
+    """
+
+    arrays: Arrays
+    spacing: tuple[float, ...]
+    guide: str
+    meta: dict[str, Json] = field(default_factory=dict)
+
+
+@dataclass
+class Prepared:
+    """What the cache stores of a record. `meta["box"]` holds the crop box as {start, stop, shape}."""
+
+    arrays: Arrays
+    meta: dict[str, Json]
+
+
+Statistics = dict[str, Any]
+"""What `fit` learned from the training records: JSON values and NumPy arrays; travels with every checkpoint."""
+
+
+class Project(Protocol):
+    """A model, a dataset and the settings under which it trains fastest, for one framework."""
+
+    name: ClassVar[str]
+    """Its name on the command line (the same as the entry point's)."""
+    framework: ClassVar[Literal["torch", "keras"]]
+    Config: ClassVar[type[RunConfig]]
+    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]]
+    """Named defaults; `default` and `demo` (the phantom, about a minute on 2 cores) must be there."""
+    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
+    """The validation metric that chooses the best checkpoint, and its direction."""
+    splittable: ClassVar[bool] = False
+    """May a batch be cut into micro-batches without changing the objective? (No, with BatchNorm or losses over the
+    batch.) Only then does running out of memory halve the micro-batch instead of stopping."""
+    prepare_version: ClassVar[int] = 1
+    """Raise it whenever `decode` or `prepare` changes what it returns: caches are then built anew."""
+    phantom_version: ClassVar[int] = 1
+    """Raise it whenever `phantom` writes something else: phantoms are kept between runs."""
+    crop: ClassVar[str] = "none"
+    """The cropper that `crop.mode: auto` means for this project."""
+    config: RunConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    # ------------------------------------------------------------ data: files → prepared arrays
+
+    def records(self, root: Path) -> Sequence[Record]:
+        """Every record below `root`, without reading more than names and headers.
+
+        Raises BadInput naming the folder and the layout that was looked for when there is none.
+        """
+        ...
+
+    def decode(self, record: Record) -> Decoded:
+        """Read a record's files. Raises BadInput naming the file and what is wrong with it.
+
+        Records without labels (for `predict`) lack the label's role in `record.files`: leave that array out.
+        """
+        ...
+
+    def prepare(self, decoded: Decoded) -> Arrays:
+        """That record alone → the arrays to store, small and ready to gather. Pure: no statistics of other records."""
+        ...
+
+    def prepare_settings(self) -> Mapping[str, Json]:
+        """The settings that `decode` and `prepare` read: part of the cache's key."""
+        return {}
+
+    def fit(self, store: Store, training: Sequence[int]) -> Statistics:
+        """Statistics of the training records (numbers in `store`): z-scores, class weights."""
+        return {}
+
+    # ------------------------------------------------------------ data: prepared arrays → batches
+
+    def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
+        """What the model sees of these records. `runner_core.samples` has the usual ones (rows, patches)."""
+        ...
+
+    def augment(self, sample: Arrays, rng: np.random.Generator) -> None:
+        """Change one training sample in place, on the host. Prefer `on_device`: this runs Python per sample."""
+        return None
+
+    def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
+        """Stored dtypes → what the model reads: decode bits, scale, warp; on the device, whole batch at once.
+
+        `rng`: the engine's generator (torch.Generator on the device; for keras a `keras.random.SeedGenerator`),
+        or None in validation and inference: then nothing random may happen. `batch["record"]` (int64) holds the
+        record number of each sample in the store; it is absent in inference.
+        """
+        return batch
+
+    # ------------------------------------------------------------ learning
+
+    def model(self, precision: Precision) -> Any:
+        """A fresh network in float32 (torch.nn.Module or keras.Model)."""
+        ...
+
+    def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
+        """Loss, its named terms and the prediction of a batch, for training and validation alike."""
+        ...
+
+    def infer(self, model: Any, batch: Tensors) -> Tensors:
+        """What prediction needs of a batch; default: {"prediction": model(batch["image"])}."""
+        return {"prediction": model(batch["image"])}
+
+    def decision(self, prediction: Any) -> Any:
+        """The output as its user sees it (class, mask, dose): a run whose decision never varies is stopped."""
+        return prediction
+
+    def parameter_groups(self, model: Any) -> Any:
+        """Parameter groups for the optimizer; default: all trainable parameters in one."""
+        return None
+
+    def optimizer(self, groups: Any) -> Any:
+        """The optimizer over `groups`; default None: AdamW with `train.learning_rate` and `train.weight_decay`."""
+        return None
+
+    def schedule(self, progress: Progress) -> float | None:
+        """Factor on the learning rate; default None: `train.warmup` and `train.schedule`."""
+        return None
+
+    def after_step(self, model: Any, progress: Progress) -> None:
+        """Called after each optimizer step (an EMA teacher, say)."""
+        return None
+
+    def shard_units(self, model: Any) -> Sequence[Any]:
+        """Submodules that sharded training wraps one by one; default: none."""
+        return ()
+
+    def metrics(self) -> Sequence[Metric]:
+        """Metrics of the validation, accumulated on the device; `loss` and its terms are always there."""
+        return ()
+
+    # ------------------------------------------------------------ whole records
+
+    def inputs(self, path: Path) -> Sequence[Record]:
+        """What `predict` is given (a file or a folder) → records, labels not needed; default: `records`."""
+        return self.records(path)
+
+    def predict(self, record: Record, infer: Infer) -> Any:
+        """Whole-record prediction in the record's own grid."""
+        raise _not_written(self, "predict")
+
+    def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
+        """Write a prediction in the field's format into folder `out`; the files written."""
+        raise _not_written(self, "write")
+
+    def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
+        """Whole-record scores against the record's own labels."""
+        return {}
+
+    def baseline(self, record: Record) -> Any | None:
+        """A trivial method's prediction (Otsu, mean dose), scored beside the network's; None: there is none."""
+        return None
+
+    def figure(self, record: Record, prediction: Any) -> Array | None:
+        """A picture (H, W, 3) uint8 of the record with its prediction (and truth, if labelled)."""
+        return None
+
+    def check(self, record: Record) -> Sequence[Finding]:
+        """Faults of one record that decoding does not refuse; `runner P check` lists them all."""
+        return ()
+
+    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+        """Write the network for use without runner; the files written. Default: the engine's own format."""
+        return ()
+
+    # ------------------------------------------------------------ phantom
+
+    def phantom(self, folder: Path, rng: np.random.Generator) -> None:
+        """Write a generated data set in the project's real file formats."""
+        ...
+
+
+def _not_written(project: Project, method: str) -> Exception:
+    from runner_core._errors import BadInput
+
+    return BadInput(f"project {project.name} cannot do this: it has no `{method}` method")

@@ -1,0 +1,349 @@
+"""What the capabilities promise each other: the types behind the hooks.
+
+Nothing here imports a framework: `Tensors` maps names to the engine's own tensors (torch or Keras),
+`Arrays` maps names to NumPy arrays on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from runner_core.project import Decoded, Prepared, Record
+    from runner_core.setup import Data, Setup
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = dict[str, Array]
+Tensors = dict[str, Any]
+Json = Any
+
+
+# ---------------------------------------------------------------- crop
+
+
+@dataclass(frozen=True)
+class Box:
+    """A region of a grid: `start` and `stop` per axis (voxels, half open) within `shape`.
+
+    `crop` takes it out of an array whose leading axes are the grid; `restore` puts it back into a full
+    array, so that a prediction returns to the grid it came from.
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def crop(self, array: Array) -> Array:
+        """View of `array` inside the box; axes after the grid's are kept."""
+        return array[tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))]
+
+    def restore(self, array: Array, fill: float = 0) -> Array:
+        """`array` (the box's shape, plus trailing axes) inside a grid of `shape`, `fill` elsewhere."""
+        full = np.full(self.shape + array.shape[len(self.shape) :], fill, dtype=array.dtype)
+        self.crop(full)[...] = array
+        return full
+
+
+class Cropper(Protocol):
+    """Chooses the box of a record that is worth caching. Pure: the same array gives the same box."""
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """Name, version and parameters: part of the cache's key."""
+        ...
+
+    def box(self, guide: Array, spacing: Sequence[float]) -> Box:
+        """`guide`: the array to look at, grid axes first; `spacing`: size of a voxel per grid axis (mm)."""
+        ...
+
+
+# ---------------------------------------------------------------- cache
+
+
+class Pipeline(Protocol):
+    """record → decode → crop → prepare, for one project under one set of settings."""
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """Everything that changes prepared arrays: project, versions, settings of decode, crop, prepare."""
+        ...
+
+    def decode(self, record: Record) -> Decoded: ...
+
+    def __call__(self, record: Record) -> Prepared: ...
+
+
+class StoredArray(Protocol):
+    """One named array of every record, concatenated along the first axis where trailing shapes agree."""
+
+    dtype: np.dtype[Any]
+    shapes: Sequence[tuple[int, ...]]
+
+    def read(self, record: int, region: tuple[slice, ...] | None = None) -> Array:
+        """Array (or a region of it) of record number `record`; a read-only view where that is free."""
+        ...
+
+    def take(self, rows: Array, out: Array) -> None:
+        """Gather rows (int64) of the concatenation into `out` (len(rows), *trailing), without copies between."""
+        ...
+
+
+class Store(Protocol):
+    """Prepared arrays of every record, opened for reading. Picklable: a worker process opens it anew."""
+
+    keys: Sequence[str]
+    meta: Sequence[Mapping[str, Json]]
+    arrays: Mapping[str, StoredArray]
+    device: bool
+    """True when the user asked that the whole set live on the accelerator (`cache.mode: device`)."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a cache will take, computed before it is built."""
+
+    mode: str
+    records: int
+    ready: int
+    """Records that need no preparation because they are there already."""
+    disk_bytes: int
+    ram_bytes: int
+    device_bytes: int
+    folder: Path | None
+    notes: tuple[str, ...] = ()
+
+
+class Cache(Protocol):
+    """Keeps prepared arrays: `plan` says what it will take, `open` builds what is missing and opens it."""
+
+    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan: ...
+
+    def open(self, pipeline: Pipeline, records: Sequence[Record], say: Callable[[str], None]) -> Store:
+        """Raises OutOfSpace before anything is written when the plan does not fit, DataErrors when records
+        cannot be prepared (all of them listed)."""
+        ...
+
+
+# ---------------------------------------------------------------- samples
+
+
+class SampleSpec(NamedTuple):
+    """Shape (without the batch axis) and dtype of one array of a sample."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Samples(Protocol):
+    """The samples of one split: a pure function of (seed, epoch, index). Picklable."""
+
+    spec: Mapping[str, SampleSpec]
+
+    def __len__(self) -> int: ...
+
+    def fill(self, indices: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Write samples `indices` (int64) into `out`: per name an array (len(indices), *shape)."""
+        ...
+
+
+# ---------------------------------------------------------------- precision
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a run computes. `kind`: cpu, cuda; `memory_bytes`: of one device (the host's RAM for cpu)."""
+
+    kind: str
+    index: int = 0
+    name: str = ""
+    memory_bytes: int = 0
+    bfloat16: bool = False
+    tf32: bool = False
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision policy as a value; each engine applies it.
+
+    `compute`: dtype of matrix products and convolutions; `keep_float32`: names of submodules (prefixes) that
+    stay float32; `loss_scaling`: float16 needs it. Parameters and optimizer state are always float32.
+    """
+
+    compute: Literal["float32", "tf32", "bfloat16", "float16"]
+    keep_float32: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def mixed(self) -> bool:
+        return self.compute in ("bfloat16", "float16")
+
+    @property
+    def loss_scaling(self) -> bool:
+        return self.compute == "float16"
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@dataclass
+class State:
+    """All that a checkpoint holds: `values` is JSON, `tensors` maps dotted names to the engine's tensors."""
+
+    values: dict[str, Json]
+    tensors: Tensors = field(default_factory=dict)
+
+
+class CheckpointFormat(Protocol):
+    """What is written into a checkpoint folder, and read back. The core owns everything around it."""
+
+    def write(self, folder: Path, state: State) -> None: ...
+
+    def read(self, folder: Path, device: str = "cpu") -> State: ...
+
+
+# ---------------------------------------------------------------- metrics, health, sinks
+
+
+class Metric(Protocol):
+    """Accumulates on the device; `compute` is the only read, once an epoch."""
+
+    def reset(self) -> None: ...
+
+    def update(self, prediction: Any, batch: Tensors) -> None: ...
+
+    def compute(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a health rule or a data check found. `level`: note, warning, or error (stops the run, exit 3)."""
+
+    rule: str
+    level: Literal["note", "warning", "error"]
+    message: str
+
+
+@dataclass(frozen=True)
+class HealthEvent:
+    """What a rule sees. `moment`: first_step, log, validation, end. `facts` by moment:
+
+    first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers});
+    log: `loss`, one entry per loss term, `learning_rate`, `gradient_norm` (when clipping);
+    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split),
+    `target_varies` is not known to the core: a project's own rule may look at its metrics.
+    """
+
+    moment: Literal["first_step", "log", "validation", "end"]
+    step: int
+    epoch: int
+    facts: Mapping[str, Any]
+
+
+class HealthRule(Protocol):
+    name: str
+
+    def observe(self, event: HealthEvent) -> Finding | None: ...
+
+
+class Sink(Protocol):
+    """A tracker. A sink that raises is dropped with one warning; it never stops training."""
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        """`kind`: start, train, validation, checkpoint, health, end."""
+        ...
+
+    def figure(self, name: str, step: int, png: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- engines
+
+
+class Progress(NamedTuple):
+    """Where training stands: `step` optimizer steps done of `steps`, in `epoch` (0-based)."""
+
+    step: int
+    steps: int
+    epoch: int
+
+    @property
+    def fraction(self) -> float:
+        return self.step / max(1, self.steps)
+
+
+class Step(NamedTuple):
+    """What a project's `step` returns: the loss, its named terms (unweighted), and, where the project scores
+    batches, the prediction that its metrics read."""
+
+    loss: Any
+    terms: Mapping[str, Any] = {}
+    prediction: Any = None
+
+
+class HostBatch(NamedTuple):
+    """A batch in a buffer of the ring. `release()` tells the ring that the buffer may be refilled."""
+
+    arrays: Arrays
+    count: int
+    release: Callable[[], None]
+
+
+Infer = Callable[[Arrays], Arrays]
+"""Runs the trained network on host arrays of any batch length: `on_device`, then `Project.infer`, in evaluation
+mode, under the run's precision; returns host arrays (float32 where the network computed in less)."""
+
+
+class Trainer(Protocol):
+    """A model under training. The core's loop calls it; everything framework-specific is behind it."""
+
+    def train_step(self, batch: HostBatch, step: int) -> None:
+        """One optimizer step (all its micro-batches); releases the batch. Does not wait for the device."""
+        ...
+
+    def read_log(self) -> dict[str, Any]:
+        """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
+        device. `nonfinite_step` is there when a loss was NaN or infinite."""
+        ...
+
+    def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
+        """Metrics and mean loss over the split, with EMA weights where the run keeps them."""
+        ...
+
+    def infer(self) -> Infer: ...
+
+    def state(self) -> State: ...
+
+    def load_state(self, state: State) -> None: ...
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Host memory that copies to the device fast (page-locked on CUDA)."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+
+class Engine(Protocol):
+    name: str
+
+    def device(self) -> Device:
+        """Where `train.device` says to compute; BadInput when that is not there."""
+        ...
+
+    def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
+        """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        ...
+
+    def load(self, setup: Setup, state: State) -> tuple[Any, Infer]:
+        """The network of a checkpoint (EMA weights where there are some), and its inference function."""
+        ...
+
+
+BatchIterator = Iterator[HostBatch]
