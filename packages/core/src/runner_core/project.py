@@ -90,6 +90,8 @@ class Project(Protocol):
     splittable: ClassVar[bool] = False
     """May a batch be cut into micro-batches without changing the objective? (No, with BatchNorm or losses over the
     batch.) Only then does running out of memory halve the micro-batch instead of stopping."""
+    faster_with: ClassVar[tuple[str, ...]] = ()
+    """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
     prepare_version: ClassVar[int] = 1
     """Raise it whenever `decode` or `prepare` changes what it returns: caches are then built anew."""
     phantom_version: ClassVar[int] = 1

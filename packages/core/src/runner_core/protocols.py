@@ -166,6 +166,8 @@ class Device:
     memory_bytes: int = 0
     bfloat16: bool = False
     tf32: bool = False
+    note: str = ""
+    """What the user should know about it: a GPU that the framework cannot see, say."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ class Trainer(Protocol):
 
     def read_log(self) -> dict[str, Any]:
         """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
-        device. `nonfinite_step` is there when a loss was NaN or infinite."""
+        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite."""
         ...
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
@@ -319,12 +321,19 @@ class Trainer(Protocol):
 
     def infer(self) -> Infer: ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """All that continues training exactly. Raises Unhealthy when a loss or a weight is not finite: no
+        checkpoint ever holds NaN."""
+        ...
 
     def load_state(self, state: State) -> None: ...
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Host memory that copies to the device fast (page-locked on CUDA)."""
+    def idle(self) -> bool:
+        """True when the device has nothing queued, so that waiting for a batch now costs time (always on a CPU)."""
+        ...
+
+    def peak_memory(self) -> int:
+        """Bytes of device memory that were in use at most; 0 where the host is the device."""
         ...
 
     def synchronize(self) -> None: ...
@@ -337,12 +346,25 @@ class Engine(Protocol):
         """Where `train.device` says to compute; BadInput when that is not there."""
         ...
 
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Host memory that copies to the device fast (page-locked on CUDA)."""
+        ...
+
     def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         ...
 
     def load(self, setup: Setup, state: State) -> tuple[Any, Infer]:
         """The network of a checkpoint (EMA weights where there are some), and its inference function."""
+        ...
+
+    def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
+        """Write the network of a checkpoint for use without runner: as `Project.export` does, else the engine's
+        own format (weights and a JSON description); the files written."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the framework and of what it computes with, for summaries and checkpoints."""
         ...
 
 

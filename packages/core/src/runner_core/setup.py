@@ -20,6 +20,7 @@ from runner_core.protocols import (
     HealthRule,
     Metric,
     Precision,
+    Samples,
     Sink,
     Store,
 )
@@ -92,3 +93,5 @@ class Data:
     splits: dict[str, list[int]]
     store: Store
     statistics: Statistics = field(default_factory=dict)
+    samples: dict[str, Samples] = field(default_factory=dict)
+    """Samples of each split, made by `training.train` before the engine's trainer."""
