@@ -72,6 +72,11 @@ class Prepared:
     meta: dict[str, Json]
 
 
+@dataclass
+class NoOptions:
+    """A project whose `predict` command has no flags of its own."""
+
+
 Statistics = dict[str, Any]
 """What `fit` learned from the training records: JSON values and NumPy arrays; travels with every checkpoint."""
 
@@ -98,10 +103,14 @@ class Project(Protocol):
     """Raise it whenever `phantom` writes something else: phantoms are kept between runs."""
     crop: ClassVar[str] = "none"
     """The cropper that `crop.mode: auto` means for this project."""
+    PredictOptions: ClassVar[type] = NoOptions
+    """Dataclass of the `predict` command's extra flags (all with defaults); the instance the user chose is
+    `self.predict_options` while `predict` and `write` run, and its defaults otherwise."""
     config: RunConfig
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.predict_options: Any = self.PredictOptions()
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
