@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from runner_core.protocols import (
     Store,
     Tensors,
 )
+
+if TYPE_CHECKING:
+    from runner_core.pipeline import RecordPipeline
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class Project(Protocol):
     """Dataclass of the `predict` command's extra flags (all with defaults); the instance the user chose is
     `self.predict_options` while `predict` and `write` run, and its defaults otherwise."""
     config: RunConfig
+    pipeline: RecordPipeline
+    """Set by RecordPipeline: `predict` shares its `decode_cropped`."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

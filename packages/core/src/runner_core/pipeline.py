@@ -1,0 +1,70 @@
+"""record → decode → crop → prepare: what the cache stores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.project import Decoded, Prepared, Project, Record
+from runner_core.protocols import Array, Box, Cropper, Json
+
+_VERSION = 1
+"""Raised when this module changes what is stored."""
+
+
+class RecordPipeline:
+    """The pipeline of one project and cropper. Picklable; `project.pipeline` leads back to it."""
+
+    def __init__(self, project: Project, cropper: Cropper) -> None:
+        self.project = project
+        self.cropper = cropper
+        project.pipeline = self
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """Everything but the files that changes prepared arrays: part of the cache's key."""
+        return {
+            "pipeline": _VERSION,
+            "project": self.project.name,
+            "prepare_version": self.project.prepare_version,
+            "prepare": dict(self.project.prepare_settings()),
+            "crop": dict(self.cropper.settings),
+        }
+
+    def decode(self, record: Record) -> Decoded:
+        """The record as its files have it, in its own grid."""
+        return self.project.decode(record)
+
+    def decode_cropped(self, record: Record) -> tuple[Decoded, Box]:
+        """The record cut to the cropper's box, and the box, whose `restore` leads back to the record's grid."""
+        decoded = self.decode(record)
+        if decoded.guide not in decoded.arrays:
+            raise BadInput(
+                f"{record.key}: decode() names '{decoded.guide}' as guide but returned {list(decoded.arrays)}"
+            )
+        box = self.cropper.box(decoded.arrays[decoded.guide], decoded.spacing)
+        arrays = {}
+        for name, array in decoded.arrays.items():
+            if array.shape[: len(box.shape)] != box.shape:
+                raise BadInput(
+                    f"{record.key}: array '{name}' has shape {array.shape}, which does not lie in the grid "
+                    f"{box.shape} of '{decoded.guide}'"
+                )
+            arrays[name] = box.crop(array)
+        return dataclasses.replace(decoded, arrays=arrays), box
+
+    def __call__(self, record: Record) -> Prepared:
+        """Arrays to store, C-contiguous, and `meta` with the crop box. Raises BadInput naming the record."""
+        decoded, box = self.decode_cropped(record)
+        arrays = {name: _storable(record, name, a) for name, a in self.project.prepare(decoded).items()}
+        return Prepared(arrays, decoded.meta | {"box": dataclasses.asdict(box)})
+
+
+def _storable(record: Record, name: str, array: Array) -> Array:
+    array = np.asarray(array, order="C")
+    if array.dtype.hasobject:
+        raise BadInput(f"{record.key}: prepare() returned '{name}' with dtype {array.dtype}, which cannot be stored")
+    return array

@@ -1,0 +1,97 @@
+"""The usual samples: what the model sees of the prepared arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.protocols import Array, Arrays, SampleSpec, Store
+
+_INT64 = SampleSpec((), np.dtype(np.int64))
+
+
+class RowSamples:
+    """Each sample is one row (a slice, say) of the stored arrays, with its neighbours where asked.
+
+    `fields` maps a stored array to row offsets: {"image": (-1, 0, 1), "mask": (0,)} gives image (3, H, W) and mask
+    (1, H, W). A neighbour beyond the record's end is its last row. `records` are record numbers in the store;
+    `rows`, one int array per record, limits the samples to these rows of it (default: all).
+
+    `spec` describes what `fill` writes: the fields and `record` (int64, the record's number). When `store.device`,
+    it is only `row` and `record`: the engine holds the arrays on the device and gathers there, from
+
+    - `row_numbers` (samples,): row of each sample in the arrays' concatenation along the first axis,
+    - `record_of_sample` (samples,): its record,
+    - `record_rows` (store records + 1,): where the rows of record r begin and, at r + 1, end.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fields: Mapping[str, Sequence[int]],
+        records: Sequence[int],
+        rows: Sequence[Array] | None = None,
+    ) -> None:
+        self.store = store
+        self.fields = {name: tuple(offsets) for name, offsets in fields.items()}
+        self.arrays = {name: store.arrays[name] for name in self.fields}
+        lengths = _common_lengths(store, list(self.fields))
+        self.record_rows = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        if rows is None:
+            rows = [np.arange(lengths[r]) for r in records]
+        for record, own in zip(records, rows, strict=True):
+            if len(own) and not 0 <= np.min(own) <= np.max(own) < lengths[record]:
+                raise ValueError(f"rows of {store.keys[record]} must lie in 0…{lengths[record] - 1}")
+        self.record_of_sample = np.repeat(np.asarray(records, np.int64), [len(r) for r in rows])
+        inside = np.concatenate([np.empty(0, np.int64), *rows]).astype(np.int64)
+        self.row_numbers = self.record_rows[self.record_of_sample] + inside
+        self.spec = self._spec()
+
+    def _spec(self) -> dict[str, SampleSpec]:
+        if self.store.device:
+            return {"row": _INT64, "record": _INT64}
+        fields = {
+            name: SampleSpec((len(offsets), *self.arrays[name].shapes[0][1:]), self.arrays[name].dtype)
+            for name, offsets in self.fields.items()
+        }
+        return fields | {"record": _INT64}
+
+    def __len__(self) -> int:
+        return len(self.row_numbers)
+
+    def fill(self, indices: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Gather samples `indices` into `out`; nothing here is random."""
+        rows = self.row_numbers[indices]
+        records = self.record_of_sample[indices]
+        out["record"][...] = records
+        if self.store.device:
+            out["row"][...] = rows
+            return
+        for name, offsets in self.fields.items():
+            target = out[name]
+            wanted = rows if offsets == (0,) else self._neighbours(rows, records, offsets)
+            self.arrays[name].take(wanted, target.reshape(len(wanted), *target.shape[2:]))
+
+    def _neighbours(self, rows: Array, records: Array, offsets: tuple[int, ...]) -> Array:
+        """Rows (samples × offsets, flat), held within each sample's own record."""
+        first, last = self.record_rows[records], self.record_rows[records + 1] - 1
+        return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
+
+
+def _common_lengths(store: Store, names: Sequence[str]) -> list[int]:
+    """Rows of every record, which must be the same for all arrays; trailing shapes must agree over records."""
+    lengths: list[int] = []
+    for name in names:
+        shapes = store.arrays[name].shapes
+        if odd := [i for i, s in enumerate(shapes) if s[1:] != shapes[0][1:]]:
+            raise BadInput(
+                f"'{name}' of record {store.keys[odd[0]]} has rows of shape {shapes[odd[0]][1:]}, others have "
+                f"{shapes[0][1:]}: a batch needs one shape (let `prepare` pad or crop, or sample patches)"
+            )
+        own = [s[0] for s in shapes]
+        if lengths and own != lengths:
+            raise BadInput(f"'{name}' and '{names[0]}' have different numbers of rows")
+        lengths = own
+    return lengths

@@ -1,0 +1,145 @@
+"""Which records train, validate and test: by group (patient, scroll, plate), always."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from runner_core._errors import BadInput, did_you_mean
+from runner_core.sampling import order
+
+if TYPE_CHECKING:
+    from runner_core.config import DataConfig
+    from runner_core.project import Record
+
+SPLITS = ("train", "validation", "test")
+
+
+def split(records: Sequence[Record], config: DataConfig, seed: int) -> dict[str, list[int]]:
+    """Record numbers of `train`, `validation` and `test`, each ascending; see `data.split` for the ways.
+
+    Raises BadInput where a group would sit on both sides, where nothing is left to train on, and where a name is
+    unknown.
+    """
+    if twice := [key for key, n in Counter(r.key for r in records).items() if n > 1]:
+        raise BadInput(f"two records share the key '{twice[0]}'; keys must be unique")
+    rule = config.split
+    if rule == "none":
+        chosen = ["train"] * len(records)
+    elif rule == "auto" and any(r.split for r in records):
+        chosen = _folders(records)
+    elif rule == "auto":
+        chosen = _validate(records, _random_groups(records, config.validation_fraction, seed))
+    elif rule.startswith("group:"):
+        chosen = _validate(records, _named_groups(records, rule.removeprefix("group:")))
+    elif rule.endswith((".yaml", ".yml")):
+        chosen = _from_file(records, Path(rule))
+    else:
+        raise BadInput(f"data.split is '{rule}'; it can be auto, none, group:NAME[,NAME] or a .yaml file")
+    _refuse_leaks(records, chosen, rule)
+    result = {name: [i for i, c in enumerate(chosen) if c == name] for name in SPLITS}
+    if not result["train"]:
+        raise BadInput(f"data.split {rule} leaves no record to train on")
+    return result
+
+
+def _groups(records: Sequence[Record]) -> list[str]:
+    return sorted({r.group for r in records})
+
+
+def _folders(records: Sequence[Record]) -> list[str]:
+    """The data set's own split, as its folders say it."""
+    for r in records:
+        if r.split not in SPLITS:
+            raise BadInput(
+                f"record {r.key} has split '{r.split}', others have one of {', '.join(SPLITS)}; set data.split"
+            )
+    return [str(r.split) for r in records]
+
+
+def _random_groups(records: Sequence[Record], fraction: float, seed: int) -> set[str]:
+    groups = _groups(records)
+    if len(groups) < 2:
+        raise BadInput(
+            f"all {len(records)} records belong to one group ({groups[0] if groups else 'none'}), so none can validate "
+            "without leaking: set data.split to none (train on everything, no validation), or give a YAML file "
+            "with your own split by group"
+        )
+    if not 0 < fraction < 1:
+        raise BadInput(f"data.validation_fraction is {fraction}; it must lie between 0 and 1")
+    count = min(max(1, round(fraction * len(groups))), len(groups) - 1)
+    return {groups[i] for i in order(seed, 0, len(groups), count, shuffle=True)}
+
+
+def _named_groups(records: Sequence[Record], names: str) -> set[str]:
+    known = _groups(records)
+    wanted = [n.strip() for n in names.split(",") if n.strip()]
+    if not wanted:
+        raise BadInput("data.split group: names no group; write group:NAME[,NAME]")
+    for name in wanted:
+        _require(name, known, "data.split", "group")
+    return set(wanted)
+
+
+def _validate(records: Sequence[Record], groups: set[str]) -> list[str]:
+    return ["validation" if r.group in groups else "train" for r in records]
+
+
+def _from_file(records: Sequence[Record], path: Path) -> list[str]:
+    """A YAML file: keys train, validation, test; values lists of groups or record keys.
+
+    Without the key train, everything that is not listed trains; with it, what is not listed is left out.
+    """
+    lists = _read_lists(path)
+    groups, keys = set(_groups(records)), {r.key for r in records}
+    named: dict[str, str] = {}
+    for side, names in lists.items():
+        for name in names:
+            _require(name, groups | keys, str(path), "group or record")
+            if named.setdefault(name, side) != side:
+                raise BadInput(f"{path}: '{name}' is listed under both {named[name]} and {side}")
+    rest = "unused" if "train" in lists else "train"
+    chosen = []
+    for r in records:
+        sides = {named[n] for n in (r.key, r.group) if n in named}
+        if len(sides) > 1:
+            raise BadInput(f"{path}: record {r.key} and its group {r.group} are listed under different splits")
+        chosen.append(sides.pop() if sides else rest)
+    return chosen
+
+
+def _read_lists(path: Path) -> dict[str, list[str]]:
+    try:
+        content: Any = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadInput(f"data.split file {path} cannot be read: {error}") from error
+    if not isinstance(content, Mapping) or not all(isinstance(v, list) for v in content.values()):
+        raise BadInput(f"{path}: expected lists of groups or record keys under {', '.join(SPLITS)}")
+    for side in content:
+        _require(str(side), SPLITS, str(path), "split")
+    return {str(side): [str(name) for name in names] for side, names in content.items()}
+
+
+def _require(name: str, known: Iterable[str], where: str, what: str) -> None:
+    known = list(known)
+    if name not in known:
+        shown = ", ".join(sorted(known)[:8]) + (", …" if len(known) > 8 else "")
+        raise BadInput(f"{where}: unknown {what} '{name}'{did_you_mean(name, known)} (known: {shown})")
+
+
+def _refuse_leaks(records: Sequence[Record], chosen: Sequence[str], rule: str) -> None:
+    sides: dict[str, set[str]] = {}
+    for record, side in zip(records, chosen, strict=True):
+        if side in SPLITS:
+            sides.setdefault(record.group, set()).add(side)
+    leaking = sorted(group for group, s in sides.items() if len(s) > 1)
+    if leaking:
+        shown = ", ".join(leaking[:5]) + (", …" if len(leaking) > 5 else "")
+        raise BadInput(
+            f"data.split {rule}: {len(leaking)} groups would sit on both sides ({shown}); the scores would be those of "
+            "data seen in training. Put each group on one side"
+        )
