@@ -1,0 +1,45 @@
+"""What the tests that cross packages share: the command line in a subprocess, and the real data if it is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def real_brains() -> Path:
+    """Folder of real T1 scans with brain masks; the test is skipped where it is absent."""
+    folder = SHARED / "brainunet"
+    if not folder.is_dir():
+        pytest.skip(f"no real scans at {folder} (set RUNNER_TEST_DATA to the folder that holds brainunet/)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder for the session, so that the phantom is made and prepared once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def runner(tmp_path: Path, cache_home: Path) -> Runner:
+    """`runner("list")` runs the installed console script in an empty folder and returns the finished process."""
+
+    def run(*words: str | Path, timeout: float = 540, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("runner")), *map(str, words)]
+        env = {**os.environ, "XDG_CACHE_HOME": str(cache_home), "COLUMNS": "200", **environment}
+        return subprocess.run(
+            command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=timeout, check=False
+        )
+
+    return run
