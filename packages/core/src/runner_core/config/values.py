@@ -1,0 +1,164 @@
+"""Plain values (from YAML) ↔ typed settings, strictly: an unknown key or a wrong type is refused by name.
+
+Knows the types that settings are made of: nested dataclasses, str, int, float, bool, Path, Literal, Optional,
+tuples, lists, and dicts with text keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from runner_core._errors import BadInput, did_you_mean
+
+Config = TypeVar("Config")
+
+
+def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "") -> Config:
+    """A copy of the dataclass `base` with `values` in place of its own; what is not named keeps its value.
+
+    `where` names the source (a file) and `path` the section, for messages. Raises BadInput.
+    """
+    assert dataclasses.is_dataclass(base)
+    assert not isinstance(base, type)
+    hints = get_type_hints(type(base))
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in hints:
+            known = [f.name for f in dataclasses.fields(base)]
+            raise BadInput(
+                f"{where}: there is no setting {_dotted(path, key)!r}{did_you_mean(str(key), known)}\n"
+                f"{'settings of ' + path if path else 'sections'}: {', '.join(known)}"
+            )
+        changes[key] = _convert(value, hints[key], getattr(base, key), where, _dotted(path, key))
+    try:
+        return dataclasses.replace(base, **changes)
+    except ValueError as error:  # from a project's __post_init__
+        raise BadInput(f"{where}: {path or 'settings'}: {error}") from error
+
+
+def plain(value: Any) -> Any:
+    """Settings as YAML and JSON can hold them: dicts, lists, text, numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def flat(config: object) -> dict[str, Any]:
+    """Settings by dotted name, as plain values.
+
+    >>> from runner_core.config import RunConfig
+    >>> flat(RunConfig())["train.batch_size"]
+    32
+    """
+    return dict(_flatten(plain(config), ""))
+
+
+def _flatten(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flatten(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def _dotted(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _convert(value: Any, wanted: Any, current: Any, where: str, path: str) -> Any:
+    """`value` as type `wanted`; `current` is the value it replaces (the base of a nested section)."""
+    origin = get_origin(wanted)
+    if dataclasses.is_dataclass(wanted):
+        return _convert_section(value, wanted, current, where, path)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, get_args(wanted), current, where, path)
+    if origin is Literal:
+        return _convert_choice(value, get_args(wanted), where, path)
+    if origin in (tuple, list):
+        return _convert_sequence(value, origin, get_args(wanted), where, path)
+    if origin is dict:
+        return _convert_mapping(value, get_args(wanted)[1], where, path)
+    return _convert_scalar(value, wanted, where, path)
+
+
+def _convert_section(value: Any, wanted: Any, current: Any, where: str, path: str) -> Any:
+    if value is None:  # a section with nothing under it
+        return current
+    if not isinstance(value, Mapping):
+        raise _wrong(where, path, "a section with settings below it", value)
+    return overlay(current if current is not None else wanted(), value, where, path)
+
+
+def _convert_mapping(value: Any, item: Any, where: str, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise _wrong(where, path, "names with values", value)
+    return {str(k): _convert(v, item, None, where, _dotted(path, k)) for k, v in value.items()}
+
+
+def _convert_scalar(value: Any, wanted: Any, where: str, path: str) -> Any:
+    if wanted is Any:
+        return value
+    if wanted is float:
+        # YAML 1.1 reads 1e-3 (no dot) as text
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except ValueError:
+                pass
+        raise _wrong(where, path, "a number", value)
+    if wanted is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    if isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
+        return value
+    names = {int: "a whole number", bool: "true or false", str: "text", Path: "a path", type(None): "nothing (null)"}
+    raise _wrong(where, path, names.get(wanted, str(wanted)), value)
+
+
+def _convert_choice(value: Any, choices: tuple[Any, ...], where: str, path: str) -> Any:
+    # YAML 1.1 reads on, off, yes and no as booleans: `train.compile: off` means the word
+    if isinstance(value, bool) and value not in [c for c in choices if isinstance(c, bool)]:
+        value = next((word for word in (("on", "yes") if value else ("off", "no")) if word in choices), value)
+    if not any(value == c and type(value) is type(c) for c in choices):
+        hint = did_you_mean(str(value), [str(c) for c in choices])
+        raise _wrong(where, path, f"one of {', '.join(map(str, choices))}", value, hint)
+    return value
+
+
+def _convert_sequence(value: Any, origin: type, items: tuple[Any, ...], where: str, path: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise _wrong(where, path, "a list", value)
+    if origin is tuple and not (len(items) == 2 and items[1] is Ellipsis):
+        if len(value) != len(items):
+            raise _wrong(where, path, f"a list of {len(items)}", value)
+        wanted = items
+    else:
+        wanted = (items[0],) * len(value)
+    return origin(
+        _convert(v, w, None, where, f"{path}[{i}]") for i, (v, w) in enumerate(zip(value, wanted, strict=True))
+    )
+
+
+def _convert_union(value: Any, options: tuple[Any, ...], current: Any, where: str, path: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    messages = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return _convert(value, option, current, where, path)
+        except BadInput as error:
+            messages.append(error)
+    raise messages[0]
+
+
+def _wrong(where: str, path: str, wanted: str, value: Any, hint: str = "") -> BadInput:
+    return BadInput(f"{where}: {path} must be {wanted}, not {value!r}{hint}")

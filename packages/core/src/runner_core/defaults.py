@@ -1,0 +1,92 @@
+"""The core's own capabilities: hook implementations like any other, the weakest in the order.
+
+Everything is imported inside, so that loading the plugins costs nothing and no framework is touched before an
+engine is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner_core._errors import RunnerError
+from runner_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from runner_core.config import RunConfig
+    from runner_core.project import Project
+    from runner_core.protocols import (
+        Cache,
+        CheckpointFormat,
+        Cropper,
+        Device,
+        Engine,
+        HealthRule,
+        Metric,
+        Precision,
+        Sink,
+    )
+
+
+@hookimpl
+def runner_engine(project: Project, config: RunConfig) -> Engine | None:
+    if project.framework != "torch":
+        raise RunnerError(
+            f"project {project.name} asks for the framework {project.framework!r}: there is no such engine"
+        )
+    from runner_core.engines.torch import TorchEngine
+
+    return TorchEngine(project, config)
+
+
+@hookimpl
+def runner_cache(project: Project, config: RunConfig) -> Cache | None:
+    from runner_core.cache import default_cache
+
+    return default_cache(project, config)
+
+
+@hookimpl
+def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
+    from runner_core.crop import default_cropper
+
+    return default_cropper(project, config)
+
+
+@hookimpl
+def runner_precision(project: Project, config: RunConfig, device: Device) -> Precision | None:
+    from runner_core.precision import default_precision
+
+    return default_precision(project, config, device)
+
+
+@hookimpl
+def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat | None:
+    if project.framework != "torch":
+        return None
+    from runner_core.engines.torch.checkpoint import SafetensorsFormat
+
+    return SafetensorsFormat()
+
+
+@hookimpl
+def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
+    return project.metrics()
+
+
+@hookimpl
+def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
+    from runner_core.health import default_rules
+
+    return default_rules(project, config)
+
+
+@hookimpl
+def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[Sink]:
+    from runner_core.sinks import JsonlSink, TensorBoardSink, TextSink
+
+    sinks: list[Sink] = [JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")]
+    if config.log.tensorboard:
+        sinks.append(TensorBoardSink(folder / "tensorboard"))
+    return sinks

@@ -1,0 +1,77 @@
+"""What is installed, from metadata alone: nothing here imports a plugin, pluggy or NumPy.
+
+`runner`, `runner --help` and `runner list` show this, and must answer in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Literal, NamedTuple
+
+from runner_core._errors import BadInput, did_you_mean
+
+PROJECTS = "runner.projects"
+EXTENSIONS = "runner.extensions"
+COMMANDS = ("list", "doctor", "cache")
+"""Words that cannot be a project's name, because they are commands of `runner` itself."""
+
+
+class Plugin(NamedTuple):
+    """An installed plugin, not loaded. `kind`: project or extension."""
+
+    name: str
+    kind: Literal["project", "extension"]
+    distribution: str
+    version: str
+    entry: EntryPoint
+
+    def summary(self) -> str:
+        """One line about it, from its distribution's metadata."""
+        metadata = self.entry.dist.metadata if self.entry.dist else None
+        return metadata["Summary"] if metadata is not None and "Summary" in metadata else ""
+
+
+def projects() -> dict[str, Plugin]:
+    """Installed projects by name; BadInput when two distributions claim one name."""
+    found = _unique(_plugin(e, "project") for e in entry_points(group=PROJECTS))
+    for name, plugin in found.items():
+        if name in COMMANDS:
+            raise BadInput(
+                f"the project {name!r} of {plugin.distribution} has the name of a command of runner; "
+                f"uninstall {plugin.distribution}, or have it renamed"
+            )
+    return found
+
+
+def extensions() -> dict[str, Plugin]:
+    """Installed extensions by name; BadInput when two distributions claim one name."""
+    return _unique(_plugin(e, "extension") for e in entry_points(group=EXTENSIONS))
+
+
+def find_project(name: str) -> Plugin:
+    """The installed project of this name, or BadInput with what there is."""
+    found = projects()
+    if name in found:
+        return found[name]
+    hint = did_you_mean(name, [*found, *COMMANDS])
+    there = ", ".join(found) or "none; `uv sync --package runner-NAME` or `pip install runner-NAME` installs one"
+    raise BadInput(f"there is no project or command {name!r}{hint}\ninstalled projects: {there}")
+
+
+def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:
+    dist = entry.dist
+    return Plugin(entry.name, kind, dist.name if dist else "?", dist.version if dist else "?", entry)
+
+
+def _unique(plugins: Iterable[Plugin]) -> dict[str, Plugin]:
+    found: dict[str, Plugin] = {}
+    for plugin in sorted(plugins, key=lambda p: (p.name, p.distribution)):
+        other = found.get(plugin.name)
+        if other is not None:
+            raise BadInput(
+                f"two installed distributions give the {plugin.kind} {plugin.name!r}: {other.distribution} "
+                f"{other.version} and {plugin.distribution} {plugin.version}; uninstall one of them"
+            )
+        found[plugin.name] = plugin
+    return found

@@ -1,0 +1,58 @@
+"""Built-in phantoms: generated once for each project and version, kept in the cache folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.project import Project
+
+SEED = 0
+
+
+def write_phantom(project: Project, folder: Path) -> Path:
+    """Write the project's phantom into `folder`, which must be empty or not exist; whole or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder}: exists and is not an empty folder; name another for the phantom")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        project.phantom(temporary, np.random.default_rng(SEED))
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+    except OSError as error:
+        raise BadInput(f"{folder}: the phantom cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def phantom_folder(project: Project, say: Callable[[str], None]) -> Path:
+    """The project's phantom in the cache folder, made on first use (one process makes it, others wait)."""
+    from filelock import FileLock
+
+    from runner_core.cache.folder import cache_root
+
+    parent = cache_root(project.config.cache.dir) / "phantoms"
+    folder = parent / f"{project.name}-{project.phantom_version}"
+    if folder.is_dir():
+        return folder
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(parent / f".{folder.name}.lock"):
+            if not folder.is_dir():
+                for leftover in parent.glob(f".{folder.name}.[0-9]*"):  # of a killed process
+                    shutil.rmtree(leftover, ignore_errors=True)
+                say(f"making the {project.name} phantom in {folder}")
+                write_phantom(project, folder)
+    except OSError as error:
+        raise BadInput(
+            f"{parent}: the phantom cannot be kept here: {error.strerror or error}; choose a folder with --cache.dir"
+        ) from error
+    return folder

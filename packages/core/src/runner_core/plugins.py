@@ -1,0 +1,174 @@
+"""The plugins of one run, in one pluggy manager: core < the chosen project < extensions.
+
+Only the chosen project's plugin is loaded, so that no hook has to ask "is it me?".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pluggy
+
+from runner_core import discovery, hookspecs
+from runner_core._errors import BadInput, RunnerError, did_you_mean
+from runner_core.discovery import Plugin
+from runner_core.project import Project
+
+_PREFIX = "runner_"
+
+
+class Plugins:
+    """Loaded plugins. `first` and `all` call a hook; `provides` says which plugin implements what."""
+
+    def __init__(self, chosen: Sequence[str] = ()) -> None:
+        self._manager = pluggy.PluginManager("runner")
+        self._manager.add_hookspecs(hookspecs)
+        self._chosen = tuple(chosen)
+        self._extensions: dict[str, object] = {}
+        self._versions: dict[str, str] = {}
+
+    @classmethod
+    def load(cls, project: str, chosen: Sequence[str] = (), without: Sequence[str] = ()) -> Plugins:
+        """Core, the project and every installed extension except those in `without`.
+
+        `chosen`: extensions that win where several give the same first-result capability.
+        """
+        from runner_core import defaults
+
+        installed = discovery.extensions()
+        for name in (*chosen, *without):
+            if name not in installed:
+                there = ", ".join(installed) or "none"
+                raise BadInput(
+                    f"no extension {name!r} is installed{did_you_mean(name, installed)} (installed: {there})"
+                )
+        for name in chosen:
+            if name in without:
+                raise BadInput(f"extension {name!r} is both chosen and switched off")
+        plugins = cls(chosen)
+        plugins.register(defaults, "core", _core_version())
+        plugins.add(discovery.find_project(project))
+        for name, extension in installed.items():
+            if name not in without:
+                plugins.add(extension)
+        return plugins
+
+    def add(self, plugin: Plugin) -> None:
+        """Import an installed plugin and register it."""
+        remedy = "" if plugin.kind == "project" else f"; `--no-extension {plugin.name}` switches it off"
+        try:
+            loaded = plugin.entry.load()
+        except (ImportError, AttributeError) as error:
+            raise BadInput(
+                f"the {plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be loaded from "
+                f"{plugin.entry.value!r}: {error}{remedy}"
+            ) from error
+        self.register(loaded, plugin.name, f"{plugin.distribution} {plugin.version}", plugin.kind)
+
+    def register(self, plugin: object, name: str, version: str = "", kind: str = "core") -> None:
+        """Register a plugin object; unknown hooks, unknown arguments and duplicates are BadInput."""
+        label = name if kind == "core" else f"{kind} {name}"
+        _check_hooks(plugin, label)
+        try:
+            self._manager.register(plugin, label)
+        except ValueError as error:
+            raise BadInput(
+                f"plugin {label!r} is registered twice, or its module is another plugin's too: {error}"
+            ) from None
+        self._versions[label] = version
+        if kind == "extension":
+            self._extensions[name] = plugin
+
+    def first(self, hook: str, **arguments: Any) -> Any:
+        """The capability: from an extension if one gives it, else the project's, else the core's.
+
+        Raises BadInput when two extensions give it and none was chosen, RunnerError when nobody does.
+        """
+        contested = [n for n, p in self._extensions.items() if hasattr(p, hook)]
+        given: dict[str, Any] = {}
+        if len(contested) > 1:
+            answers = {name: self._ask(name, hook, arguments) for name in contested}
+            given = {name: answer for name, answer in answers.items() if answer is not None}
+        chosen = [name for name in given if name in self._chosen]
+        if len(given) > 1 and len(chosen) != 1:
+            names = " and ".join(given)
+            raise BadInput(
+                f"the extensions {names} both give {hook.removeprefix(_PREFIX)!r}: choose one with "
+                f"`--extension NAME`, or switch one off with `--no-extension NAME`"
+            )
+        if given:
+            return given[chosen[0]] if chosen else next(iter(given.values()))
+        result = getattr(self._manager.hook, hook)(**arguments)
+        if result is None:
+            raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
+        return result
+
+    def all(self, hook: str, **arguments: Any) -> list[Any]:
+        """Everything that every plugin gives, the core's first, then the project's, then the extensions'."""
+        answers = getattr(self._manager.hook, hook)(**arguments)  # the last registered comes first
+        return [item for answer in reversed(answers) for item in answer or ()]
+
+    def project(self) -> type[Project]:
+        """The chosen project's class, checked for what the command line relies on."""
+        cls: type[Project] = self.first("runner_project")
+        missing = {"default", "demo"} - set(cls.presets)
+        if missing:
+            raise RunnerError(f"project {cls.name} lacks the preset {' and '.join(sorted(missing))}")
+        return cls
+
+    @property
+    def names(self) -> list[str]:
+        """Active plugins in order: core, the project, the extensions."""
+        return list(self._versions)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Active plugins with distribution and version: saved with the run."""
+        return dict(self._versions)
+
+    def provides(self) -> dict[str, list[str]]:
+        """Plugin → names of the hooks that it implements, without their prefix."""
+        return {
+            name: [h.removeprefix(_PREFIX) for h in _hook_names() if callable(getattr(plugin, h, None))]
+            for name in self.names
+            if (plugin := self._manager.get_plugin(name)) is not None
+        }
+
+    def _ask(self, extension: str, hook: str, arguments: dict[str, Any]) -> Any:
+        others = [p for p in self._manager.get_plugins() if p is not self._extensions[extension]]
+        return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+
+
+def _hook_names() -> list[str]:
+    return [name for name in vars(hookspecs) if name.startswith(_PREFIX)]
+
+
+def _check_hooks(plugin: object, label: str) -> None:
+    """Unknown or unmarked hooks and unknown arguments would be silently ignored, or fail late: refuse them."""
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not name.startswith(_PREFIX) or not inspect.isroutine(function):
+            continue
+        if name not in _hook_names():
+            raise BadInput(f"plugin {label!r}: there is no hook {name!r}{did_you_mean(name, _hook_names())}")
+        if not hasattr(function, "runner_impl"):
+            raise BadInput(f"plugin {label!r}: mark {name} with @hookimpl, else it is never called")
+        known = _arguments(getattr(hookspecs, name))
+        for argument in _arguments(function):
+            if argument not in known:
+                raise BadInput(
+                    f"plugin {label!r}: {name} has no argument {argument!r}{did_you_mean(argument, known)} "
+                    f"(it may take: {', '.join(known) or 'none'})"
+                )
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def _core_version() -> str:
+    from importlib.metadata import version
+
+    return f"runner-core {version('runner-core')}"

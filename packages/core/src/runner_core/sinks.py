@@ -1,0 +1,120 @@
+"""Trackers: log.jsonl and train.log always, TensorBoard when asked. One that fails is dropped with one warning."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner_core._errors import BadInput
+from runner_core.protocols import Json, Sink
+from runner_core.runfolder import to_json
+
+
+class Sinks:
+    """Passes events on to every sink; never raises."""
+
+    def __init__(self, sinks: Sequence[Sink], say: Callable[[str], None] = print) -> None:
+        self._sinks = list(sinks)
+        self._say = say
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        """`kind`: start, train, validation, checkpoint, health, end. What varies from run to run (times, memory)
+        belongs in `values["timing"]`."""
+        self._each(lambda sink: sink.event(kind, step, values))
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        self._each(lambda sink: sink.figure(name, step, png))
+
+    def close(self) -> None:
+        self._each(lambda sink: sink.close())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:
+                self._sinks.remove(sink)
+                self._say(
+                    f"warning: the tracker {type(sink).__name__} failed and is switched off for this run: "
+                    f"{type(error).__name__}: {error}"
+                )
+
+
+class JsonlSink:
+    """One JSON object a line, flushed at once, so that a killed run loses nothing:
+    {"event", "step", …values…}. Only what is under "timing" differs between two equal runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        line = {"event": kind, "step": step, **values}
+        self._file.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        self.event("figure", step, {"name": name, "file": png.name})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TextSink:
+    """The same for people: a line with the time, the event and its numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        numbers = {**{k: v for k, v in values.items() if k != "timing"}, **(values.get("timing") or {})}
+        text = "  ".join(f"{k} {_short(v)}" for k, v in numbers.items())
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {kind:<10} step {step}  {text}\n")
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        self.event("figure", step, {"name": name, "file": png.name})
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """Scalars and pictures as TensorBoard event files, written with the `tensorboard` package alone."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            raise BadInput(
+                "log.tensorboard needs the package tensorboard: install runner-core[tensorboard], or switch it off"
+            ) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = {**values, **(values.get("timing") or {})}
+        found = {k: float(v) for k, v in numbers.items() if isinstance(v, (int, float)) and k != "epoch"}
+        self._add(step, [Summary.Value(tag=f"{kind}/{name}", simple_value=v) for name, v in found.items()])
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(step, [Summary.Value(tag=name, image=Summary.Image(encoded_image_string=png.read_bytes()))])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, values: list[Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if values:
+            self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+            self._writer.flush()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
