@@ -115,7 +115,7 @@ def _serve(work: Work, pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         try:
-            reply = (ticket, work(task), None)
+            reply: tuple[int, Any, Any] = (ticket, work(task), None)
         except Exception as error:
             reply = (ticket, None, (isinstance(error, BadInput), str(error), traceback.format_exc()))
         try:

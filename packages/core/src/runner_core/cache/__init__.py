@@ -1,0 +1,25 @@
+"""The cache of prepared arrays: a folder with one flat file per array, keyed by what went in.
+
+identity  what the source files hold, remembered so that the next start need not read them
+folder    where caches lie, their meta.json, checksums and locks
+stored    prepared arrays opened for reading: memory map, blosc2, RAM, or prepared anew at each read
+build     preparing in parallel, written beside and renamed
+prepared  the capability: plan, build what is missing, open
+manage    list, verify, prune
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner_core.config import RunConfig
+    from runner_core.project import Project
+    from runner_core.protocols import Cache
+
+
+def default_cache(project: Project, config: RunConfig) -> Cache:
+    """The cache that `config.cache` describes."""
+    from runner_core.cache.prepared import PreparedCache
+
+    return PreparedCache(config.cache)

@@ -1,0 +1,272 @@
+"""Building a cache: records prepared in parallel, appended in order, written beside and renamed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from runner_core._errors import BadInput, DataErrors, OutOfSpace
+from runner_core._workers import Work, Workers
+from runner_core.cache.folder import (
+    TEMPORARY,
+    CacheMeta,
+    Format,
+    Say,
+    cache_folder,
+    sync_folder,
+    unwritable,
+    write_meta,
+)
+from runner_core.cache.identity import FileMark, Identities, hash_record, record_identity, unchanged
+from runner_core.cache.progress import progress
+from runner_core.cache.stored import PreparedStore
+from runner_core.cache.write import ArrayWriter
+from runner_core.project import Record
+from runner_core.protocols import Array, Json, Pipeline
+
+Result = TypeVar("Result")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Part(NamedTuple):
+    """An array that a worker prepared. `path`: where it wrote it; None when only its shape was wanted."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path | None
+
+    def load(self) -> Array:
+        assert self.path is not None
+        return np.fromfile(self.path, dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one record: its arrays, or what is wrong with it (`error`), or no disk left (`full`)."""
+
+    number: int
+    identity: str = ""
+    marks: Sequence[FileMark] = ()
+    meta: Mapping[str, Json] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    error: str = ""
+    full: bool = False
+
+
+class Task(NamedTuple):
+    """`identity` None: the worker hashes the record's files, just before it decodes them."""
+
+    number: int
+    record: Record
+    identity: str | None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """The work of a process: hash, decode, crop, prepare, write into `folder` (None: only shapes are wanted)."""
+
+    pipeline: Pipeline
+    folder: Path | None
+
+    def __call__(self, task: Task) -> Outcome:
+        number, record, identity = task
+        try:
+            marks = hash_record(record) if identity is None else []
+            prepared = self.pipeline(record)
+            meta = _as_json(record, prepared.meta)
+            if not unchanged(marks):
+                raise BadInput(f"{record.key}: its files changed while they were read; run again")
+        except BadInput as error:
+            return Outcome(number, error=str(error))
+        except OSError as error:
+            return Outcome(number, error=f"{record.key}: {error}")
+        except Exception as error:
+            error.add_note(f"(preparing record {record.key})")
+            raise
+        try:
+            parts = {name: self._write(number, i, a) for i, (name, a) in enumerate(prepared.arrays.items())}
+        except OSError as error:
+            if error.errno in _FULL:
+                return Outcome(number, full=True)
+            raise
+        if identity is None:
+            identity = record_identity(record, marks)
+        return Outcome(number, identity, marks, meta, parts)
+
+    def _write(self, number: int, index: int, array: Array) -> Part:
+        path = None
+        if self.folder is not None:
+            path = self.folder / f"part-{number}-{index}"
+            array.tofile(path)
+        return Part(array.dtype.str, array.shape, path)
+
+
+def run_all(work: Work, tasks: Iterable[Any], processes: int) -> Iterator[Any]:
+    """Results of `work` in the order in which they are ready. One process: this one."""
+    if processes <= 1:
+        yield from map(work, tasks)
+        return
+    workers = Workers(work, processes, "prepare records (cache.workers)")
+    try:
+        queue = iter(tasks)
+        busy = sum(1 for task in islice(queue, 2 * processes) if workers.submit(task))
+        while busy:
+            _, result = workers.receive()
+            busy -= 1
+            for task in islice(queue, 1):
+                workers.submit(task)
+                busy += 1
+            yield result
+    finally:
+        workers.close()
+
+
+@dataclass
+class Builder:
+    """Builds one cache below `parent`. The caller holds the build lock.
+
+    `identities` (None where unknown) and `reuse` (record number → open store and number there) are of `records`.
+    """
+
+    parent: Path
+    pipeline: Pipeline
+    records: Sequence[Record]
+    identities: list[str | None]
+    reuse: Mapping[int, tuple[PreparedStore, int]]
+    form: Format
+    processes: int
+    index: Identities
+    max_bytes: float
+    needs: str
+    """What the plan said that it takes, for the message when the disk is full after all."""
+    _marks: list[FileMark] = field(default_factory=list)
+
+    def build(self, say: Say) -> Path:
+        """The finished folder. Raises DataErrors, OutOfSpace, BadInput; then nothing is left on the disk."""
+        try:
+            temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self.parent))
+        except OSError as error:
+            raise self._disk_error(error) from error
+        try:
+            meta = self._write(temporary, say)
+            folder = cache_folder(self.parent, meta.keys, meta.identities, self.form)
+            write_meta(temporary, meta)
+            sync_folder(temporary)
+            if not folder.exists():  # it may: files that only moved are known by their contents
+                temporary.rename(folder)
+                sync_folder(self.parent)
+            return folder
+        except OSError as error:
+            raise self._disk_error(error) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.index.remember(self._marks)
+
+    def _write(self, temporary: Path, say: Say) -> CacheMeta:
+        writers: dict[str, ArrayWriter] = {}
+        meta: list[Mapping[str, Json]] = []
+        errors: list[str] = []
+        written = 0
+        for number, found in enumerate(self._in_order(temporary, say)):
+            if isinstance(found, str):
+                errors.append(found)
+            if errors:  # go on only to find the other faulty records
+                continue
+            arrays, own_meta = found
+            meta.append(own_meta)
+            if not writers:
+                writers = {name: ArrayWriter(temporary / f"array-{i}.bin", self.form) for i, name in enumerate(arrays)}
+            _append(writers, arrays, self.records[number].key)
+            written += sum(a.nbytes for a in arrays.values())
+            self._limit(temporary)
+        if errors:
+            raise DataErrors(errors)
+        return CacheMeta(
+            project=str(self.pipeline.settings["project"]),
+            settings=self.pipeline.settings,
+            format=self.form,
+            keys=[r.key for r in self.records],
+            identities=[str(i) for i in self.identities],
+            meta=meta,
+            arrays={name: writer.finish() for name, writer in writers.items()},
+        )
+
+    def _in_order(self, temporary: Path, say: Say) -> Iterator[Any]:
+        """Per record, in their order: (arrays, meta), or the message of what is wrong with it."""
+        numbers = [i for i in range(len(self.records)) if i not in self.reuse]
+        tasks = [Task(i, self.records[i], self.identities[i]) for i in numbers]
+        outcomes = run_all(Prepare(self.pipeline, temporary), tasks, min(self.processes, len(tasks)))
+        early: dict[int, Outcome] = {}
+        with progress("preparing records", len(tasks), say) as advance:
+            for number in range(len(self.records)):
+                if number in self.reuse:
+                    store, there = self.reuse[number]
+                    yield {name: a.read(there) for name, a in store.arrays.items()}, store.meta[there]
+                    continue
+                while number not in early:
+                    outcome = next(outcomes)
+                    early[outcome.number] = outcome
+                    advance()
+                yield self._result(early.pop(number))
+
+    def _result(self, outcome: Outcome) -> Any:
+        if outcome.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if outcome.error:
+            return outcome.error
+        self.identities[outcome.number] = outcome.identity
+        self._marks += outcome.marks
+        arrays = {name: part.load() for name, part in outcome.parts.items()}
+        for part in outcome.parts.values():
+            if part.path is not None:
+                part.path.unlink()
+        return arrays, outcome.meta
+
+    def _limit(self, temporary: Path) -> None:
+        size = sum(f.stat().st_size for f in temporary.glob("array-*"))
+        if size > self.max_bytes:
+            raise OutOfSpace(
+                f"the cache grew beyond {self.max_bytes / 1e9:.2f} GB (expected: {self.needs}); raise cache.max_gb, "
+                "or set cache.mode to blosc2 or off"
+            )
+
+    def _disk_error(self, error: OSError) -> BadInput:
+        if error.errno not in _FULL:
+            return unwritable(self.parent, error)
+        free = shutil.disk_usage(self.parent).free
+        return OutOfSpace(
+            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {free / 1e9:.2f} GB are free now; "
+            "set cache.dir to a larger disk, or cache.mode to blosc2 or off. What was written is removed again"
+        )
+
+
+def _append(writers: Mapping[str, ArrayWriter], arrays: Mapping[str, Array], key: str) -> None:
+    if set(arrays) != set(writers):
+        raise BadInput(f"{key}: prepare() returned {sorted(arrays)}, for records before it {sorted(writers)}")
+    for name, writer in writers.items():
+        try:
+            writer.append(arrays[name])
+        except ValueError as error:
+            raise BadInput(f"{key}: '{name}' {error}") from error
+
+
+def _as_json(record: Record, meta: Mapping[str, Json]) -> dict[str, Json]:
+    try:
+        return json.loads(json.dumps(dict(meta)))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{record.key}: what decode() returned as meta is not JSON ({error})") from error
+
+
+def processes_for(workers: int) -> int:
+    """`cache.workers`, or the cores that this process may use."""
+    return workers or len(os.sched_getaffinity(0))

@@ -1,0 +1,205 @@
+"""Where caches lie, what their meta.json says, and who may touch them.
+
+    <cache.dir>/identities.sqlite
+    <cache.dir>/<project>/<pipeline settings>/build.lock        held by the one builder
+    <cache.dir>/<project>/<pipeline settings>/.building-*       what a killed builder leaves
+    <cache.dir>/<project>/<pipeline settings>/<records>.flat/   meta.json and one file per array
+
+Readers hold a shared lock on meta.json for as long as the cache is open; `prune` needs it alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+
+from runner_core._errors import BadInput
+from runner_core.cache.identity import digest_json, hash_file
+from runner_core.protocols import Json
+
+Format = Literal["flat", "blosc2"]
+Say = Callable[[str], None]
+FORMATS: tuple[Format, ...] = ("flat", "blosc2")
+TEMPORARY = ".building-"
+_VERSION = 1
+
+
+class Damaged(BadInput):
+    """A cache folder is not what was written."""
+
+
+@dataclass(frozen=True)
+class ArrayMeta:
+    """One file of a cache. `shapes`: of every record's array; `size`, `checksum`: of the file."""
+
+    file: str
+    dtype: str
+    shapes: Sequence[tuple[int, ...]]
+    size: int
+    checksum: str
+
+
+@dataclass(frozen=True)
+class CacheMeta:
+    """meta.json: what is in a cache folder and what it was made of."""
+
+    project: str
+    settings: Mapping[str, Json]
+    format: Format
+    keys: Sequence[str]
+    identities: Sequence[str]
+    meta: Sequence[Mapping[str, Json]]
+    arrays: Mapping[str, ArrayMeta]
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(a.size for a in self.arrays.values())
+
+
+def cache_root(folder: Path | None) -> Path:
+    """`cache.dir`, or its default below the user's cache folder."""
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner"
+    return folder.expanduser().absolute()
+
+
+def settings_folder(root: Path, settings: Mapping[str, Json]) -> Path:
+    """Caches in one such folder differ only in their records."""
+    return root / str(settings["project"]) / digest_json(settings)[:16]
+
+
+def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], form: Format) -> Path:
+    return parent / f"{digest_json([list(keys), list(identities)])[:24]}.{form}"
+
+
+def caches(parent: Path) -> list[Path]:
+    """Finished caches in a settings folder."""
+    return sorted(f for form in FORMATS for f in parent.glob(f"[!.]*.{form}"))
+
+
+def write_meta(folder: Path, meta: CacheMeta) -> None:
+    body = asdict(meta) | {"version": _VERSION}
+    text = json.dumps(body | {"checksum": digest_json(body)}, indent=1)
+    with open(folder / "meta.json", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_meta(folder: Path) -> CacheMeta:
+    """Raises Damaged unless meta.json and the sizes of all files are as written (contents: `verify`)."""
+    try:
+        body = json.loads((folder / "meta.json").read_text())
+        checksum = body.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise Damaged(_damage(folder, f"meta.json cannot be read ({error})")) from error
+    if digest_json(body) != checksum or body.pop("version") != _VERSION:
+        raise Damaged(_damage(folder, "meta.json was altered or is of another version"))
+    arrays = {name: _array_meta(a) for name, a in body.pop("arrays").items()}
+    for a in arrays.values():
+        size = os.path.getsize(folder / a.file) if (folder / a.file).exists() else None
+        if size != a.size:
+            raise Damaged(_damage(folder, f"{a.file} has {size} bytes, {a.size} were written"))
+    return CacheMeta(arrays=arrays, **body)
+
+
+def verify(folder: Path) -> CacheMeta:
+    """Reads everything. Raises Damaged naming the file that differs from what was written."""
+    meta = read_meta(folder)
+    for a in meta.arrays.values():
+        if hash_file(folder / a.file) != a.checksum:
+            raise Damaged(_damage(folder, f"{a.file} has changed since it was written (its checksum differs)"))
+    return meta
+
+
+def open_shared(folder: Path) -> int:
+    """Descriptor with a shared lock, which keeps `prune` away until it is closed. Raises OSError if there is none."""
+    descriptor = os.open(folder / "meta.json", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not (folder / "meta.json").exists():  # pruned while we waited
+        os.close(descriptor)
+        raise FileNotFoundError(folder)
+    return descriptor
+
+
+def mark_used(folder: Path) -> None:
+    """The time of change of meta.json is when the cache was last opened."""
+    with suppress(OSError):
+        os.utime(folder / "meta.json")
+
+
+def remove(folder: Path) -> bool:
+    """Delete a cache folder unless a process has it open."""
+    try:
+        descriptor = os.open(folder / "meta.json", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        descriptor = None
+    try:
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gone = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
+        folder.rename(gone)  # nobody may find half a cache
+        shutil.rmtree(gone, ignore_errors=True)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """What killed builders left. Only for the holder of the build lock: no builder is alive then."""
+    for leftover in parent.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def build_lock(parent: Path, say: Say) -> Iterator[None]:
+    """Only one process builds caches of these settings; another one waits, saying so."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(parent / "build.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            say(f"another process is building this cache ({parent}): waiting for it")
+            lock.acquire()
+    except OSError as error:
+        raise unwritable(parent, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unwritable(folder: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"the cache folder {folder} cannot be written: {error.strerror or error}; set cache.dir to a folder that can, "
+        "or cache.mode to off"
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _damage(folder: Path, what: str) -> str:
+    return f"cache {folder} is damaged: {what}; delete that folder, and the next run builds it again"
+
+
+def _array_meta(value: dict[str, Any]) -> ArrayMeta:
+    return ArrayMeta(**(value | {"shapes": [tuple(s) for s in value["shapes"]]}))

@@ -1,0 +1,143 @@
+"""What a record's files hold, as a digest; remembered by path, size and time of change.
+
+A record's identity is the xxh3 (128 bit) of its roles and their files' contents, not of where they lie: a data set
+moved to another disk is the same data set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import xxhash
+
+from runner_core._errors import BadInput
+from runner_core.project import Record
+from runner_core.protocols import Json
+
+_BLOCK = 1 << 22
+
+
+class FileMark(NamedTuple):
+    """A file as it was when its contents were hashed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+def digest_json(value: Json) -> str:
+    """32 hex digits of a JSON value, the same for any order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def hash_file(path: Path | str) -> str:
+    """xxh3_128 of a file's contents (32 hex digits)."""
+    state = xxhash.xxh3_128()
+    block = memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            state.update(block[:count])
+    return state.hexdigest()
+
+
+def hash_record(record: Record) -> list[FileMark]:
+    """Reads every file of a record. Raises BadInput naming a file that cannot be read."""
+    marks = []
+    for path in _files(record):
+        try:
+            before = os.stat(path)
+            marks.append(FileMark(str(path), before.st_size, before.st_mtime_ns, hash_file(path)))
+        except OSError as error:
+            raise BadInput(f"{record.key}: {path} cannot be read: {error.strerror}") from error
+    return marks
+
+
+def unchanged(marks: Iterable[FileMark]) -> bool:
+    """Whether the files still are as they were when hashed (by size and time of change)."""
+    return all(_stat(Path(m.path)) == (m.size, m.mtime_ns) for m in marks)
+
+
+def record_identity(record: Record, marks: Sequence[FileMark]) -> str:
+    """The record's identity from its files' digests."""
+    digests = {m.path: m.digest for m in marks}
+    content = {
+        role: [(str(file.relative_to(path)), digests[str(file)]) for file in _below(path)]
+        for role, path in sorted(_absolute(record).items())
+    }
+    return digest_json(content)
+
+
+def source_bytes(record: Record) -> int:
+    """Size of a record's files; those that are missing count as nothing."""
+    return sum(stat[0] for path in _files(record) if (stat := _stat(path)))
+
+
+class Identities:
+    """The index of remembered digests: one SQLite file, safe for several processes.
+
+    It only saves time: where it cannot be read or written, files are hashed again.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "identities.sqlite"
+
+    def lookup(self, records: Sequence[Record]) -> list[str | None]:
+        """Identities of records whose files are as they were when last hashed; None for the others."""
+        if not self._path.exists():
+            return [None] * len(records)
+        try:
+            with closing(self._connect("ro")) as database:
+                return [self._identity(database, record) for record in records]
+        except sqlite3.Error:
+            return [None] * len(records)
+
+    def remember(self, marks: Iterable[FileMark]) -> None:
+        try:
+            with closing(self._connect("rwc")) as database, database:
+                database.execute(
+                    "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INT, mtime_ns INT, digest TEXT)"
+                )
+                database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", marks)
+        except sqlite3.Error:
+            return  # a full or read-only disk: the next start hashes again
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=30)
+
+    def _identity(self, database: sqlite3.Connection, record: Record) -> str | None:
+        marks = []
+        for path in _files(record):
+            row = database.execute("SELECT * FROM files WHERE path = ?", (str(path),)).fetchone()
+            if row is None or _stat(path) != (row[1], row[2]):
+                return None
+            marks.append(FileMark(*row))
+        return record_identity(record, marks)
+
+
+def _absolute(record: Record) -> Mapping[str, Path]:
+    return {role: Path(os.path.abspath(path)) for role, path in record.files.items()}
+
+
+def _files(record: Record) -> list[Path]:
+    return [file for _, path in sorted(_absolute(record).items()) for file in _below(path)]
+
+
+def _below(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+
+
+def _stat(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,126 @@
+"""What `runner cache list`, `verify` and `prune` do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from runner_core.cache.folder import Damaged, cache_root, caches, read_meta, remove, remove_leftovers
+from runner_core.cache.folder import verify as verify_folder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cache. `last_used`: seconds since the epoch; `form`: flat (memory map) or blosc2; `problem`: what is wrong
+    with it at a glance (the sizes of its files), empty if nothing is."""
+
+    folder: Path
+    project: str
+    records: int
+    bytes: int
+    last_used: float
+    form: str
+    in_use: bool
+    problem: str = ""
+
+
+def entries(root: Path | None = None, project: str | None = None) -> list[Entry]:
+    """Every cache below `cache.dir` (None: the default folder), the last used first."""
+    found = [_entry(folder) for parent in _parents(cache_root(root), project) for folder in caches(parent)]
+    return sorted(found, key=lambda e: -e.last_used)
+
+
+def verify(root: Path | None = None, project: str | None = None) -> list[tuple[Entry, str]]:
+    """Reads every byte of every cache; the damaged ones, with what is wrong and what to do."""
+    damaged = []
+    for entry in entries(root, project):
+        try:
+            verify_folder(entry.folder)
+        except (Damaged, OSError) as error:
+            damaged.append((entry, str(error)))
+    return damaged
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """`removed` caches, and those `kept` only because a process has them open."""
+
+    removed: list[Entry]
+    kept: list[Entry]
+
+    @property
+    def bytes(self) -> int:
+        return sum(e.bytes for e in self.removed)
+
+
+def prune(
+    root: Path | None = None,
+    *,
+    older_than_days: float | None = None,
+    max_gb: float | None = None,
+    everything: bool = False,
+    project: str | None = None,
+) -> Pruned:
+    """Remove caches not used for so many days, the longest unused until all take at most `max_gb`, or all of them.
+
+    What killed builders left is removed too. A cache that a process has open is kept.
+    """
+    there = entries(root, project)
+    chosen = list(there) if everything else [e for e in there if e.problem]
+    if older_than_days is not None:
+        limit = time.time() - older_than_days * 86400
+        chosen += [e for e in there if e.last_used < limit]
+    if max_gb is not None:
+        total = 0.0
+        for entry in there:  # the last used first
+            total += entry.bytes
+            if total > max_gb * 1e9:
+                chosen.append(entry)
+    chosen = list({e.folder: e for e in chosen}.values())
+    removed = [e for e in chosen if remove(e.folder)]
+    for parent in _parents(cache_root(root), project):
+        lock = filelock.FileLock(parent / "build.lock")
+        with suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
+            remove_leftovers(parent)
+    return Pruned(removed, [e for e in chosen if e not in removed])
+
+
+def _parents(root: Path, project: str | None) -> Iterator[Path]:
+    """Settings folders, of one project or of all."""
+    yield from sorted(p for p in root.glob(f"{project or '*'}/*") if p.is_dir())
+
+
+def _entry(folder: Path) -> Entry:
+    form = folder.suffix.removeprefix(".")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    try:
+        used = (folder / "meta.json").stat().st_mtime
+    except OSError:
+        used = folder.stat().st_mtime
+    records, problem = 0, ""
+    try:
+        records = len(read_meta(folder).keys)
+    except Damaged as error:
+        problem = str(error)
+    return Entry(folder, folder.parent.parent.name, records, size, used, form, _in_use(folder), problem)
+
+
+def _in_use(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / "meta.json", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)

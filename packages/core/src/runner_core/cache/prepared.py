@@ -1,0 +1,216 @@
+"""The cache capability: look what is there, say what it takes, build what is missing, open it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runner_core._errors import BadInput, DataErrors
+from runner_core.cache.build import Builder, Prepare, Task, processes_for, run_all
+from runner_core.cache.choose import choose_mode, format_of
+from runner_core.cache.folder import (
+    FORMATS,
+    Damaged,
+    Format,
+    Say,
+    build_lock,
+    cache_folder,
+    cache_root,
+    caches,
+    read_meta,
+    remove,
+    remove_leftovers,
+    settings_folder,
+    verify,
+)
+from runner_core.cache.identity import FileMark, Identities, hash_record
+from runner_core.cache.progress import progress
+from runner_core.cache.size import Estimator, Size, in_words
+from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore
+from runner_core.project import Record
+from runner_core.protocols import CachePlan, Pipeline, Store
+
+if TYPE_CHECKING:
+    from runner_core.config import CacheConfig
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is there already. `built`: finished cache of exactly these records, by format; `ready`: record number →
+    (folder, number there) where its prepared arrays lie in some cache of these settings."""
+
+    parent: Path
+    identities: list[str | None]
+    built: Mapping[Format, Path]
+    ready: Mapping[int, tuple[Path, int]]
+
+
+class PreparedCache:
+    """`config.cache`, carried out."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._config = config
+        self._root = cache_root(config.dir)
+        self._index = Identities(self._root)
+        self._estimator = Estimator()
+
+    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
+        """What `open` will take. Raises OutOfSpace, with the number and the setting, when that is not there."""
+        if self._config.mode == "off":
+            return CachePlan("off", len(records), 0, 0, 0, 0, None, ("every read prepares its record anew: slow",))
+        survey = self._survey(pipeline, records)
+        size = self._size(pipeline, records, survey)
+        mode, why = choose_mode(self._config, survey.parent, survey.built, size)
+        return CachePlan(
+            mode=mode,
+            records=len(records),
+            ready=len(survey.ready),
+            disk_bytes=size.compressed if mode == "blosc2" else size.plain,
+            ram_bytes=size.plain if mode == "memory" else 0,
+            device_bytes=size.plain if mode == "device" else 0,
+            folder=survey.parent,
+            notes=(why,) if why else (),
+        )
+
+    def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
+        """Build what is missing and open it. Raises OutOfSpace, DataErrors, BadInput (folder cannot be written)."""
+        if self._config.mode == "off":
+            return self._live(pipeline, records, say)
+        plan = self.plan(pipeline, records)
+        store = self._open_built(self._survey(pipeline, records), plan.mode, say)
+        if store is not None:
+            return store
+        parent = settings_folder(self._root, pipeline.settings)
+        with build_lock(parent, say):
+            remove_leftovers(parent)
+            survey = self._survey(pipeline, records)
+            if None in survey.identities and caches(parent):
+                survey = self._read_unknown(pipeline, records, survey, say)
+            store = self._open_built(survey, plan.mode, say)  # another process may have built it meanwhile
+            if store is None:
+                store = PreparedStore.open(self._build(pipeline, records, survey, plan, say), plan.mode)
+            return store
+
+    # ------------------------------------------------------------ what is there
+
+    def _survey(self, pipeline: Pipeline, records: Sequence[Record]) -> Survey:
+        parent = settings_folder(self._root, pipeline.settings)
+        identities = self._index.lookup(records)
+        built: dict[Format, Path] = {}
+        if None not in identities:
+            keys, known = [r.key for r in records], [str(i) for i in identities]
+            folders = {form: cache_folder(parent, keys, known, form) for form in FORMATS}
+            built = {form: folder for form, folder in folders.items() if folder.exists()}
+        there: dict[tuple[str, str], tuple[Path, int]] = {}
+        for folder in caches(parent):
+            with suppress(Damaged):
+                meta = read_meta(folder)
+                pairs = zip(meta.keys, meta.identities, strict=True)
+                there |= {pair: (folder, number) for number, pair in enumerate(pairs)}
+        ready = {
+            number: there[record.key, identity]
+            for number, (record, identity) in enumerate(zip(records, identities, strict=True))
+            if identity is not None and (record.key, identity) in there
+        }
+        return Survey(parent, identities, built, ready)
+
+    def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
+        for folder in survey.built.values():
+            with suppress(Damaged, OSError):
+                return self._estimator.of_cache(folder, read_meta(folder))
+        return self._estimator.of_records(pipeline, records)
+
+    def _open_built(self, survey: Survey, mode: str, say: Say) -> PreparedStore | None:
+        folder = survey.built.get(format_of(mode))
+        if folder is None:
+            return None
+        try:
+            return PreparedStore.open(folder, mode)
+        except Damaged as error:
+            if not remove(folder):
+                raise BadInput(f"{error} (another process has it open: end that one first)") from error
+            say(f"{error}. It was deleted and is built anew")
+        except OSError:  # pruned by another process since the survey
+            pass
+        return None
+
+    def _read_unknown(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, say: Say) -> Survey:
+        """Hash files whose time or place changed: their contents may be those of a cache that is there."""
+        unknown = [r for r, identity in zip(records, survey.identities, strict=True) if identity is None]
+        with progress("reading files", len(unknown), say) as advance, ThreadPoolExecutor(4) as threads:
+            for marks in threads.map(_marks_if_readable, unknown):
+                self._index.remember(marks)
+                advance()
+        return self._survey(pipeline, records)
+
+    # ------------------------------------------------------------ building
+
+    def _build(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, plan: CachePlan, say: Say) -> Path:
+        stores = self._sound_sources(survey, say)
+        reuse = {n: (stores[folder], there) for n, (folder, there) in survey.ready.items() if folder in stores}
+        if reuse:
+            say(f"{len(reuse)} of {len(records)} records are copied from a cache with the same settings")
+        builder = Builder(
+            parent=survey.parent,
+            pipeline=pipeline,
+            records=records,
+            identities=list(survey.identities),
+            reuse=reuse,
+            form=format_of(plan.mode),
+            processes=processes_for(self._config.workers),
+            index=self._index,
+            max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
+            needs=in_words(plan.disk_bytes),
+        )
+        try:
+            return builder.build(say)
+        finally:
+            for store in stores.values():
+                store.close()
+
+    def _sound_sources(self, survey: Survey, say: Say) -> dict[Path, PreparedStore]:
+        """Caches to copy from, opened. Their checksums are verified first: a copy would hide the damage for good."""
+        stores = {}
+        for folder in {folder for folder, _ in survey.ready.values()}:
+            try:
+                verify(folder)
+                stores[folder] = PreparedStore.open(folder, "memmap")
+            except Damaged as error:
+                say(f"{error}. Nothing is copied from it")
+            except OSError:  # pruned by another process since the survey
+                continue
+        return stores
+
+    def _live(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> PreparedStore:
+        """cache.mode off: every record is prepared once now, for its shapes, and again whenever it is read."""
+        say("cache.mode off: every record is prepared once to learn its shape, and again at every read")
+        tasks = [Task(i, record, identity="") for i, record in enumerate(records)]
+        processes = min(processes_for(self._config.workers), len(tasks))
+        with progress("preparing records", len(tasks), say) as advance:
+            outcomes = []
+            for outcome in run_all(Prepare(pipeline, None), tasks, processes):
+                outcomes.append(outcome)
+                advance()
+        outcomes.sort(key=lambda o: o.number)
+        if errors := [o.error for o in outcomes if o.error]:
+            raise DataErrors(errors)
+        live = LiveRecords(pipeline, records)
+        arrays = {
+            name: LiveArray(live, name, np.dtype(part.dtype), [o.parts[name].shape for o in outcomes])
+            for name, part in outcomes[0].parts.items()
+        }
+        return PreparedStore([r.key for r in records], [o.meta for o in outcomes], arrays)
+
+
+def _marks_if_readable(record: Record) -> list[FileMark]:
+    try:
+        return hash_record(record)
+    except BadInput:
+        return []  # preparing it says what is wrong

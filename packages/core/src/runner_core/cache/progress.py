@@ -1,0 +1,35 @@
+"""How far the building of a cache is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+Advance = Callable[[], None]
+
+
+@contextmanager
+def progress(title: str, total: int, say: Callable[[str], None]) -> Iterator[Advance]:
+    """Gives a function to call after each of `total` pieces of work."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda: bar.advance(task)
+        return
+    done, spoken = 0, time.monotonic()
+
+    def advance() -> None:
+        nonlocal done, spoken
+        done += 1
+        if time.monotonic() - spoken > _SECONDS_BETWEEN_LINES:
+            spoken = time.monotonic()
+            say(f"{title}: {done} of {total}")
+
+    yield advance

@@ -1,0 +1,91 @@
+"""What prepared arrays will take, and what there is to put them in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.cache.folder import CacheMeta
+from runner_core.cache.identity import digest_json, source_bytes
+from runner_core.cache.stored import PreparedStore
+from runner_core.cache.write import compressed_bytes
+from runner_core.project import Record
+from runner_core.protocols import Array, Pipeline
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of all prepared arrays: `plain` as they are, `compressed` as blosc2 makes them, judged by a `sample`
+    whose arrays are one `share`-th of all."""
+
+    plain: int
+    sample: Sequence[Array] = ()
+    share: float = 1
+
+    @cached_property
+    def compressed(self) -> int:
+        return round(self.share * sum(map(compressed_bytes, self.sample)))
+
+
+class Estimator:
+    """Sizes from one record prepared (once), or from a cache that is there."""
+
+    def __init__(self) -> None:
+        self._prepared: dict[str, tuple[int, list[Array]]] = {}
+
+    def of_records(self, pipeline: Pipeline, records: Sequence[Record]) -> Size:
+        """By the record whose files have the median size; others follow if it is faulty."""
+        by_size = sorted(records, key=source_bytes)
+        for record in by_size[len(by_size) // 2 :] + by_size[: len(by_size) // 2]:
+            with suppress(BadInput, OSError):
+                of_files, sample = self._sample(pipeline, record)
+                share = sum(map(source_bytes, records)) / of_files if of_files else len(records)
+                return Size(round(share * sum(a.nbytes for a in sample)), sample, share)
+        return Size(0)  # not one can be prepared: building says why
+
+    def of_cache(self, folder: Path, meta: CacheMeta) -> Size:
+        """Exact, and a sample from the cache. Raises Damaged, OSError."""
+        plain = sum(np.dtype(a.dtype).itemsize * sum(map(_count, a.shapes)) for a in meta.arrays.values())
+        store = PreparedStore.open(folder, "memmap")
+        sample = [a.read(len(meta.keys) // 2) for a in store.arrays.values()]
+        store.close()
+        return Size(plain, sample, plain / max(1, sum(a.nbytes for a in sample)))
+
+    def _sample(self, pipeline: Pipeline, record: Record) -> tuple[int, list[Array]]:
+        """(bytes of its files, prepared arrays) of one record."""
+        files = {role: str(path) for role, path in record.files.items()}
+        key = digest_json([dict(pipeline.settings), record.key, files])
+        if key not in self._prepared:
+            self._prepared = {key: (source_bytes(record), list(pipeline(record).arrays.values()))}
+        return self._prepared[key]
+
+
+def available_ram() -> int:
+    """Bytes of RAM that this process may still take: the machine's, or what its control group leaves."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def in_words(count: float) -> str:
+    """Bytes as people read them.
+
+    >>> in_words(3_000_000_000)
+    '3 GB'
+    """
+    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

@@ -1,0 +1,83 @@
+"""A project small enough to build caches of in tests; spawned processes import it by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.config import RunConfig
+from runner_core.project import Decoded, Project, Record
+
+
+class RowsToy(Project):
+    """Records are .npy volumes (uint8, rows first); `log` notes every decode, `pause` makes it slow."""
+
+    name = "rowstoy"
+    framework = "torch"
+    Config = RunConfig
+    presets = {}
+
+    def __init__(self, config: RunConfig, log: Path | None = None, pause: float = 0.0, dtype: str = "uint8") -> None:
+        super().__init__(config)
+        self.log, self.pause, self.dtype = log, pause, dtype
+
+    def prepare_settings(self):
+        return {"dtype": self.dtype}
+
+    def records(self, root: Path):
+        return [Record(p.stem, p.stem[:1], {"image": p}) for p in sorted(root.glob("*.npy"))]
+
+    def decode(self, record):
+        if self.log is not None:
+            with open(self.log, "a") as file:
+                file.write(json.dumps([record.key, os.getpid()]) + "\n")
+        time.sleep(self.pause)
+        try:
+            volume = np.load(record.files["image"], allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise BadInput(f"{record.files['image']}: not a volume ({error})") from error
+        return Decoded({"image": volume}, (1.0,) * volume.ndim, "image", {"key": record.key})
+
+    def prepare(self, decoded):
+        image = decoded.arrays["image"].astype(self.dtype)
+        return {"image": image, "mask": (image > 100).astype(np.uint8)}
+
+    def decoded_keys(self):
+        return [json.loads(line)[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+def write_volumes(folder: Path, lengths, side: int = 16, seed: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for i, length in enumerate(lengths):
+        np.save(folder / f"{chr(97 + i % 26)}{i}.npy", rng.integers(0, 255, (length, side, side), dtype=np.uint8))
+
+
+def add_noise(sample, rng) -> None:
+    """An augmentation that shows which generator it was given."""
+    sample["image"][...] = rng.integers(0, 255, sample["image"].shape)
+
+
+class Failing:
+    """Samples whose filling fails, or kills its process."""
+
+    def __init__(self, how: str) -> None:
+        from runner_core.protocols import SampleSpec
+
+        self.how = how
+        self.spec = {"image": SampleSpec((2,), np.dtype(np.uint8)), "record": SampleSpec((), np.dtype(np.int64))}
+
+    def __len__(self) -> int:
+        return 100
+
+    def fill(self, indices, seed, epoch, out) -> None:
+        if self.how == "sleep":
+            time.sleep(60)
+        if self.how == "bad":
+            raise BadInput("scan.nii: broken")
+        raise ZeroDivisionError("a bug in the samples")
