@@ -312,7 +312,8 @@ class Trainer(Protocol):
 
     def read_log(self) -> dict[str, Any]:
         """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
-        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite."""
+        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite, `notes` (texts for
+        the user) when the engine has something to say."""
         ...
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:

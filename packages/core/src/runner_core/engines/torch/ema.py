@@ -1,0 +1,67 @@
+"""Exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from runner_core.protocols import Tensors
+
+
+class Average:
+    """average ← d·average + (1 − d)·weights after each step, over parameters and floating-point buffers.
+
+    d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's average forgets the initial weights
+    (tf.train.ExponentialMovingAverage). Other buffers (counters) are those of the network itself.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._live = averaged(network)
+        self._tensors = {name: t.detach().clone() for name, t in self._live.items()}
+        self._pair = (list(self._tensors.values()), [t.detach() for t in self._live.values()])
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After optimizer step number `step` (from 0)."""
+        decay = min(self.decay, (2 + step) / (11 + step))
+        average, live = self._pair
+        torch._foreach_lerp_(average, live, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network computes with the average inside, with its own weights again afterwards."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        average, live = self._pair
+        kept = [t.clone() for t in live]
+        torch._foreach_copy_(live, average)
+        torch._foreach_copy_(average, kept)
+
+    def state(self) -> Tensors:
+        return self._tensors
+
+    def load(self, tensors: Tensors) -> None:
+        for name, tensor in self._tensors.items():
+            tensor.copy_(tensors[name])
+
+
+def averaged(network: nn.Module) -> Tensors:
+    """Parameters and floating-point buffers by name, those with several names once."""
+    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+
+
+def put(network: nn.Module, tensors: Tensors) -> None:
+    """Copy an average into a network for good."""
+    with torch.no_grad():
+        for name, tensor in averaged(network).items():
+            tensor.copy_(tensors[name])

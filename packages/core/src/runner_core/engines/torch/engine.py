@@ -1,0 +1,161 @@
+"""The PyTorch engine: the device, the backends' settings, and trained networks out of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from runner_core._errors import BadInput
+from runner_core._resume import flat_settings
+from runner_core.config import RunConfig
+from runner_core.engines.torch import ema, precision
+from runner_core.engines.torch.checkpoint import apart
+from runner_core.engines.torch.inference import make_infer
+from runner_core.engines.torch.state import unflatten
+from runner_core.engines.torch.trainer import TorchTrainer
+from runner_core.engines.torch.transfer import allocate
+from runner_core.project import Project, Statistics
+from runner_core.protocols import Array, Device, Infer, State
+from runner_core.setup import Data, Setup
+
+
+class TorchEngine:
+    """`protocols.Engine` for PyTorch."""
+
+    name = "torch"
+
+    def __init__(self, project: Project, config: RunConfig) -> None:
+        self.project = project
+        self.config = config
+        if config.train.deterministic:
+            # read when CUDA starts (docs.nvidia.com/cuda/cublas, "Results reproducibility")
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+    def device(self) -> Device:
+        """Where `train.device` says to compute; BadInput when that is not there."""
+        asked = self.config.train.device
+        kind, _, number = asked.partition(":")
+        if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if kind == "cuda" and int(number or 0) >= found:
+            there = f"there are {found} GPUs, numbered from 0" if found else "PyTorch sees no GPU here"
+            raise BadInput(f"train.device {asked}: {there}; {_unseen() or 'use auto or cpu'}")
+        if kind == "cuda" or (kind == "auto" and found):
+            return _gpu(int(number or 0))
+        note = _unseen() if kind == "auto" else ""
+        return Device("cpu", name=_processor(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+
+    def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
+        """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        train = self.config.train
+        if train.threads is not None:
+            torch.set_num_threads(train.threads)
+        torch.use_deterministic_algorithms(train.deterministic)
+        torch.backends.cudnn.deterministic = train.deterministic
+        torch.backends.cudnn.benchmark = not train.deterministic
+        precision.set_backends(setup.precision)
+        return TorchTrainer(setup, data, steps, torch_device(setup.device))
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Host memory that copies to the device fast (page-locked on CUDA)."""
+        return allocate(shape, dtype, torch_device(self.device()))
+
+    def load(self, setup: Setup, state: State) -> tuple[nn.Module, Infer]:
+        """The network of a checkpoint (averaged weights where there are some), and its inference function."""
+        device = torch_device(setup.device)
+        network, statistics = self._network(setup, state)
+        network.to(device).eval().requires_grad_(False)
+        precision.set_backends(setup.precision)
+        precision.keep_float32(network, setup.precision, device)
+        cast = precision.autocast(setup.precision, device)
+        return network, make_infer(setup.project, network, statistics, device=device, cast=cast)
+
+    def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
+        """As the project does, else model.safetensors and model.json; the files written."""
+        network, statistics = self._network(setup, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = setup.project.export(network.eval(), folder, statistics)
+        return written or _export(setup, network, statistics, folder)
+
+    def versions(self) -> dict[str, str]:
+        """Of torch, CUDA and cuDNN, and the number of threads, on which sums depend in their last bits."""
+        found = {"torch": torch.__version__, "torch threads": str(torch.get_num_threads())}
+        if torch.cuda.is_available():
+            found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        return found
+
+    def _network(self, setup: Setup, state: State) -> tuple[nn.Module, Statistics]:
+        """The network on the host, with the weights that validation saw."""
+        saved = unflatten(state.values["torch"], state.tensors)
+        network = setup.project.model(setup.precision)
+        try:
+            network.load_state_dict(saved["model"])
+            if saved["ema"] is not None:
+                ema.put(network, saved["ema"])
+        except (RuntimeError, KeyError) as error:
+            raise BadInput(f"the checkpoint's weights do not fit this project's network: {error}") from error
+        return network, saved["statistics"]
+
+
+def torch_device(device: Device) -> torch.device:
+    return torch.device("cpu") if device.kind == "cpu" else torch.device(device.kind, device.index)
+
+
+def _gpu(index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    return Device(
+        "cuda",
+        index,
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        bfloat16=properties.major >= 8,  # Ampere and later compute in both; older ones only emulate
+        tf32=properties.major >= 8,
+    )
+
+
+def _unseen() -> str:
+    """What to do when the machine has an NVIDIA GPU that torch cannot use; else an empty string."""
+    if torch.cuda.is_available() or not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+        return ""
+    why = (
+        "it is a build without CUDA"
+        if torch.version.cuda is None
+        else f"it needs a driver for CUDA {torch.version.cuda}"
+    )
+    return (
+        f"this machine seems to have an NVIDIA GPU, but PyTorch {torch.__version__} cannot use it ({why}); "
+        "without it, training runs on the CPU, many times slower"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "CPU"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def _export(setup: Setup, network: nn.Module, statistics: Statistics, folder: Path) -> list[Path]:
+    """Weights, and what is needed to use them: the project, its settings and the statistics of its training data."""
+    tensors, shared = apart(network.state_dict())
+    save_file(tensors, folder / "model.safetensors")
+    description = {
+        "project": setup.name,
+        "settings": flat_settings(setup.config),
+        "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
+        "shared": shared,
+    }
+    (folder / "model.json").write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
+    return [folder / "model.safetensors", folder / "model.json"]

@@ -1,0 +1,129 @@
+"""Metrics that accumulate on the device and are read once: overlap counts per record, and adapters.
+
+All take the project's prediction and the batch as `Project.on_device` left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from runner_core.protocols import Tensors
+
+Read = Callable[[Any, Tensors], tuple[Any, Any]]
+"""(prediction, batch) → what the metric compares: (predicted, true)."""
+
+
+class Function:
+    """Mean over samples of a function (prediction, batch) → its mean over that batch (0-d tensor)."""
+
+    def __init__(self, name: str, function: Callable[[Any, Tensors], torch.Tensor]) -> None:
+        self.name = name
+        self._function = function
+        self.reset()
+
+    def reset(self) -> None:
+        self._sum: Any = 0.0
+        self._count = 0
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        count = _batch_length(batch)
+        self._sum = self._sum + self._function(prediction, batch).double() * count
+        self._count += count
+
+    def compute(self) -> dict[str, float]:
+        return {self.name: float(self._sum) / max(1, self._count)}
+
+
+class Overlap:
+    """Dice and IoU of whole records from slices that come in any order and in any batch.
+
+    Per record, voxels predicted and true (tp), predicted (p) and true (t) are counted on the device; Dice =
+    2tp / (p + t) and IoU = tp / (p + t - tp), 1 where both are empty, averaged over the records that were seen.
+    `read` gives two boolean tensors (samples, …); `batch["record"]` says whose they are. Names: PREFIXdice, PREFIXiou.
+    """
+
+    def __init__(self, read: Read, prefix: str = "") -> None:
+        self._read = read
+        self._prefix = prefix
+        self.reset()
+
+    def reset(self) -> None:
+        self._counts: list[torch.Tensor] = []
+        self._records: list[torch.Tensor] = []
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        predicted, true = self._read(prediction, batch)
+        # Four bytes at once where the memory allows: sums of bytes are the slow part on a CPU.
+        both = torch.stack([_count(predicted & true), _count(predicted), _count(true)], dim=1)
+        self._counts.append(both)
+        self._records.append(batch["record"])
+
+    def compute(self) -> dict[str, float]:
+        records, place = torch.cat(self._records).unique(return_inverse=True)
+        sums = torch.zeros(len(records), 3, dtype=torch.int64, device=records.device)
+        sums.index_add_(0, place, torch.cat(self._counts))
+        tp, p, t = sums.double().unbind(1)
+        empty = p + t == 0
+        dice = torch.where(empty, 1.0, 2 * tp / (p + t)).mean()
+        iou = torch.where(empty, 1.0, tp / (p + t - tp)).mean()
+        values = torch.stack([dice, iou]).tolist()
+        return {f"{self._prefix}dice": values[0], f"{self._prefix}iou": values[1]}
+
+
+class TorchMetric:
+    """A torchmetrics metric (or collection). `read` gives its arguments (preds, target)."""
+
+    def __init__(self, metric: Any, read: Read, name: str = "") -> None:
+        self._metric = metric
+        self._read = read
+        self._name = name or type(metric).__name__
+
+    def reset(self) -> None:
+        self._metric.reset()
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        predicted, true = self._read(prediction, batch)
+        self._metric.to(predicted.device)
+        self._metric.update(predicted, true)
+
+    def compute(self) -> dict[str, float]:
+        return _named(self._metric.compute(), self._name)
+
+
+class MonaiMetric:
+    """A MONAI CumulativeIterationMetric. `read` gives its arguments (y_pred, y), channels first and one-hot."""
+
+    def __init__(self, metric: Any, read: Read, name: str = "") -> None:
+        self._metric = metric
+        self._read = read
+        self._name = name or type(metric).__name__
+
+    def reset(self) -> None:
+        self._metric.reset()
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        self._metric(*self._read(prediction, batch))
+
+    def compute(self) -> dict[str, float]:
+        value = self._metric.aggregate()
+        return _named(value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value, self._name)
+
+
+def _named(value: Any, name: str) -> dict[str, float]:
+    """A scalar, a vector (NAME_0, NAME_1, …) or a mapping as named numbers."""
+    if isinstance(value, Mapping):
+        return {key: float(item) for key, item in value.items()}
+    numbers = torch.as_tensor(value).double().flatten().tolist()
+    return {name: numbers[0]} if len(numbers) == 1 else {f"{name}_{i}": n for i, n in enumerate(numbers)}
+
+
+def _count(mask: torch.Tensor) -> torch.Tensor:
+    """True elements per sample (int64)."""
+    return torch.count_nonzero(mask.flatten(1), dim=1)
+
+
+def _batch_length(batch: Tensors) -> int:
+    return next(len(t) for t in batch.values() if isinstance(t, torch.Tensor) and t.ndim)

@@ -1,0 +1,91 @@
+"""The optimizer, the course of its learning rate, and the clipping of gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.project import Project
+from runner_core.protocols import Progress
+
+
+def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The project's optimizer, or AdamW with the kernel that updates all weights at once."""
+    groups = project.parameter_groups(network)
+    groups = [p for p in network.parameters() if p.requires_grad] if groups is None else list(groups)
+    if not groups:
+        raise BadInput(f"project {project.name}: the network has no trainable parameters")
+    optimizer = project.optimizer(groups)
+    if optimizer is not None:
+        return optimizer
+    return torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+
+
+def factor(config: TrainConfig, progress: Progress) -> float:
+    """Factor on the learning rate in the step that follows `progress.step` finished ones.
+
+    Rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
+
+    >>> [round(factor(TrainConfig(warmup=0.5, schedule="linear"), Progress(s, 4, 0)), 3) for s in range(4)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    warm = round(config.warmup * progress.steps)
+    if progress.step < warm:
+        return (progress.step + 1) / warm
+    if config.schedule == "constant":
+        return 1.0
+    fraction = (progress.step - warm) / max(1, progress.steps - warm)
+    return 1 - fraction if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * fraction))
+
+
+class LearningRate:
+    """Sets the learning rate of every group to its own base times the schedule's factor: a function of the step."""
+
+    def __init__(self, project: Project, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
+        self._groups = optimizer.param_groups
+        self._bases = [group["lr"] for group in self._groups]
+        self._config = config
+        own = type(project).schedule is not Project.schedule
+        self._schedule = project.schedule if own else None
+        self._factor: float | None = None
+
+    def set(self, progress: Progress) -> None:
+        value = None if self._schedule is None else self._schedule(progress)
+        if value is None:
+            value = factor(self._config, progress)
+        if value != self._factor:
+            self._factor = value
+            for group, base in zip(self._groups, self._bases, strict=True):
+                group["lr"] = base * value
+
+    @property
+    def value(self) -> float:
+        """Learning rate of the first group in the last step."""
+        return float(self._groups[0]["lr"])
+
+    def restored(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer's state was loaded: it has new groups."""
+        self._groups = optimizer.param_groups
+        self._factor = None
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def same_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Give loaded optimizer state the memory layout of its parameters (channels last), as it had when saved."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def clip(parameters: list[nn.Parameter], norm: float) -> Any:
+    """Scale gradients down to this global norm; the norm they had (a tensor on the device)."""
+    return torch.nn.utils.clip_grad_norm_(parameters, norm)

@@ -1,0 +1,117 @@
+"""Rules that watch a run, so that one that looks healthy is healthy; and what their findings do.
+
+A rule sees events (`protocols.HealthEvent`) and answers with findings. Rules may count from event to event, but
+hold nothing that is not a function of the validations so far: when a run is resumed, its past validations are
+replayed to them, their answers thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runner_core._errors import Unhealthy
+from runner_core.config import RunConfig
+from runner_core.precision import matches
+from runner_core.project import Project
+from runner_core.protocols import Finding, HealthEvent, HealthRule, Precision
+
+
+class ConstantPrediction:
+    """The decision (class, mask, dose) is the same everywhere: the network has learned nothing, or forgot it.
+
+    Facts used: `decision_min`, `decision_max` over the whole validation split. A warning at first, an error after
+    `patience` validations in a row, and at the end of a run whose last validation was constant.
+    """
+
+    name = "constant prediction"
+
+    def __init__(self, patience: int = 3) -> None:
+        self.patience = patience
+        self.in_a_row = 0
+        self.value: float | None = None
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment == "validation":
+            return self._validation(event.facts)
+        if event.moment == "end" and self.in_a_row:
+            return Finding(self.name, "error", f"the trained network decides {self._shown()} everywhere")
+        return None
+
+    def _validation(self, facts: Mapping[str, Any]) -> Finding | None:
+        lowest, highest = facts.get("decision_min"), facts.get("decision_max")
+        if lowest is None or lowest != highest:
+            self.in_a_row = 0
+            return None
+        self.in_a_row += 1
+        self.value = lowest
+        if self.in_a_row >= self.patience:
+            many = f"in {self.in_a_row} validations in a row" if self.in_a_row > 1 else "in this validation"
+            return Finding(self.name, "error", f"the network decided {self._shown()} everywhere {many}")
+        return Finding(self.name, "warning", f"the network decides {self._shown()} everywhere in the validation set")
+
+    def _shown(self) -> str:
+        return "the same" if self.value is None else f"{self.value:g}"
+
+
+class PrecisionAsked:
+    """Mixed precision that is asked for and not on (or the other way round), seen in the forward pass.
+
+    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}).
+    """
+
+    name = "precision"
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        seen = event.facts.get("precision_seen")
+        if event.moment != "first_step" or not seen:
+            return None
+        asked = event.facts["precision_asked"]
+        if matches(Precision(asked), seen):
+            return None
+        layers = ", ".join(f"{count} in {dtype.rpartition('.')[2]}" for dtype, count in seen.items())
+        return Finding(self.name, "error", f"{asked} was asked for, but layers compute otherwise: {layers}")
+
+
+def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
+    """The core's rules."""
+    return [ConstantPrediction(config.health.constant_after), PrecisionAsked()]
+
+
+class Health:
+    """The rules of a run and what their findings do: `report` shows and logs each; errors stop the run.
+
+    `mode` is `health.mode`: stop; warn (errors become warnings); off (no rule is asked).
+    """
+
+    def __init__(self, rules: Sequence[HealthRule], mode: str, report: Callable[[Finding, int, int], None]) -> None:
+        self.rules = [] if mode == "off" else list(rules)
+        self.stops = mode == "stop"
+        self.report = report
+        self.findings: list[Finding] = []
+
+    def observe(self, event: HealthEvent) -> Unhealthy | None:
+        """Ask every rule. The error to raise, once the caller has saved what is to be saved, or None."""
+        errors = []
+        for rule in self.rules:
+            finding = rule.observe(event)
+            if finding is None:
+                continue
+            if finding.level == "error" and not self.stops:
+                finding = Finding(finding.rule, "warning", finding.message)
+            self.tell(finding, event.step, event.epoch)
+            if finding.level == "error":
+                errors.append(f"{finding.rule}: {finding.message}")
+        return Unhealthy("\n".join(errors) + "\n(health.mode: warn goes on all the same)") if errors else None
+
+    def tell(self, finding: Finding, step: int, epoch: int) -> None:
+        """Show and log a finding, and keep it for the summary (once)."""
+        if finding not in self.findings:
+            self.findings.append(finding)
+        self.report(finding, step, epoch)
+
+    def replay(self, validations: Sequence[HealthEvent]) -> None:
+        """Bring rules to where they stood after these validations."""
+        for event in validations:
+            for rule in self.rules:
+                rule.observe(event)

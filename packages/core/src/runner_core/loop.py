@@ -1,0 +1,322 @@
+"""The step loop: drives a `protocols.Trainer` from where a run stands to its end, for any framework.
+
+What happens after a step, and in which order, is the run's log: train line, validation line, health findings,
+checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from signal import Signals as Signal
+from time import perf_counter_ns
+from typing import Any, Literal, Protocol
+
+from runner_core._cadence import Cadence
+from runner_core._errors import OutOfSpace, Stopped, Unhealthy
+from runner_core._signals import Signals
+from runner_core.health import Health
+from runner_core.metrics import Monitor
+from runner_core.protocols import Finding, HealthEvent, HostBatch, Json, Trainer
+
+SHOW_EVERY = 250_000_000  # ns between two updates of the display
+
+
+class Display(Protocol):
+    def update(self, step: int, epoch: int, values: Mapping[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Sinks(Protocol):
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None: ...
+
+
+Save = Callable[["LoopState", bool], None]
+"""Saves a checkpoint of this loop state; the flag says whether it is the best. Raises OutOfSpace, Unhealthy."""
+
+
+@dataclass
+class LoopState:
+    """Where a run stands; JSON, in every checkpoint.
+
+    `validations` are the facts of all past ones: health rules are brought up to date with them.
+    """
+
+    step: int = 0
+    validated: int = 0
+    best: dict[str, Any] | None = None
+    """step, value (of the monitored metric), metrics."""
+    without_progress: int = 0
+    precision_seen: dict[str, int] = field(default_factory=dict)
+    validations: list[dict[str, Any]] = field(default_factory=list)
+
+    def json(self) -> dict[str, Json]:
+        return asdict(self)
+
+
+@dataclass
+class Timing:
+    """Nanoseconds of training: waiting for data, in `train_step` (and reading its numbers), and in all; samples.
+
+    Validation and saving are not training: `total` leaves them out.
+    """
+
+    wait: int = 0
+    compute: int = 0
+    total: int = 0
+    samples: int = 0
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples * 1e9 / self.total if self.total else 0.0
+
+    @property
+    def data_wait_share(self) -> float:
+        return self.wait / self.total if self.total else 0.0
+
+    def since(self, before: Timing) -> Timing:
+        return Timing(*(getattr(self, name) - getattr(before, name) for name in asdict(self)))
+
+    def shown(self) -> dict[str, float]:
+        """Seconds and shares, as logged."""
+        other = max(0, self.total - self.wait - self.compute)
+        return {
+            "seconds": round(self.total / 1e9, 6),
+            "data_wait": round(self.wait / 1e9, 6),
+            "compute": round(self.compute / 1e9, 6),
+            "other": round(other / 1e9, 6),
+            "samples_per_second": round(self.samples_per_second, 3),
+        }
+
+
+class Loop:
+    """One run of training. `batches(epoch, first_step)` and `validation()` give batches; None: no validation."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        cadence: Cadence,
+        batches: Callable[[int, int], Iterator[HostBatch]],
+        validation: Callable[[], Iterator[HostBatch]] | None,
+        monitor: Monitor,
+        patience: int | None,
+        health: Health,
+        precision: str,
+        save: Save,
+        sinks: Sinks,
+        display: Display,
+        signals: Signals,
+    ) -> None:
+        self.trainer = trainer
+        self.cadence = cadence
+        self.batches = batches
+        self.validation = validation
+        self.monitor = monitor
+        self.patience = patience
+        self.health = health
+        self.precision = precision
+        self.save = save
+        self.sinks = sinks
+        self.display = display
+        self.signals = signals
+        self.restore(LoopState(), Timing())
+        self.unsaved: str | None = None  # why the newest checkpoint could not be saved
+        self._shown: dict[str, Any] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        return self.state.step // self.cadence.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.state.step >= self.cadence.steps or self.out_of_patience
+
+    @property
+    def out_of_patience(self) -> bool:
+        return self.patience is not None and self.state.without_progress >= self.patience
+
+    def restore(self, state: LoopState, timing: Timing) -> None:
+        """Stand where a checkpoint stood."""
+        self.state, self.timing, self._logged, self._best_before = state, timing, replace(timing), state.best
+
+    def run(self) -> None:
+        """Train to the end. Raises Unhealthy and Stopped after saving; BadInput from the trainer or the data."""
+        if self._owes_validation():  # a signal came before it
+            self._finish_step([])
+        while not self.finished:
+            batches = self.batches(*divmod(self.state.step, self.cadence.steps_per_epoch))
+            try:
+                self._steps(batches)
+            finally:
+                _close(batches)
+        facts = self.state.validations[-1] if self.state.validations else {}
+        error = self._observe("end", facts)
+        if error is not None:
+            raise error
+
+    def _steps(self, batches: Iterator[HostBatch]) -> None:
+        """The rest of one epoch. Between events a step costs two clock readings and a few comparisons."""
+        state, timing, signals, trainer = self.state, self.timing, self.signals, self.trainer
+        event = self.cadence.next_event(state.step)
+        mark = begun = perf_counter_ns()
+        show = begun + SHOW_EVERY
+        for batch in batches:
+            ready = perf_counter_ns()
+            if trainer.idle():  # a device with work queued does not wait for the batch
+                timing.wait += ready - mark
+            timing.samples += batch.count
+            trainer.train_step(batch, state.step)
+            state.step += 1
+            mark = perf_counter_ns()
+            timing.compute += mark - ready
+            if state.step == event or signals.pending or mark > show:
+                timing.total += mark - begun
+                self._after_step()
+                if self.finished:
+                    return
+                event = self.cadence.next_event(state.step)
+                mark = begun = perf_counter_ns()
+                show = begun + SHOW_EVERY
+
+    # ------------------------------------------------------------ after a step
+
+    def _after_step(self) -> None:
+        """Whatever is due at this step."""
+        errors = self._log() if self.cadence.logs(self.state.step) else []
+        if self.signals.hung_up:
+            self.signals.hung_up = False
+            self.display.say("the terminal is gone (SIGHUP); training goes on")
+        self._finish_step(errors)
+        rates = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
+        self.display.update(self.state.step, self.epoch, {**self._shown, **rates})
+
+    def _finish_step(self, errors: list[Unhealthy]) -> None:
+        """Validation and checkpoint where they are due, then the end where something asks for it."""
+        improved = False
+        if self._owes_validation() and not self.signals.pending:
+            improved = self._validate(errors)
+        signal = self.signals.pending
+        if improved or errors or signal or self.finished or self.cadence.saves(self.state.step):
+            self._save(improved)
+        if errors:
+            raise Unhealthy("\n".join(str(error) for error in errors))
+        if signal and not (self.finished and not self._owes_validation()):
+            kept = self.unsaved or f"the checkpoint of step {self.state.step} is saved; --resume goes on from there"
+            raise Stopped(signal, f"stopped by {Signal(signal).name} after step {self.state.step}: {kept}")
+
+    def _log(self) -> list[Unhealthy]:
+        """The train line: means since the last one, and how the time was spent."""
+        begun = perf_counter_ns()
+        values = self.trainer.read_log()
+        waited = perf_counter_ns() - begun
+        self.timing.compute += waited  # the device was computing meanwhile
+        self.timing.total += waited
+        for note in values.pop("notes", ()):
+            self.health.tell(Finding("memory", "note", note), self.state.step, self.epoch)
+        seen = values.pop("precision_seen", None)
+        step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
+        if step is not None:
+            raise Unhealthy(not_finite(step, term))
+        errors = [self._first_step(seen)] if seen else []
+        window = self.timing.since(self._logged)
+        self._logged = replace(self.timing)
+        self._shown = values
+        self._event("train", {**values, "timing": window.shown()})
+        errors.append(self._observe("log", values))
+        return [error for error in errors if error is not None]
+
+    def _first_step(self, seen: dict[str, int]) -> Unhealthy | None:
+        """Tell the health rules, once a run, in which precision the layers were seen to compute."""
+        if self.state.precision_seen:
+            return None
+        self.state.precision_seen = seen
+        return self._observe("first_step", {"precision_asked": self.precision, "precision_seen": seen})
+
+    # ------------------------------------------------------------ validation and checkpoints
+
+    def _owes_validation(self) -> bool:
+        step = self.state.step
+        return self.validation is not None and self.cadence.validates(step) and self.state.validated < step
+
+    def _validate(self, errors: list[Unhealthy]) -> bool:
+        """Did the monitored metric improve? Health findings go into `errors`. A signal leaves the validation owed."""
+        assert self.validation is not None
+        begun = perf_counter_ns()
+        batches = self.validation()
+        try:
+            facts = self.trainer.validate(self._until_signal(batches))
+        except _Interrupted:
+            return False
+        finally:
+            _close(batches)
+        state = self.state
+        state.validated = state.step
+        state.validations.append({"step": state.step, "epoch": self.epoch, **facts})
+        metrics = {name: value for name, value in facts.items() if not name.startswith("decision_")}
+        value = self.monitor.value(metrics)
+        improved = self.monitor.better(value, None if state.best is None else state.best["value"])
+        state.without_progress = 0 if improved else state.without_progress + 1
+        seconds = round((perf_counter_ns() - begun) / 1e9, 6)
+        self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
+        error = self._observe("validation", facts)
+        if error is not None:
+            errors.append(error)
+        if improved:
+            self._best_before = state.best
+            state.best = {"step": state.step, "value": value, "metrics": metrics}
+        return improved
+
+    def _until_signal(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+        for batch in batches:
+            if self.signals.pending:
+                batch.release()
+                raise _Interrupted
+            yield batch
+
+    def _save(self, improved: bool) -> None:
+        """Save a checkpoint. When there is no room for it the run goes on, with the last good one kept."""
+        state = self.state
+        if self.validation is None:  # nothing can be compared: the last is the best
+            improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
+        try:
+            self.save(state, improved)
+        except OutOfSpace as error:
+            self.unsaved = str(error)
+            self.display.say(f"WARNING: {error}. The last good checkpoint is kept; training goes on")
+            if improved:  # the best is what can be loaded
+                state.best = self._best_before
+        else:
+            self.unsaved = None
+            self._best_before = state.best
+
+    # ------------------------------------------------------------ telling
+
+    def _event(self, kind: str, values: Mapping[str, Json]) -> None:
+        self.sinks.event(kind, self.state.step, {"epoch": self.epoch, **values})
+
+    def _observe(
+        self, moment: Literal["first_step", "log", "validation", "end"], facts: Mapping[str, Any]
+    ) -> Unhealthy | None:
+        return self.health.observe(HealthEvent(moment, self.state.step, self.epoch, facts))
+
+
+class _Interrupted(Exception):
+    """A signal came during validation."""
+
+
+def not_finite(step: int, term: str) -> str:
+    """Message for a loss that became NaN or infinite in optimizer step `step` (from 1)."""
+    return (
+        f"{term} was NaN or infinite in step {step}, for the first time. No checkpoint holds such weights. Likely "
+        "remedies: a lower train.learning_rate, train.clip, precision.mode float32 (or bfloat16 instead of float16), "
+        "or a look at the data (`check`)"
+    )
+
+
+def _close(batches: Any) -> None:
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()

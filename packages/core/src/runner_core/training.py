@@ -1,0 +1,271 @@
+"""One training run, put together: loaders, the engine's trainer, checkpoints, health and signals, around the loop."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from runner_core._cadence import Cadence
+from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core._resume import fingerprint, refuse_other_length, refuse_other_settings
+from runner_core._signals import Signals
+from runner_core.checkpoint import Checkpoints
+from runner_core.health import Health
+from runner_core.loader import Loader
+from runner_core.loop import Display, Loop, LoopState, Sinks, Timing
+from runner_core.metrics import Monitor
+from runner_core.project import Project
+from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer
+from runner_core.setup import Data, Setup
+
+
+class RunFolder(Protocol):
+    @property
+    def checkpoints(self) -> Path: ...
+
+    def truncate_log(self, step: int) -> None:
+        """Drop the log after the checkpoint line of `step`; 0: all of it."""
+        ...
+
+
+class RunDisplay(Display, Protocol):
+    def start(self, total_steps: int, first_step: int, title: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def train(
+    setup: Setup, data: Data, run_folder: RunFolder, sinks: Sinks, display: RunDisplay, *, resume: bool
+) -> dict[str, Any]:
+    """Train to the end, or go on from the newest whole checkpoint; the run's summary.
+
+    Raises Unhealthy and Stopped, each with the summary so far as its attribute `summary`; BadInput when the run
+    cannot be continued with these settings, when memory does not suffice, or when the data cannot be used.
+    """
+    run = _Run(setup, data, run_folder, sinks, display)
+    with run.signals:
+        try:
+            run.begin(resume)
+            run.loop.run()
+        except (Unhealthy, Stopped) as error:
+            status = "unhealthy" if isinstance(error, Unhealthy) else "stopped"
+            error.summary = run.end(status, str(error))  # type: ignore[union-attr]
+            raise
+        finally:
+            run.close()
+        return run.end("done", None)
+
+
+@dataclass
+class _Loaders:
+    training: Loader
+    validation: Loader | None
+
+    def close(self) -> None:
+        self.training.close()
+        if self.validation is not None:
+            self.validation.close()
+
+
+class _Run:
+    def __init__(self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: RunDisplay) -> None:
+        self.setup, self.data, self.sinks, self.display = setup, data, sinks, display
+        self.folder = folder
+        self.signals = Signals()
+        self.started = time.monotonic()
+        for text in _announcements(setup):
+            display.say(text)
+        data.samples = _samples(setup.project, data)
+        self.loaders = _loaders(setup, data)
+        try:
+            config = setup.config
+            self.cadence = Cadence.of(config, self.loaders.training.steps_per_epoch)
+            self.trainer: Trainer = setup.engine.trainer(setup, data, self.cadence.steps)
+            self.versions = setup.engine.versions()
+            self.checkpoints = Checkpoints(
+                folder.checkpoints,
+                setup.checkpoint_format,
+                project=setup.name,
+                keep=config.checkpoint.keep,
+                versions=self.versions,
+                say=display.say,
+            )
+            self.health = Health(setup.health_rules(), config.health.mode, self._report)
+            self.fingerprint = fingerprint(config, data)
+            self.seconds_before = 0.0
+            self.loop = self._loop()
+        except BaseException:
+            self.loaders.close()
+            raise
+
+    def _loop(self) -> Loop:
+        validation = self.loaders.validation
+        return Loop(
+            trainer=self.trainer,
+            cadence=self.cadence,
+            batches=self.loaders.training.batches,
+            validation=None if validation is None else lambda: validation.batches(0),
+            monitor=Monitor(*self.setup.project.monitor),
+            patience=self.setup.config.train.patience,
+            health=self.health,
+            precision=self.setup.precision.compute,
+            save=self._save,
+            sinks=self.sinks,
+            display=self.display,
+            signals=self.signals,
+        )
+
+    # ------------------------------------------------------------ beginning and end
+
+    def begin(self, resume: bool) -> None:
+        """Restore the newest checkpoint where there is one, else log the start."""
+        found = self.checkpoints.latest() if resume else None
+        if found is not None:
+            self._restore(self.checkpoints.load(found[0]))
+        elif resume and self.checkpoints.any():
+            raise BadInput(f"no checkpoint in {self.checkpoints.folder} can be used; start a new run")
+        best = None if self.loop.state.best is None else self.loop.state.best["step"]
+        self.checkpoints.start(self.loop.state.step, best)
+        self.folder.truncate_log(self.loop.state.step)
+        if found is None:
+            self.sinks.event("start", 0, self._start_line())
+        else:
+            self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
+        self.display.start(self.cadence.steps, self.loop.state.step, self.setup.name)
+
+    def _start_line(self) -> dict[str, Json]:
+        return {
+            "epoch": 0,
+            "steps": self.cadence.steps,
+            "steps_per_epoch": self.cadence.steps_per_epoch,
+            "samples": {split: len(samples) for split, samples in self.data.samples.items()},
+            "precision": self.setup.precision.compute,
+            "timing": {"device": asdict(self.setup.device), "versions": self.versions},
+        }
+
+    def _restore(self, saved: State) -> None:
+        values = saved.values
+        refuse_other_settings(values["settings"], self.fingerprint)
+        state = LoopState(**values["loop"])
+        refuse_other_length(values["length"], self.cadence, self.setup.config, state.step)
+        self.trainer.load_state(saved)
+        timing = dict(values["timing"])
+        self.seconds_before = timing.pop("wall_seconds")
+        self.loop.restore(state, Timing(**timing))
+        self.health.replay([_validation_event(facts) for facts in state.validations])
+
+    def end(self, status: str, reason: str | None) -> dict[str, Any]:
+        """Log the end; the summary."""
+        summary = self._summary(status, reason)
+        self.sinks.event("end", self.loop.state.step, {"epoch": self.loop.epoch, "status": status})
+        if self.loop.unsaved:
+            self.display.say(f"WARNING: the end of this run is not saved: {self.loop.unsaved}")
+        return summary
+
+    def close(self) -> None:
+        self.display.stop()
+        self.loaders.close()
+
+    # ------------------------------------------------------------ while training
+
+    def _save(self, state: LoopState, best: bool) -> None:
+        """Log the checkpoint, then write it: a kill in between leaves a line that resuming drops, not a missing one."""
+        saved = self.trainer.state()
+        metric = None if not state.best else state.best["value"]
+        epoch = self.loop.epoch
+        saved.values["loop"] = state.json()
+        saved.values["length"] = {"steps_per_epoch": self.cadence.steps_per_epoch, "epochs": self.cadence.epochs}
+        saved.values["settings"] = self.fingerprint
+        saved.values["timing"] = {**asdict(self.loop.timing), "wall_seconds": self._seconds()}
+        self.sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best})
+        self.checkpoints.save(saved, state.step, epoch, metric, best)
+
+    def _report(self, finding: Finding, step: int, epoch: int) -> None:
+        self.display.say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
+        self.sinks.event("health", step, {"epoch": epoch, **asdict(finding)})
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
+        loop, state, best = self.loop, self.loop.state, self.loop.state.best or {}
+        return {
+            "status": status,
+            "reason": reason,
+            "epochs": loop.epoch,
+            "steps": state.step,
+            "stopped_early": loop.out_of_patience and state.step < self.cadence.steps,
+            "metrics": best.get("metrics", {}),
+            "best_step": best.get("step"),
+            "samples_per_second": self.loop.timing.samples_per_second,
+            "data_wait_share": self.loop.timing.data_wait_share,
+            "peak_memory_bytes": {"host": peak_host_memory(), "device": self.trainer.peak_memory()},
+            "wall_seconds": self._seconds(),
+            "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen},
+            "device": asdict(self.setup.device),
+            "health": [asdict(finding) for finding in self.health.findings],
+            "unsaved": loop.unsaved,
+            "versions": self.versions,
+        }
+
+
+def _announcements(setup: Setup) -> Iterator[str]:
+    device, precision = setup.device, setup.precision
+    if device.note:
+        yield f"NOTE: {device.note}"
+    yield f"device: {device.name or device.kind}; precision: {precision.compute} ({precision.reason})"
+
+
+def _samples(project: Project, data: Data) -> dict[str, Any]:
+    """Samples of the training split and, where it has records, of the validation split."""
+    wanted = [split for split in ("train", "validation") if data.splits.get(split)]
+    if "train" not in wanted:
+        raise BadInput("there are no records to train on; see data.split")
+    return {split: project.samples(data.store, data.splits[split], split) for split in wanted}
+
+
+def _loaders(setup: Setup, data: Data) -> _Loaders:
+    config, samples, project = setup.config, data.samples, setup.project
+    common: dict[str, Any] = {
+        "seed": config.train.seed,
+        "workers": config.train.workers,
+        "prefetch": config.train.prefetch,
+        "allocate": setup.engine.allocate,
+    }
+    augment: Callable[..., None] | None = None
+    if type(project).augment is not Project.augment:
+        augment = project.augment
+    training = Loader(
+        samples["train"],
+        batch_size=config.train.batch_size,
+        steps_per_epoch=config.train.steps_per_epoch,
+        shuffle=True,
+        drop_last=len(samples["train"]) >= config.train.batch_size,
+        augment=augment,
+        **common,
+    )
+    if "validation" not in samples:
+        return _Loaders(training, None)
+    try:
+        size = config.validate.batch_size or config.train.batch_size
+        return _Loaders(
+            training, Loader(samples["validation"], batch_size=size, shuffle=False, drop_last=False, **common)
+        )
+    except RunnerError:
+        training.close()
+        raise
+
+
+def _validation_event(facts: Mapping[str, Any]) -> HealthEvent:
+    values = {name: value for name, value in facts.items() if name not in ("step", "epoch")}
+    return HealthEvent("validation", facts["step"], facts["epoch"], values)
+
+
+def peak_host_memory() -> int:
+    """Bytes: the most that this process held, plus the most that any one of its ended child processes held."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024

@@ -1,0 +1,262 @@
+"""A small torch project on generated arrays, and what a run of it needs: no files, no plugins, no command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from runner_core.config import RunConfig
+from runner_core.engines.torch import TorchEngine
+from runner_core.engines.torch.checkpoint import SafetensorsFormat
+from runner_core.health import default_rules
+from runner_core.precision import default_precision
+from runner_core.project import Project, Record
+from runner_core.protocols import Step
+from runner_core.runfolder import RunFolder
+from runner_core.samples import RowSamples
+from runner_core.setup import Data
+from runner_core.sinks import JsonlSink, Sinks
+
+SIDE = 8
+
+
+class Rows:
+    """`StoredArray` in memory: records of some rows each."""
+
+    def __init__(self, arrays):
+        self._whole = np.concatenate(arrays)
+        self.shapes = [a.shape for a in arrays]
+        self.dtype = self._whole.dtype
+        self._begin = np.cumsum([0, *(len(a) for a in arrays)])
+
+    def read(self, record, region=None):
+        whole = self._whole[self._begin[record] : self._begin[record + 1]]
+        return whole if region is None else whole[region]
+
+    def take(self, rows, out):
+        np.take(self._whole, rows, axis=0, out=out, mode="clip")
+
+
+class MemoryStore:
+    def __init__(self, records=6, rows=7, device=False, seed=0):
+        rng = np.random.default_rng(seed)
+        images = [rng.integers(0, 255, (rows + i % 2, SIDE, SIDE), dtype=np.uint8) for i in range(records)]
+        self.arrays = {"image": Rows(images), "mask": Rows([(i > 128).astype(np.uint8) for i in images])}
+        self.keys = [f"r{i}" for i in range(records)]
+        self.meta = [{} for _ in range(records)]
+        self.device = device
+
+    def close(self):
+        pass
+
+
+@dataclass
+class NetConfig:
+    dropout: float = 0.3
+    batchnorm: bool = True
+
+
+@dataclass
+class ToyConfig(RunConfig):
+    net: NetConfig = field(default_factory=NetConfig)
+
+
+def small(**settings) -> ToyConfig:
+    """A config of a few steps; settings by dotted name with __ for the dot."""
+    config = ToyConfig()
+    base = {
+        "train__epochs": 3,
+        "train__batch_size": 8,
+        "train__learning_rate": 5e-2,
+        "train__device": "cpu",
+        "log__every": 2,
+        "checkpoint__keep": 2,
+    }
+    for name, value in {**base, **settings}.items():
+        section, _, key = name.partition("__")
+        part = getattr(config, section)
+        assert hasattr(part, key), name
+        setattr(part, key, value)
+    return config
+
+
+class Toy(Project):
+    """Segment bright pixels, with everything random that a project may use: dropout, augment, on_device."""
+
+    name = "enginetoy"
+    framework = "torch"
+    Config = ToyConfig
+    presets = {"default": ToyConfig, "demo": ToyConfig}
+    monitor = ("accuracy", "max")
+
+    def samples(self, store, records, split):
+        return RowSamples(store, {"image": (-1, 0), "mask": (0,)}, records)
+
+    def fit(self, store, training):
+        return {"mean": np.float64(127.5), "weights": np.array([1.0, 2.0])}
+
+    def augment(self, sample, rng):
+        if rng.random() < 0.5:
+            for name in ("image", "mask"):
+                sample[name][...] = sample[name][..., ::-1].copy()
+
+    def on_device(self, batch, statistics, rng):
+        import torch
+
+        image = (batch["image"].float() - float(statistics["mean"])) / 64
+        if rng is not None:
+            image = image + 0.1 * torch.randn(image.shape, generator=rng, device=image.device)
+        return {**batch, "image": image}
+
+    def model(self, precision):
+        from torch import nn
+
+        width = 4
+        return nn.Sequential(
+            nn.Conv2d(2, width, 3, padding=1),
+            nn.BatchNorm2d(width) if self.config.net.batchnorm else nn.Identity(),
+            nn.ReLU(),
+            nn.Dropout(self.config.net.dropout),
+            nn.Conv2d(width, 1, 1),
+        )
+
+    def step(self, model, batch, progress):
+        from torch.nn import functional as F
+
+        logits = model(batch["image"])
+        target = batch["mask"].float()
+        loss = F.binary_cross_entropy_with_logits(logits, target)
+        return Step(loss, {"bce": loss, "spread": logits.float().std()}, logits)
+
+    def decision(self, prediction):
+        return prediction > 0
+
+    def metrics(self):
+        from runner_core.engines.torch.metrics import Function
+
+        return [Function("accuracy", lambda p, b: ((p > 0) == (b["mask"] > 0)).float().mean())]
+
+
+@dataclass
+class ToySetup:
+    """`setup.Setup` without plugins."""
+
+    project: Project
+    rules: list | None = None
+
+    @property
+    def config(self):
+        return self.project.config
+
+    @property
+    def name(self):
+        return self.project.name
+
+    @cached_property
+    def engine(self):
+        return TorchEngine(self.project, self.config)
+
+    @cached_property
+    def device(self):
+        return self.engine.device()
+
+    @cached_property
+    def precision(self):
+        return default_precision(self.project, self.config, self.device)
+
+    @property
+    def checkpoint_format(self):
+        return SafetensorsFormat()
+
+    def metrics(self):
+        return list(self.project.metrics())
+
+    def health_rules(self):
+        return default_rules(self.project, self.config) if self.rules is None else self.rules
+
+
+class Quiet:
+    """A display that remembers what was said."""
+
+    def __init__(self):
+        self.said: list[str] = []
+        self.updates = 0
+
+    def start(self, total_steps, first_step, title):
+        pass
+
+    def update(self, step, epoch, values):
+        self.updates += 1
+
+    def say(self, text):
+        self.said.append(text)
+
+    def stop(self):
+        pass
+
+
+def make_data(project, store=None, validation=True) -> Data:
+    store = store or MemoryStore()
+    numbers = list(range(len(store.keys)))
+    splits = {"train": numbers[:-2], "validation": numbers[-2:]} if validation else {"train": numbers}
+    data = Data([Record(k, k, {}) for k in store.keys], splits, store)
+    data.statistics = project.fit(store, splits["train"])
+    return data
+
+
+def run(config, folder: Path, *, resume=False, project=Toy, data=None, rules=None, display=None):
+    """Train in `folder`; the summary."""
+    from runner_core.training import train
+
+    made = project(config)
+    place = RunFolder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sinks = Sinks([JsonlSink(folder / "log.jsonl")])
+    try:
+        return train(ToySetup(made, rules), data or make_data(made), place, sinks, display or Quiet(), resume=resume)
+    finally:
+        sinks.close()
+
+
+def log_lines(folder: Path) -> list[dict]:
+    """log.jsonl without what may differ between equal runs."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("timing", None)
+    return lines
+
+
+def final_state(folder: Path):
+    """(values, tensors) of the newest checkpoint, without timing."""
+    from runner_core.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(folder / "checkpoints", SafetensorsFormat(), project="enginetoy")
+    path, _ = checkpoints.latest()
+    state = checkpoints.load(path)
+    state.values.pop("timing")
+    return state.values, state.tensors
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Bit for bit: weights, optimizer, average, generators, best, counters, log lines, the best checkpoint."""
+    import torch
+
+    (values, tensors), (values2, tensors2) = final_state(one), final_state(other)
+    assert values == values2
+    assert tensors.keys() == tensors2.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, tensors2[name]), name
+    assert log_lines(one) == log_lines(other)
+    best = "checkpoints/best.json"
+    assert (one / best).read_text() == (other / best).read_text()
+
+
+if __name__ == "__main__":  # python engine_toy.py FOLDER RESUME SETTINGS: a run that a test may kill
+    import torch
+
+    torch.set_num_threads(1)
+    run(small(**json.loads(sys.argv[3])), Path(sys.argv[1]), resume=sys.argv[2] == "resume")
