@@ -294,7 +294,7 @@ class HostBatch(NamedTuple):
     """A batch in a buffer of the ring. `release()` tells the ring that the buffer may be refilled."""
 
     arrays: Arrays
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
     release: Callable[[], None]
 
 

@@ -38,8 +38,8 @@ class RunDisplay(Display, Protocol):
     def stop(self) -> None: ...
 
 
-def train(
-    setup: Setup, data: Data, run_folder: RunFolder, sinks: Sinks, display: RunDisplay, *, resume: bool
+def train(  # noqa: PLR0917 - the pieces of a run, always passed together
+    setup: Setup, data: Data, run_folder: RunFolder, sinks: Sinks, display: RunDisplay, resume: bool
 ) -> dict[str, Any]:
     """Train to the end, or go on from the newest whole checkpoint; the run's summary.
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from runner_core.config import RunConfig
@@ -90,7 +91,7 @@ class Toy(Project):
     name = "enginetoy"
     framework = "torch"
     Config = ToyConfig
-    presets = {"default": ToyConfig, "demo": ToyConfig}
+    presets: ClassVar = {"default": ToyConfig, "demo": ToyConfig}
     monitor = ("accuracy", "max")
 
     def samples(self, store, records, split):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,20 +49,22 @@ def _flatten(tree: Any, name: str, tensors: Tensors) -> Json:
 
 def unflatten(json: Json, tensors: Tensors) -> Any:
     """The nested state that `flatten` was given."""
-    match json:
-        case list():
-            return [unflatten(value, tensors) for value in json]
-        case {"__tensor__": name}:
-            return tensors[name]
-        case {"__array__": name}:
-            return tensors[name].cpu().numpy()
-        case {"__tuple__": items}:
-            return tuple(unflatten(value, tensors) for value in items)
-        case {"__pairs__": pairs}:
-            return {key: unflatten(value, tensors) for key, value in pairs}
-        case dict():
-            return {key: unflatten(value, tensors) for key, value in json.items()}
-    return json
+    if isinstance(json, list):
+        return [unflatten(value, tensors) for value in json]
+    if not isinstance(json, dict):
+        return json
+    kind = next(iter(json), None)
+    if kind in _READERS and len(json) == 1:
+        return _READERS[kind](json[kind], tensors)
+    return {key: unflatten(value, tensors) for key, value in json.items()}
+
+
+_READERS: dict[Any, Callable[[Any, Tensors], Any]] = {
+    TENSOR: lambda name, tensors: tensors[name],
+    ARRAY: lambda name, tensors: tensors[name].cpu().numpy(),
+    TUPLE: lambda items, tensors: tuple(unflatten(value, tensors) for value in items),
+    PAIRS: lambda pairs, tensors: {key: unflatten(value, tensors) for key, value in pairs},
+}
 
 
 def seed_generators(seed: int) -> None:
