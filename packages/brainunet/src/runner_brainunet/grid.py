@@ -1,0 +1,95 @@
+"""From a scanner's grid to the network's (canonical RAS, isotropic) and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from nibabel import orientations
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SAME = 0.01
+"""Spacings that differ by less than this share are left alone: resampling would only blur."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A scanner's grid and the network's grid laid over it, centre on centre.
+
+    `shape`: voxels of the scanner's grid; `orientation`: nibabel's (axis, direction) pairs that make it RAS;
+    `spacing`: mm per axis of the RAS grid; `model_shape`, `model_spacing`: the network's grid (RAS).
+    """
+
+    shape: tuple[int, ...]
+    orientation: tuple[tuple[int, int], ...]
+    spacing: tuple[float, ...]
+    model_shape: tuple[int, ...]
+    model_spacing: tuple[float, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], affine: Array, spacing: float, unit: float = 1.0) -> Grid:
+        """`affine`: voxel → world (4, 4), oblique ones too; `unit`: mm per unit of the affine; `spacing`: mm."""
+        orientation = orientations.io_orientation(affine).astype(int)
+        ras_shape = [int(n) for n in np.asarray(shape)[np.argsort(orientation[:, 0])]]
+        size = np.sqrt((np.asarray(affine, float)[:3, :3] ** 2).sum(0))[np.argsort(orientation[:, 0])] * unit
+        close = [abs(s / spacing - 1) < SAME for s in size]
+        return cls(
+            shape=tuple(int(n) for n in shape),
+            orientation=tuple((int(a), int(d)) for a, d in orientation),
+            spacing=tuple(float(s) for s in size),
+            model_shape=tuple(
+                n if same else max(1, round(n * s / spacing)) for n, s, same in zip(ras_shape, size, close, strict=True)
+            ),
+            model_spacing=tuple(float(s) if same else spacing for s, same in zip(size, close, strict=True)),
+        )
+
+    @property
+    def ras_shape(self) -> tuple[int, ...]:
+        shape = [0, 0, 0]
+        for n, (axis, _) in zip(self.shape, self.orientation, strict=True):
+            shape[axis] = n
+        return tuple(shape)
+
+    def to_model(self, volume: Array) -> Array:
+        """Scanner's grid → network's grid, float32, linear with anti-aliasing."""
+        ras = orientations.apply_orientation(volume, np.asarray(self.orientation))
+        return _resample(ras, self.model_shape, self.spacing, self.model_spacing)
+
+    def to_scanner(self, volume: Array) -> Array:
+        """Network's grid → scanner's grid, float32, linear."""
+        ras = _resample(volume, self.ras_shape, self.model_spacing, self.spacing)
+        # apply_orientation maps the input's axis i to axis orientation[i, 0]; undo both steps
+        back = orientations.ornt_transform(np.array([[0, 1], [1, 1], [2, 1]]), np.asarray(self.orientation))
+        return np.ascontiguousarray(orientations.apply_orientation(ras, back))
+
+
+def _resample(volume: Array, shape: Sequence[int], old: Sequence[float], new: Sequence[float]) -> Array:
+    """Separable: one small matrix per axis, so that BLAS does the work."""
+    out = np.asarray(volume, np.float32)
+    for axis, (n, a, b) in enumerate(zip(shape, old, new, strict=True)):
+        if n == out.shape[axis] and abs(b / a - 1) < 1e-6:
+            continue
+        matrix = _weights(out.shape[axis], n, b / a)
+        out = np.moveaxis(np.tensordot(matrix, out, axes=(1, axis)), 0, axis)
+    return np.ascontiguousarray(out)
+
+
+@lru_cache(maxsize=64)
+def _weights(old: int, new: int, step: float) -> Array:
+    """(new, old) float32 weights of a triangle filter: linear interpolation, widened to `step` when shrinking.
+
+    `step`: old voxels per new voxel. The grids share their centres. Beyond the border the last voxel counts.
+    """
+    centres = (np.arange(new) - (new - 1) / 2) * step + (old - 1) / 2
+    width = max(1.0, step)
+    reach = int(np.ceil(width))
+    taps = np.floor(centres)[:, None].astype(int) + np.arange(-reach, reach + 2)
+    weight = np.maximum(0.0, 1 - np.abs(taps - centres[:, None]) / width)
+    weight /= weight.sum(1, keepdims=True)
+    matrix = np.zeros((new, old))
+    np.add.at(matrix, (np.arange(new)[:, None], np.clip(taps, 0, old - 1)), weight)
+    return matrix.astype(np.float32)

@@ -1,0 +1,157 @@
+"""A head as stacks of square slices, and back: what the cache stores and what the network reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+AXIS = {"axial": 2, "coronal": 1, "sagittal": 0}
+"""The axis (of x, y, z in RAS) along which a view's slices are stacked. A slice's own axes are the other two with
+the lower one last: axial (y, x), coronal (z, x), sagittal (z, y), so that left–right is the last axis of the
+first two."""
+SAGITTAL = 2
+"""Number of the sagittal view in `Layout.view_of_row`."""
+_NUMBER = {"axial": 0, "coronal": 1, "sagittal": SAGITTAL}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the slices of a head of `shape` (x, y, z) lie on squares of `size`, for each of `views`.
+
+    A head larger than the square is cut: evenly at the sides, below at the bottom (shoulders go, the top stays).
+    Between the views, and at both ends, `gap` empty rows stand in for the neighbours that a border slice lacks.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+    views: tuple[str, ...]
+    gap: int
+
+    def _spans(self) -> list[tuple[slice, slice]]:
+        """Per axis: the part of the volume that is kept, and where it lies on the square."""
+        spans = []
+        for axis, n in enumerate(self.shape):
+            kept = min(n, self.size)
+            first = (n - kept) if axis == 2 else (n - kept) // 2
+            place = (self.size - kept) // 2
+            spans.append((slice(first, first + kept), slice(place, place + kept)))
+        return spans
+
+    def _blocks(self) -> list[tuple[str, slice]]:
+        """Per view: the rows that its slices take."""
+        blocks, row = [], self.gap
+        for view in self.views:
+            count = min(self.shape[AXIS[view]], self.size)
+            blocks.append((view, slice(row, row + count)))
+            row += count + self.gap
+        return blocks
+
+    @property
+    def rows(self) -> int:
+        return self._blocks()[-1][1].stop + self.gap
+
+    def view_of_row(self) -> Array:
+        """(rows, 1) uint8: 0 axial, 1 coronal, 2 sagittal; the empty rows count to the view before them."""
+        numbers = np.full((self.rows, 1), _NUMBER[self.views[0]], np.uint8)
+        for view, block in self._blocks():
+            numbers[block.start :] = _NUMBER[view]
+        return numbers
+
+    def slices(self, volume: Array) -> Array:
+        """(x, y, z) → (rows, size, size), contiguous, 0 where there is nothing."""
+        out = np.zeros((self.rows, self.size, self.size), volume.dtype)
+        spans = self._spans()
+        kept = volume[tuple(source for source, _ in spans)]
+        for view, block in self._blocks():
+            axis = AXIS[view]
+            row, column = sorted({0, 1, 2} - {axis}, reverse=True)
+            out[block, spans[row][1], spans[column][1]] = kept.transpose(axis, row, column)
+        return out
+
+    def fuse(self, rows: Array) -> Array:
+        """(rows, size, size) → (x, y, z) float32: the mean over the views, 0 where no square reaches."""
+        spans = self._spans()
+        out = np.zeros(self.shape, np.float32)
+        kept = out[tuple(source for source, _ in spans)]
+        for view, block in self._blocks():
+            axis = AXIS[view]
+            row, column = sorted({0, 1, 2} - {axis}, reverse=True)
+            part = rows[block, spans[row][1], spans[column][1]]
+            kept += part.transpose(np.argsort((axis, row, column))) / len(self.views)
+        return out
+
+
+def windows(rows: Array, neighbours: int) -> Array:
+    """(rows, h, w) → (rows, neighbours, h, w): each slice between its neighbours, clamped at the ends."""
+    half = neighbours // 2
+    index = np.arange(len(rows))[:, None] + np.arange(-half, half + 1)
+    return rows[np.clip(index, 0, len(rows) - 1)]
+
+
+def to_uint8(volume: Array, foreground: Array | None = None) -> Array:
+    """Robust scaling: from the 0.5th percentile of the volume to the 99.5th of the head → 0 to 255.
+
+    `foreground`: the head (bool); default: voxels above Otsu's threshold halved, which takes in the dark parts of
+    the head and leaves out air and its noise.
+    """
+    if foreground is None:
+        foreground = volume > air_threshold(volume)
+    values = volume[foreground]
+    if values.size < 8:
+        values = volume.ravel()
+    low = np.percentile(_thin(volume.ravel()), 0.5)  # the level of air, whatever the scanner's offset
+    high = np.percentile(_thin(values), 99.5)
+    scaled = (volume - np.float32(low)) * np.float32(255.0 / max(float(high - low), 1e-12))
+    return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+
+
+def _thin(values: Array, most: int = 1_000_000) -> Array:
+    """Every so-manieth value: enough for a percentile."""
+    return values[:: max(1, values.size // most)]
+
+
+def air_threshold(volume: Array) -> float:
+    """Between air and head: half of Otsu's threshold."""
+    low = float(volume.min())
+    return low + (otsu(volume) - low) / 2
+
+
+def otsu(volume: Array, bins: int = 256) -> float:
+    """Otsu's threshold (1979): the one that maximises the variance between the two classes.
+
+    The histogram ends at the 99.9th percentile, so that a few bright vessels do not decide.
+    """
+    values = _thin(volume.ravel())
+    low, high = float(values.min()), float(np.percentile(values, 99.9))
+    if high <= low:
+        return low
+    counts, edges = np.histogram(values, bins=bins, range=(low, high))
+    centres = (edges[1:] + edges[:-1]) / 2
+    weight = np.cumsum(counts)[:-1].astype(float)
+    other = values.size - weight
+    total = np.cumsum(counts * centres)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        between = weight * other * (total[:-1] / weight - (total[-1] - total[:-1]) / other) ** 2
+    return float(centres[int(np.nanargmax(between))])
+
+
+def padded_size(size: int, levels: int) -> int:
+    """The smallest multiple of 2^(levels-1) that is at least `size`."""
+    step = 2 ** (levels - 1)
+    return -(-size // step) * step
+
+
+def check_size(size: int, views: Sequence[str], levels: int) -> str | None:
+    """What is wrong with the settings, or None."""
+    if padded_size(size, levels) != size:
+        return f"data.size {size} is not a multiple of {2 ** (levels - 1)}; use {padded_size(size, levels)}"
+    if not views:
+        return "data.views is empty; name at least one of axial, coronal, sagittal"
+    if len(set(views)) != len(views):
+        return f"data.views names a view twice: {' '.join(views)}"
+    return None
