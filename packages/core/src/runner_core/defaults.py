@@ -72,7 +72,9 @@ def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat |
 
 @hookimpl
 def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
-    return project.metrics()
+    from runner_core.metrics import default_metrics
+
+    return default_metrics(project, config)
 
 
 @hookimpl

@@ -39,8 +39,8 @@ def phantom_folder(project: Project, say: Callable[[str], None]) -> Path:
 
     from runner_core.cache.folder import cache_root
 
-    parent = cache_root(project.config.cache.dir) / "phantoms"
-    folder = parent / f"{project.name}-{project.phantom_version}"
+    parent = cache_root(project.config.cache.dir) / "phantoms" / project.name
+    folder = parent / f"version-{project.phantom_version}"
     if folder.is_dir():
         return folder
     try:

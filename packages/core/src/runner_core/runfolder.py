@@ -85,9 +85,10 @@ class RunFolder:
     def truncate_log(self, step: int) -> None:
         """Drop what log.jsonl says after the checkpoint of `step`: those steps are about to run again.
 
-        Without that checkpoint's line (it was never written), lines of later steps go.
+        Step 0 drops all of it. Without that checkpoint's line (it was never written), lines of later steps go.
         """
-        if not self.jsonl.exists():
+        if step == 0 or not self.jsonl.exists():
+            self.jsonl.unlink(missing_ok=True)
             return
         kept: list[str] = []
         end = None

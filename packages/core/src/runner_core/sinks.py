@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from runner_core._errors import BadInput
 from runner_core.protocols import Json, Sink
@@ -43,40 +43,47 @@ class Sinks:
                 )
 
 
-class JsonlSink:
-    """One JSON object a line, flushed at once, so that a killed run loses nothing:
-    {"event", "step", …values…}. Only what is under "timing" differs between two equal runs."""
+class _Lines:
+    """A file that grows by whole lines, flushed one by one: a killed process loses none.
+
+    It is opened at the first line, for a resumed run's log is cut back before that.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        self._file: TextIO | None = None
+
+    def write(self, line: str) -> None:
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file.write(line + "\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class JsonlSink(_Lines):
+    """One JSON object a line: {"event", "step", …values…}. Only what is under "timing" differs between equal runs."""
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         line = {"event": kind, "step": step, **values}
-        self._file.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n")
+        self.write(json.dumps(to_json(line), ensure_ascii=False, allow_nan=False))
 
     def figure(self, name: str, step: int, png: Path) -> None:
         self.event("figure", step, {"name": name, "file": png.name})
 
-    def close(self) -> None:
-        self._file.close()
 
-
-class TextSink:
+class TextSink(_Lines):
     """The same for people: a line with the time, the event and its numbers."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         numbers = {**{k: v for k, v in values.items() if k != "timing"}, **(values.get("timing") or {})}
         text = "  ".join(f"{k} {_short(v)}" for k, v in numbers.items())
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {kind:<10} step {step}  {text}\n")
+        self.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {kind:<10} step {step}  {text}")
 
     def figure(self, name: str, step: int, png: Path) -> None:
         self.event("figure", step, {"name": name, "file": png.name})
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class TensorBoardSink:

@@ -21,11 +21,11 @@ from runner_core.project import Project
 PHANTOM = "phantom"
 """What `source` says when a run trains on the built-in phantom."""
 
-HARMLESS = (
-    *("cache.", "log.", "health.", "checkpoint."),
-    *("train.workers", "train.prefetch", "train.device", "train.threads", "train.patience"),
+_FREE = (
+    *("cache.", "data.", "precision.", "log."),
+    *("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last"),
 )
-"""Beginnings of settings that change neither the model nor the sequence of samples: they may differ on resume."""
+"""Beginnings of settings that a trained model may be used with as one likes; the others made it what it is."""
 
 _LEAST: Mapping[str, float] = {
     "cache.workers": 0,
@@ -135,9 +135,9 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
 
 
-def agree(saved: RunConfig, wanted: RunConfig, run: Path, harmless: tuple[str, ...] = HARMLESS) -> None:
-    """BadInput when `wanted` asks for another model or other samples than the run was started with."""
-    changed = {k: v for k, v in differences(saved, wanted).items() if not k.startswith(harmless)}
+def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path) -> None:
+    """BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with."""
+    changed = {k: v for k, v in differences(saved, wanted).items() if not k.startswith(_FREE)}
     if changed:
         lines = "\n".join(f"  - {name}: the run has {was!r}, asked for {now!r}" for name, (was, now) in changed.items())
-        raise BadInput(f"{run} was trained with other settings:\n{lines}\nleave these out, or start a new run")
+        raise BadInput(f"{run} was trained with other settings:\n{lines}\nleave these flags out")

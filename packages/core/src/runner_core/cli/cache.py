@@ -1,0 +1,81 @@
+"""`runner cache list|verify|prune`: the caches of prepared data on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner_core._errors import BadInput
+from runner_core.cache import manage
+from runner_core.cache.manage import Entry
+from runner_core.cli.data import size_text
+
+
+def cache(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(list(arguments) or ["--help"])
+    if options.command == "list":
+        return _list(options)
+    if options.command == "verify":
+        return _verify(options)
+    return _prune(options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = manage.entries(options.dir, options.project)
+    for entry in found:
+        print(_line(entry))
+    print(f"{len(found)} caches, {size_text(sum(e.bytes for e in found))}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    found = manage.entries(options.dir, options.project)
+    damaged = manage.verify(options.dir, options.project)
+    for entry, problem in damaged:
+        print(f"DAMAGED {entry.folder}: {problem}")
+    print(f"{len(found)} caches read, {len(damaged)} damaged")
+    if damaged:
+        print("`runner cache prune` removes damaged caches; they are built anew when they are needed")
+    return BadInput.exit_code if damaged else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    done = manage.prune(
+        options.dir,
+        older_than_days=options.older_than_days,
+        max_gb=options.max_gb,
+        everything=options.all,
+        project=options.project,
+    )
+    for entry in done.removed:
+        print(f"removed {_line(entry)}")
+    for entry in done.kept:
+        print(f"kept, in use: {_line(entry)}")
+    print(f"{len(done.removed)} caches removed, {size_text(done.bytes)} freed")
+    return 0
+
+
+def _line(entry: Entry) -> str:
+    days = max(0.0, time.time() - entry.last_used) / 86400
+    used = "in use" if entry.in_use else f"used {days:.0f} days ago" if days >= 1 else "used today"
+    problem = f"  PROBLEM: {entry.problem}" if entry.problem else ""
+    size = size_text(entry.bytes)
+    return f"{entry.project:<12} {entry.records:>6} records {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="runner cache", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--dir", type=Path, help="the cache folder (default: $XDG_CACHE_HOME/runner or ~/.cache/runner)")
+    common.add_argument("--project", help="only caches of this project")
+    common.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    commands.add_parser("list", parents=[common], help="what there is, the last used first")
+    commands.add_parser("verify", parents=[common], help="read every byte and compare it with its checksum")
+    prune = commands.add_parser("prune", parents=[common], help="remove damaged caches, and those you name here")
+    prune.add_argument("--older-than-days", type=float, metavar="DAYS", help="not used for so long")
+    prune.add_argument("--max-gb", type=float, metavar="GB", help="the longest unused, until all take at most this")
+    prune.add_argument("--all", action="store_true", help="every cache")
+    return parser

@@ -1,0 +1,70 @@
+"""`runner PROJECT check`: audit the data before GPU hours are spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from runner_core._errors import BadInput
+from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
+from runner_core.cli.options import CheckOptions
+from runner_core.cli.start import start_new
+from runner_core.project import Record
+from runner_core.protocols import Finding
+from runner_core.setup import Setup
+from runner_core.splits import split
+
+_LEVELS = ("error", "warning", "note")
+
+
+def check(name: str, arguments: Sequence[str]) -> int:
+    setup = start_new(name, "check", CheckOptions, arguments).setup
+    folder = data_folder(setup, print)
+    records = read_records(setup, folder)
+    print(f"{folder}: {len(records)} records in {len({r.group for r in records})} groups")
+    counts = dict.fromkeys(_LEVELS, 0)
+    good: list[Record] = []
+    for record in records:
+        findings = list(faults(setup, record))
+        for finding in findings:
+            counts[finding.level] += 1
+            print(f"{finding.level:<8} {record.key}: {finding.message}")
+        if not any(f.level == "error" for f in findings):
+            good.append(record)
+    faulty = len(records) - len(good)
+    print(f"{faulty} faulty records, {counts['warning']} warnings, {counts['note']} notes")
+    whole = _plans(setup, good) if good else False
+    if faulty:
+        print("training refuses these records: repair them, or move them out of the folder")
+    return 2 if faulty or not whole else 0
+
+
+def faults(setup: Setup, record: Record) -> Iterator[Finding]:
+    """What is wrong with one record: what preparing it refuses, and what the project's own check finds."""
+    try:
+        setup.pipeline(record)
+    except BadInput as error:
+        yield Finding("decode", "error", str(error))
+        return
+    yield from setup.project.check(record)
+
+
+def _plans(setup: Setup, records: Sequence[Record]) -> bool:
+    """The split that would be used and what the cache will cost, of the records that are usable."""
+
+    def split_lines() -> Iterator[str]:
+        yield from describe_split(records, split(records, setup.config.data, setup.config.train.seed))
+
+    def cache_lines() -> Iterator[str]:
+        yield describe_plan(setup.cache.plan(setup.pipeline, records))
+
+    return all([_say_or_error(split_lines), _say_or_error(cache_lines)])
+
+
+def _say_or_error(lines: Callable[[], Iterator[str]]) -> bool:
+    try:
+        for line in lines():
+            print(line)
+    except BadInput as error:
+        print(f"error    {error}")
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""From a Setup to data: where it lies, its records, their split and their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runner_core._errors import BadInput
+from runner_core.phantoms import phantom_folder
+from runner_core.project import Record
+from runner_core.protocols import CachePlan
+from runner_core.setup import Data, Setup
+from runner_core.splits import split
+
+Say = Callable[[str], None]
+
+
+def data_folder(setup: Setup, say: Say) -> Path:
+    """The user's data, or the phantom (made on first use)."""
+    return setup.source or phantom_folder(setup.project, say)
+
+
+def read_records(setup: Setup, folder: Path) -> Sequence[Record]:
+    """Every record below `folder`; BadInput when there is none, or when two have one key."""
+    records = setup.project.records(folder)
+    if not records:
+        raise BadInput(f"{folder}: there are no {setup.name} records here")
+    seen: dict[str, Record] = {}
+    for record in records:
+        if record.key in seen:
+            raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
+        seen[record.key] = record
+    return records
+
+
+def open_data(setup: Setup, say: Say) -> Data:
+    """Records, split, cache (announced, then built where it is missing) and statistics of the training records."""
+    folder = data_folder(setup, say)
+    records = read_records(setup, folder)
+    splits = split(records, setup.config.data, setup.config.train.seed)
+    for line in describe_split(records, splits):
+        say(line)
+    say(describe_plan(setup.cache.plan(setup.pipeline, records)))
+    store = setup.cache.open(setup.pipeline, records, say)
+    return Data(records, splits, store, setup.project.fit(store, splits["train"]))
+
+
+def describe_split(records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:
+    """A line for each side: how many records and which groups."""
+    lines = []
+    for name, numbers in splits.items():
+        groups = sorted({records[n].group for n in numbers})
+        shown = ", ".join(groups[:8]) + (f", … ({len(groups)} groups)" if len(groups) > 8 else "")
+        if numbers:
+            lines.append(f"{name}: {len(numbers)} records of {len(groups)} groups: {shown}")
+    return lines
+
+
+def describe_plan(plan: CachePlan) -> str:
+    """What the cache will take, in one line."""
+    parts = [
+        f"{size_text(size)} {where}"
+        for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "GPU memory"))
+        if size
+    ]
+    ready = f", {plan.ready} of {plan.records} records ready" if plan.ready else ""
+    place = f" in {plan.folder}" if plan.folder else ""
+    notes = "".join(f"\n  {note}" for note in plan.notes)
+    return f"cache ({plan.mode}): {', '.join(parts) or 'takes nothing'}{ready}{place}{notes}"
+
+
+def size_text(size: float) -> str:
+    """
+    >>> size_text(3_200_000_000)
+    '3.2 GB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def _files(*records: Record) -> str:
+    return " and ".join(str(next(iter(record.files.values()), "?")) for record in records)

@@ -1,0 +1,83 @@
+"""`runner PROJECT evaluate RUN`: whole-record scores, worst cases first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runner_core._errors import BadInput, did_you_mean
+from runner_core.cli.data import data_folder, read_records
+from runner_core.cli.options import EvaluateOptions
+from runner_core.cli.start import Started, load_network, start_from_run
+from runner_core.evaluation import Scores, draw_figures, write_scores
+from runner_core.evaluation import evaluate as score_records
+from runner_core.project import Record
+from runner_core.splits import split
+
+SPLITS = ("validation", "train", "test", "all")
+_SHOWN_ROWS = 20
+
+
+def evaluate(name: str, arguments: Sequence[str]) -> int:
+    started = start_from_run(name, "evaluate", EvaluateOptions, arguments)
+    options, setup, run = started.options, started.setup, started.run
+    assert run is not None
+    side = options.split or ("all" if options.data else "validation")
+    records = _records(started, side)
+    out = options.out or run.path / f"evaluation-{side}"
+    make_folder(out)
+    infer, checkpoint = load_network(started, options.run)
+    print(f"{len(records)} records ({side}) with {checkpoint} of {run.path}")
+    scores = score_records(setup.project, infer, records)
+    for line in score_table(scores):
+        print(line)
+    written = write_scores(scores, out) + draw_figures(setup.project, infer, scores, out)
+    print(f"written: {', '.join(p.name for p in written)} in {out}")
+    for error in scores.errors:
+        print(f"runner: {error}", file=sys.stderr)
+    return BadInput.exit_code if scores.errors else 0
+
+
+def score_table(scores: Scores) -> Iterator[str]:
+    """The worst records, then the means beside the trivial baseline's."""
+    width = max([len(row.record.key) for row in scores.rows] + [8])
+    cells = [max(10, len(name)) for name in scores.names]
+
+    def line(title: str, values: dict[str, float] | None) -> str:
+        texts = [_cell(values.get(n)) if values is not None else n for n in scores.names]
+        return "  ".join([f"{title:<{width}}", *(f"{t:>{w}}" for t, w in zip(texts, cells, strict=True))])
+
+    yield line("worst first", None)
+    for row in scores.rows[:_SHOWN_ROWS]:
+        yield line(row.record.key, dict(row.scores))
+    if len(scores.rows) > _SHOWN_ROWS:
+        yield f"… {len(scores.rows) - _SHOWN_ROWS} more in scores.csv"
+    yield line("mean", scores.means)
+    if scores.baseline:
+        yield line("baseline", scores.baseline)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for results, or BadInput."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot write here: {error.strerror}; name another folder with --out") from error
+
+
+def _records(started: Started[EvaluateOptions], side: str) -> Sequence[Record]:
+    if side not in SPLITS:
+        raise BadInput(f"--split {side!r}: there is no such side{did_you_mean(side, SPLITS)} ({', '.join(SPLITS)})")
+    setup = started.setup
+    records = read_records(setup, data_folder(setup, print))
+    if side == "all":
+        return records
+    numbers = split(records, setup.config.data, setup.config.train.seed).get(side, [])
+    if not numbers:
+        raise BadInput(f"the split {setup.config.data.split!r} has no {side} records; --split all scores every record")
+    return [records[n] for n in numbers]
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None or value - value != 0 else f"{value:.4f}"

@@ -1,0 +1,177 @@
+"""Flags of the commands, as dataclasses for tyro; the project's settings are flags of the same command line.
+
+The docstring under each field is its help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
+
+from runner_core._errors import BadInput
+from runner_core.config import RunConfig
+
+LATEST = "latest"
+
+
+@dataclass(kw_only=True)
+class Options:
+    """What every command of a project takes."""
+
+    config: Path | None = None
+    """Settings file (YAML) over the preset; flags win over it."""
+    extension: UseAppendAction[tuple[str, ...]] = ()
+    """This extension provides what several could."""
+    no_extension: UseAppendAction[tuple[str, ...]] = ()
+    """Switch an installed extension off."""
+    debug: FlagCreatePairsOff[bool] = False
+    """Show tracebacks of errors."""
+
+
+@dataclass(kw_only=True)
+class PresetOptions(Options):
+    preset: str | None = None
+    """Named defaults to start from. Default: demo for the phantom, else default."""
+    data: Path | None = None
+    """Your data. Default: a generated phantom."""
+
+
+@dataclass(kw_only=True)
+class TrainOptions(PresetOptions):
+    """Train a model. Settings: preset < --config FILE < flags; `config` prints what they come to."""
+
+    run_dir: Path | None = None
+    """Folder of the run: must be empty or new. Default: runs/PROJECT/TIME."""
+    resume: str | None = None
+    """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest."""
+
+
+@dataclass(kw_only=True)
+class ConfigOptions(PresetOptions):
+    """Print the settings that `train` would use, as YAML that --config accepts."""
+
+
+@dataclass(kw_only=True)
+class CheckOptions(PresetOptions):
+    """Audit the data: faulty records, the split, what the cache will cost. Exit code 2 when a record is faulty."""
+
+
+@dataclass(kw_only=True)
+class PhantomOptions(Options):
+    """Write the phantom into a folder, in the project's own file formats."""
+
+    folder: Positional[Path]
+    """A new or empty folder."""
+
+
+@dataclass(kw_only=True)
+class RunOptions(Options):
+    run: Positional[Path]
+    """A run folder, or one of its checkpoints. Comes first."""
+
+
+@dataclass(kw_only=True)
+class EvaluateOptions(RunOptions):
+    """Score whole records with the best checkpoint, worst cases first; writes a table and figures."""
+
+    data: Path | None = None
+    """Data to score. Default: the run's own."""
+    split: str | None = None
+    """validation, train, test or all. Default: validation; all, where --data is given."""
+    out: Path | None = None
+    """Folder for scores and figures. Default: evaluation-SPLIT in the run folder."""
+
+
+@dataclass(kw_only=True)
+class PredictOptions(RunOptions):
+    """Predict files or folders with the best checkpoint, in their own grid and format."""
+
+    inputs: Positional[tuple[Path, ...]]
+    """Files or folders."""
+    out: Path
+    """Folder for the predictions."""
+
+
+@dataclass(kw_only=True)
+class ExportOptions(RunOptions):
+    """Write the network of the best checkpoint for use without runner."""
+
+    out: Path
+    """A new or empty folder."""
+
+
+@dataclass(frozen=True)
+class Peek:
+    """What must be known of a command line before its settings can be parsed."""
+
+    preset: str | None
+    config: Path | None
+    data: Path | None
+    resume: str | None
+    run_dir: Path | None
+    extension: tuple[str, ...]
+    no_extension: tuple[str, ...]
+    help: bool
+    run: Path | None
+    """First word, where it is no flag: the run, for commands that take one."""
+    arguments: tuple[str, ...]
+    """The command line, with a bare `--resume` spelled out."""
+
+
+def peek(arguments: Sequence[str]) -> Peek:
+    """Look for the flags that decide which defaults the others have."""
+    arguments = _spell_out_resume(arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--preset", "--resume"):
+        parser.add_argument(name)
+    for name in ("--config", "--data", "--run-dir"):
+        parser.add_argument(name, type=Path)
+    for name in ("--extension", "--no-extension"):
+        parser.add_argument(name, action="append", default=[])
+    parser.add_argument("-h", "--help", action="store_true")
+    try:
+        known, _ = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise BadInput(str(error)) from None
+    run = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
+    values = vars(known)
+    lists = {name: tuple(values.pop(name)) for name in ("extension", "no_extension")}
+    return Peek(**values, **lists, run=run, arguments=tuple(arguments))
+
+
+Parsed = TypeVar("Parsed", bound=Options)
+
+
+def parse(kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], prog: str, extra: Any = None) -> (
+    tuple[Parsed, RunConfig, Any]
+):
+    """Parse a whole command line: the command's own flags, the project's settings, and, for predict, the project's
+    own options. tyro prints help and errors itself and exits (code 2)."""
+    fields: list[Any] = [("settings", _inline(type(settings)), dataclasses.field(default=settings))]
+    if extra is not None:
+        fields.insert(0, ("extra", _inline(type(extra)), dataclasses.field(default=extra)))
+    fields = [(name, hint, dataclasses.field(default_factory=lambda v=f.default: v)) for name, hint, f in fields]
+    command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
+    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=kind.__doc__)
+    return parsed, parsed.settings, getattr(parsed, "extra", None)
+
+
+def _inline(kind: type) -> Any:
+    """A nested dataclass whose fields are flags without a common prefix."""
+    return Annotated[kind, tyro.conf.arg(name="")]
+
+
+def _spell_out_resume(arguments: Sequence[str]) -> list[str]:
+    spelled: list[str] = []
+    for i, word in enumerate(arguments):
+        spelled.append(word)
+        if word == "--resume" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
+            spelled.append(LATEST)
+    return spelled

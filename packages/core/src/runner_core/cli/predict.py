@@ -1,0 +1,63 @@
+"""`runner PROJECT predict RUN INPUT…` and `runner PROJECT export RUN`: use a trained network."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from runner_core._errors import BadInput
+from runner_core.cli.evaluate import make_folder
+from runner_core.cli.options import ExportOptions, PredictOptions
+from runner_core.cli.start import load_network, load_state, start_from_run
+from runner_core.project import Record
+from runner_core.setup import Setup
+
+
+def predict(name: str, arguments: Sequence[str]) -> int:
+    """Every input that can be predicted is; the others are named, and the exit code is then 2."""
+    started = start_from_run(name, "predict", PredictOptions, arguments)
+    options, setup = started.options, started.setup
+    records, failed = _inputs(setup, options)
+    make_folder(options.out)
+    infer, checkpoint = load_network(started, options.run)
+    print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")
+    setup.project.pipeline = setup.pipeline
+    for record in records:
+        try:
+            written = setup.project.write(record, setup.project.predict(record, infer), options.out)
+        except BadInput as error:
+            failed += 1
+            print(f"runner: {error}", file=sys.stderr)
+            continue
+        print(f"{record.key}: {', '.join(str(path) for path in written)}")
+    if failed:
+        print(f"{failed} inputs could not be predicted (see above)", file=sys.stderr)
+    return BadInput.exit_code if failed else 0
+
+
+def export(name: str, arguments: Sequence[str]) -> int:
+    started = start_from_run(name, "export", ExportOptions, arguments)
+    out = started.options.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"{out}: exists and is not an empty folder; name another with --out")
+    state, checkpoint = load_state(started, started.options.run)
+    make_folder(out)
+    written = started.setup.engine.export(started.setup, state, out)
+    print(f"{checkpoint}: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[Record], int]:
+    """Records of every input, each once, and how many inputs are of no use."""
+    records: dict[tuple[str, ...], Record] = {}
+    failed = 0
+    for path in options.inputs:
+        try:
+            if not path.exists():
+                raise BadInput(f"{path}: there is no such file or folder")
+            for record in setup.project.inputs(path):
+                records[tuple(str(p.absolute()) for p in record.files.values())] = record
+        except BadInput as error:
+            failed += 1
+            print(f"runner: {error}", file=sys.stderr)
+    return list(records.values()), failed

@@ -1,0 +1,44 @@
+"""`runner PROJECT config`, `phantom` and `report`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner_core.cli.options import ConfigOptions, PhantomOptions
+from runner_core.cli.start import start_new
+from runner_core.config.resolve import dump
+
+
+def config(name: str, arguments: Sequence[str]) -> int:
+    setup = start_new(name, "config", ConfigOptions, arguments).setup
+    print(f"# {name}, preset {setup.preset} (presets: {', '.join(setup.project.presets)})")
+    for plugin, hooks in setup.plugins.provides().items():
+        print(f"# {plugin} ({setup.plugins.versions[plugin]}): {', '.join(hooks)}")
+    print(dump(setup.config), end="")
+    return 0
+
+
+def phantom(name: str, arguments: Sequence[str]) -> int:
+    from runner_core.phantoms import write_phantom
+
+    started = start_new(name, "phantom", PhantomOptions, arguments)
+    folder = write_phantom(started.setup.project, started.options.folder)
+    print(f"{folder}: {len(started.setup.project.records(folder))} records")
+    print(f"next: runner {name} train --data {folder}")
+    return 0
+
+
+def report(name: str, arguments: Sequence[str]) -> int:
+    from runner_core.cli.start import read_run
+    from runner_core.report import write_report
+    from runner_core.runfolder import RunFolder
+
+    parser = argparse.ArgumentParser(prog=f"runner {name} report", description="Write a run's report.html anew.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    run = RunFolder.open(parser.parse_args(list(arguments)).run)
+    read_run(run, name)
+    print(write_report(run))
+    return 0

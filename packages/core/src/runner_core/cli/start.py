@@ -1,0 +1,183 @@
+"""From a command line to a Setup: plugins, preset, settings file, flags; for a new run or with a trained one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from runner_core import discovery
+from runner_core._errors import BadInput
+from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
+from runner_core.config.resolve import (
+    PHANTOM,
+    SettingsFile,
+    from_file,
+    from_preset,
+    read_settings,
+    refuse_nonsense,
+    refuse_other_model,
+)
+from runner_core.plugins import Plugins
+from runner_core.project import Project
+from runner_core.protocols import Infer, State
+from runner_core.runfolder import RunFolder
+from runner_core.setup import Setup
+
+
+@dataclass
+class Started(Generic[Parsed]):
+    """A parsed command. `run`: the run that it continues or uses, None for a new one."""
+
+    options: Parsed
+    setup: Setup
+    run: RunFolder | None
+    chosen: tuple[str, ...]
+    """Extensions that were chosen where several could provide a capability."""
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What config.yaml says besides the settings."""
+        source = self.setup.source
+        return {
+            "project": self.setup.name,
+            "preset": self.setup.preset,
+            "source": PHANTOM if source is None else str(source),
+            "plugins": self.setup.plugins.versions,
+            "chosen": list(self.chosen),
+        }
+
+
+def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
+    """For commands that start from a preset, or that continue a run (`train --resume`)."""
+    seen = peek(arguments)
+    run = _resumed(name, seen)
+    saved = None if run is None else read_run(run, name)
+    plugins, chosen = _plugins(name, seen, saved)
+    project = plugins.project()
+    file = None if seen.config is None else read_settings(seen.config)
+    source = _source(seen.data, saved)
+    fallback = "demo" if source is None else "default"
+    preset = seen.preset or (file and file.preset) or (saved and saved.preset) or fallback
+    if saved is not None and seen.preset not in (None, saved.preset):
+        raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
+    settings = _settings(project, preset, saved, file)
+    options, settings, _ = parse(kind, settings, seen.arguments, f"runner {name} {command}")
+    refuse_nonsense(settings)
+    return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)
+
+
+def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
+    """For commands that use a trained run, named first: its settings, and flags that leave its model alone."""
+    seen = peek(arguments)
+    if seen.run is None:
+        if seen.help:
+            plugins = Plugins.load(name)
+            parse(kind, from_preset(plugins.project(), "default"), ["--help"], f"runner {name} {command}",
+                  _extra(kind, plugins.project()))  # fmt: skip
+        raise BadInput(f"name the run first: runner {name} {command} RUN …  (a folder below runs/{name})")
+    run = RunFolder.open(seen.run)
+    saved = read_run(run, name)
+    plugins, chosen = _plugins(name, seen, saved)
+    project = plugins.project()
+    trained = _settings(project, saved.preset or "default", saved, None)
+    settings = trained if seen.config is None else from_file(trained, project, read_settings(seen.config))
+    prog = f"runner {name} {command}"
+    options, settings, extra = parse(kind, settings, seen.arguments, prog, _extra(kind, project))
+    refuse_nonsense(settings)
+    refuse_other_model(trained, settings, run.path)
+    made = project(settings)
+    if extra is not None:
+        made.predict_options = extra
+    setup = Setup(made, settings, saved.preset or "default", _source(seen.data, saved), plugins)
+    return Started(options, setup, run, chosen)
+
+
+def load_network(started: Started[Any], named: Path) -> tuple[Infer, str]:
+    """Inference with the checkpoint that `named` is, or with the best of the run it is; and which one that was."""
+    state, checkpoint = load_state(started, named)
+    _, infer = started.setup.engine.load(started.setup, state)
+    return infer, checkpoint
+
+
+def load_state(started: Started[Any], named: Path) -> tuple[State, str]:
+    """The state of the checkpoint that `named` is, or of the best one of the run it is; and its name."""
+    from runner_core.checkpoint import Checkpoints
+
+    setup, run = started.setup, started.run
+    assert run is not None
+    checkpoints = Checkpoints(run.checkpoints, setup.checkpoint_format, project=setup.name)
+    path = checkpoint_path(run, named)
+    if path is None:
+        found = checkpoints.best()
+        if found is None:
+            raise BadInput(f"{run.path}: there is no usable checkpoint yet; train first, or continue with --resume")
+        path = found[0]
+    return checkpoints.load(path), path.name
+
+
+def checkpoint_path(run: RunFolder, named: Path) -> Path | None:
+    """The checkpoint that the user named inside `run`; None for the run folder itself."""
+    inside = named.absolute()
+    if run.checkpoints.absolute() not in inside.parents:
+        return None
+    while inside.parent != run.checkpoints.absolute():  # a file inside a checkpoint
+        inside = inside.parent
+    return inside
+
+
+def _resumed(name: str, seen: Peek) -> RunFolder | None:
+    if seen.resume is None:
+        return None
+    if seen.resume != LATEST:
+        return RunFolder.open(Path(seen.resume))
+    return RunFolder.open(seen.run_dir) if seen.run_dir else RunFolder.latest(name)
+
+
+def read_run(run: RunFolder, name: str) -> SettingsFile:
+    """A run's settings file; BadInput when it is a run of another project."""
+    saved = read_settings(run.config_file)
+    if saved.project != name:
+        raise BadInput(f"{run.path} is a run of project {saved.project!r}, not of {name!r}")
+    return saved
+
+
+def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins, tuple[str, ...]]:
+    """A trained run gets the extensions that it was trained with, and no others; flags may add and take away."""
+    chosen, without = seen.extension, seen.no_extension
+    if saved is not None:
+        active = [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
+        installed = discovery.extensions()
+        for extension in active:
+            if extension not in installed and extension not in without:
+                raise BadInput(f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed")
+        chosen = chosen or tuple(c for c in saved.chosen if c not in without)
+        without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
+    return Plugins.load(name, chosen, without), chosen
+
+
+def _settings(project: type[Project], preset: str, saved: SettingsFile | None, file: SettingsFile | None) -> Any:
+    settings = from_preset(project, preset)
+    for source in (saved, file):
+        if source is not None:
+            settings = from_file(settings, project, source)
+    return settings
+
+
+def _source(data: Path | None, saved: SettingsFile | None) -> Path | None:
+    """The data: what the user names, else what the run used, else None (the phantom)."""
+    if data is not None:
+        if not data.exists():
+            raise BadInput(f"{data}: there is no such folder; give --data the folder that holds your data")
+        return data.absolute()
+    if saved is None or saved.source in (None, PHANTOM):
+        return None
+    source = Path(saved.source or "")
+    if not source.exists():
+        raise BadInput(f"{source}: the data of this run is not there any more; name it with --data")
+    return source
+
+
+def _extra(kind: type[Options], project: type[Project]) -> Any:
+    return project.PredictOptions() if issubclass(kind, PredictOptions) else None

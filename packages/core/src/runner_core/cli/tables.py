@@ -1,0 +1,71 @@
+"""What `train` prints before it begins and when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner_core.config.resolve import differences, from_preset
+from runner_core.display import duration
+from runner_core.runfolder import RunFolder
+from runner_core.setup import Setup
+
+_SHOWN = 12
+
+
+def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
+    """What is about to be trained, on what, and what the demo made smaller."""
+    verb = "continuing" if resume else "run"
+    yield f"{setup.name}: preset {setup.preset}, {verb} {folder.path}"
+    if setup.source is None:
+        yield f"data: the generated phantom (no --data given): a demonstration of {setup.name}, not a usable model"
+    else:
+        yield f"data: {setup.source}"
+    extensions = [name for name in setup.plugins.names if name.startswith("extension ")]
+    if extensions:
+        yield f"with {', '.join(extensions)}"
+    if setup.preset == "demo":
+        changed = smaller(setup)
+        if changed:
+            yield "made smaller than the preset default: " + "; ".join(changed)
+
+
+def smaller(setup: Setup) -> list[str]:
+    """Where the settings differ from the preset default, leaving out how the run is kept and logged."""
+    usual = from_preset(type(setup.project), "default")
+    changed = [
+        f"{name} {_text(now)} (default {_text(was)})"
+        for name, (was, now) in differences(usual, setup.config).items()
+        if not name.startswith(("cache.", "log.", "health.", "checkpoint."))
+    ]
+    return changed[:_SHOWN] + ([f"… {len(changed) - _SHOWN} more in config.yaml"] if len(changed) > _SHOWN else [])
+
+
+def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]:
+    """How it ended: validation metrics, whole-record scores beside the trivial baseline, speed."""
+    yield ""
+    scores, baseline = summary.get("scores") or {}, summary.get("baseline") or {}
+    if summary.get("metrics"):
+        yield f"validation (best checkpoint, step {summary.get('best_step')})"
+        yield from (f"  {name:<24} {_number(value)}" for name, value in summary["metrics"].items())
+    if scores:
+        yield f"{'whole records':<26} {'trained':>9}" + (f" {'baseline':>9}" if baseline else "")
+        for name, value in scores.items():
+            yield f"  {name:<24} {_number(value)}" + (f" {_number(baseline.get(name))}" if baseline else "")
+    yield (
+        f"{summary['epochs']} epochs, {summary['steps']} steps in {duration(summary['wall_seconds'])}: "
+        f"{summary['samples_per_second']:,.0f} samples/s, {summary['data_wait_share']:.1%} of it waiting for data"
+    )
+    for finding in summary.get("health") or ():
+        yield f"{finding['level']}: {finding['rule']}: {finding['message']}"
+    yield f"run folder: {folder.path}   report: {folder.report_file}"
+    name = summary["project"]
+    yield f"next: runner {name} predict {folder.path} INPUT… --out DIR"
+
+
+def _number(value: Any) -> str:
+    return f"{value:>9.4f}" if isinstance(value, (int, float)) and value - value == 0 else f"{'–':>9}"
+
+
+def _text(value: Any) -> str:
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)

@@ -1,0 +1,124 @@
+"""`runner PROJECT train`: settings → data → training → scores → report."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from runner_core._errors import RunnerError, Stopped, Unhealthy
+from runner_core.cli.crash import save_traceback
+from runner_core.cli.data import open_data
+from runner_core.cli.options import TrainOptions
+from runner_core.cli.start import Started, load_network, start_new
+from runner_core.cli.tables import banner, result_table
+from runner_core.config.resolve import PHANTOM, save
+from runner_core.display import Display
+from runner_core.evaluation import draw_figures, evaluate, versions, write_scores
+from runner_core.runfolder import RunFolder
+from runner_core.setup import Data
+from runner_core.sinks import Sinks
+
+
+def train(name: str, arguments: Sequence[str]) -> int:
+    started = start_new(name, "train", TrainOptions, arguments)
+    fresh = started.run is None
+    folder = started.run or RunFolder.create(None, name, started.options.run_dir)
+    started.run = folder
+    with folder.lock():
+        display = Display(folder.log)
+        previous = None if fresh else folder.config_file.read_text(encoding="utf-8")
+        save(folder.config_file, started.setup.config, started.head)
+        try:
+            return _train(started, folder, display, resume=not fresh)
+        except (Stopped, Unhealthy):
+            raise
+        except RunnerError:
+            if previous is not None:  # refused: the run stays what it was
+                folder.config_file.write_text(previous, encoding="utf-8")
+            elif not folder.jsonl.exists():  # nothing was trained: leave no empty run behind
+                _discard(folder)
+            raise
+        except Exception as error:
+            save_traceback(error, folder.log)
+            folder.write_summary(_summary(started, {"status": "failed", "reason": f"{type(error).__name__}: {error}"}))
+            raise
+
+
+def _train(started: Started[Any], folder: RunFolder, display: Display, resume: bool) -> int:
+    from runner_core.training import train as run_training
+
+    setup = started.setup
+    for line in banner(setup, folder, resume):
+        display.say(line)
+    data = open_data(setup, display.say)
+    sinks = Sinks(setup.sinks(folder.path), display.say)
+    try:
+        summary = run_training(setup, data, folder, sinks, display, resume)
+        summary = _summary(started, summary | _score(started, data, display, sinks))
+        folder.write_summary(summary)
+    except (Stopped, Unhealthy) as error:
+        folder.write_summary(_summary(started, getattr(error, "summary", {})))
+        if isinstance(error, Stopped):
+            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {folder.path}",)
+        raise
+    finally:
+        sinks.close()
+        _report(folder, display)
+    for line in result_table(summary, folder):
+        display.say(line)
+    return 0
+
+
+def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks) -> dict[str, Any]:
+    """Scores of the validation records with the best checkpoint, and pictures of them."""
+    folder, project = started.run, started.setup.project
+    assert folder is not None
+    records = [data.records[n] for n in data.splits.get("validation", [])]
+    if not records or not _can_predict(project):
+        return {"scores": {}, "baseline": {}}
+    begun = time.monotonic()
+    infer, checkpoint = load_network(started, folder.path)
+    display.say(f"scoring {len(records)} validation records with checkpoint {checkpoint}")
+    scores = evaluate(project, infer, records, display.say)
+    write_scores(scores, folder.path)
+    step = int(checkpoint.rpartition("-")[2])
+    for path in draw_figures(project, infer, scores, folder.figures):
+        sinks.figure(path.stem, step, path)
+    return {"scores": scores.means, "baseline": scores.baseline, "scoring_seconds": time.monotonic() - begun}
+
+
+def _can_predict(project: Any) -> bool:
+    from runner_core.project import Project
+
+    return type(project).predict is not Project.predict and type(project).score is not Project.score
+
+
+def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
+    setup = started.setup
+    source = PHANTOM if setup.source is None else str(setup.source)
+    head = {"project": setup.name, "preset": setup.preset, "data": source}
+    return head | summary | {"versions": versions() | summary.get("versions", {}) | {"plugins": setup.plugins.versions}}
+
+
+def _report(folder: RunFolder, display: Display) -> None:
+    """A report that cannot be written is said, and costs the run nothing."""
+    from runner_core.report import write_report
+
+    try:
+        if folder.jsonl.exists():
+            write_report(folder)
+    except OSError as error:
+        display.say(f"warning: {folder.report_file} cannot be written: {error}")
+
+
+def _discard(folder: RunFolder) -> None:
+    for path in (folder.config_file, folder.log):
+        path.unlink(missing_ok=True)
+    for path in (folder.checkpoints, folder.figures):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder.path / ".lock").unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.path.rmdir()

@@ -1,0 +1,174 @@
+"""A whole project in plain torch, as small as one can be: bright discs in noise, stacks of slices as .npy files.
+
+A record is STEM.npy (slices, 24, 24) float32 beside STEM_mask.npy (the same shape, 0 or 1); what precedes the first
+"_" of STEM is its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from runner_core import BadInput, Decoded, Finding, Precision, Project, Record, RowSamples, RunConfig, Step, hookimpl
+from runner_core.config import LogConfig, TrainConfig
+
+
+@dataclass
+class ModelConfig:
+    width: int = 8
+    """Channels of the hidden layers."""
+    dropout: float = 0.1
+    """Share of hidden values dropped in training."""
+
+
+@dataclass
+class ToyConfig(RunConfig):
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=20, batch_size=8, learning_rate=1e-2))
+    log: LogConfig = field(default_factory=lambda: LogConfig(every=5))
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+def demo() -> ToyConfig:
+    config = ToyConfig()
+    config.train.epochs, config.train.steps_per_epoch = 3, 25
+    config.model.width = 4
+    return config
+
+
+@dataclass
+class ToyPredictOptions:
+    scaled: bool = False
+    """Also write the probabilities, as STEM_probability.npy."""
+
+
+class Toy(Project):
+    name = "toy"
+    framework = "torch"
+    Config = ToyConfig
+    presets: ClassVar = {"default": ToyConfig, "demo": demo}
+    monitor = ("loss", "min")
+    splittable = True
+    PredictOptions = ToyPredictOptions
+    config: ToyConfig
+
+    def records(self, root: Path) -> Sequence[Record]:
+        stems = sorted(p for p in root.glob("*.npy") if not p.stem.endswith("_mask"))
+        if not stems:
+            raise BadInput(f"{root}: no toy data here; expected STEM.npy beside STEM_mask.npy")
+        return [self._record(p) for p in stems]
+
+    def inputs(self, path: Path) -> Sequence[Record]:
+        return self.records(path) if path.is_dir() else [self._record(path)]
+
+    def _record(self, path: Path) -> Record:
+        mask = path.with_name(f"{path.stem}_mask.npy")
+        files = {"image": path} | ({"mask": mask} if mask.exists() else {})
+        return Record(path.stem, path.stem.split("_")[0], files)
+
+    def decode(self, record: Record) -> Decoded:
+        arrays = {role: self._read(file) for role, file in record.files.items()}
+        shapes = {a.shape for a in arrays.values()}
+        if len(shapes) != 1:
+            raise BadInput(f"{record.files['mask']}: its shape is not that of {record.files['image']}: {shapes}")
+        return Decoded(arrays, (1.0, 1.0, 1.0), "image")
+
+    def _read(self, file: Path) -> Any:
+        try:
+            array = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise BadInput(f"{file}: not a whole .npy file: {error}") from error
+        if array.ndim != 3 or array.shape[1:] != (24, 24):
+            raise BadInput(f"{file}: expected (slices, 24, 24), found {array.shape}")
+        return array
+
+    def prepare(self, decoded: Decoded) -> dict[str, Any]:
+        stored = {"image": (np.clip(decoded.arrays["image"], 0, 1) * 255).astype(np.uint8)}
+        if "mask" in decoded.arrays:
+            stored["mask"] = (decoded.arrays["mask"] > 0).astype(np.uint8)
+        return stored
+
+    def samples(self, store: Any, records: Sequence[int], split: str) -> RowSamples:
+        return RowSamples(store, {"image": (0,), "mask": (0,)}, records)
+
+    def augment(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+        if rng.random() < 0.5:
+            for name in ("image", "mask"):
+                sample[name][...] = sample[name][..., ::-1].copy()
+
+    def on_device(self, batch: dict[str, Any], statistics: Any, rng: Any | None) -> dict[str, Any]:
+        import torch
+
+        image = batch["image"].float() / 255
+        if rng is not None:
+            image = image + 0.02 * torch.randn(image.shape, generator=rng, device=image.device)
+        return {**batch, "image": image}
+
+    def model(self, precision: Precision) -> Any:
+        from torch import nn
+
+        width = self.config.model.width
+        return nn.Sequential(
+            *(nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.Dropout(self.config.model.dropout)),
+            *(nn.Conv2d(width, width, 5, padding=2), nn.ReLU(), nn.Conv2d(width, 1, 3, padding=1)),
+        )
+
+    def step(self, model: Any, batch: dict[str, Any], progress: Any) -> Step:
+        from torch.nn import functional as F
+
+        logits = model(batch["image"]).float()
+        loss = F.binary_cross_entropy_with_logits(logits, batch["mask"].float())
+        return Step(loss, {"bce": loss.detach()}, logits)
+
+    def decision(self, prediction: Any) -> Any:
+        return prediction > 0
+
+    def predict(self, record: Record, infer: Any) -> Any:
+        decoded = self.decode(record)
+        image = self.prepare(decoded)["image"][:, None]
+        return 1 / (1 + np.exp(-infer({"image": image})["prediction"][:, 0]))
+
+    def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
+        written = {out / f"{record.key}_mask.npy": (prediction > 0.5).astype(np.uint8)}
+        if self.predict_options.scaled:
+            written[out / f"{record.key}_probability.npy"] = prediction.astype(np.float32)
+        for path, array in written.items():
+            np.save(path, array, allow_pickle=False)
+        return list(written)
+
+    def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
+        truth, found = self._read(record.files["mask"]) > 0, prediction > 0.5
+        return {
+            "error": float(np.mean(truth != found)),
+            "dice": float(2 * np.sum(truth & found) / max(1, truth.sum() + found.sum())),
+        }
+
+    def baseline(self, record: Record) -> Any:
+        return (self._read(record.files["image"]) > 0.5).astype(np.float32)
+
+    def figure(self, record: Record, prediction: Any) -> Any:
+        image = np.clip(self._read(record.files["image"])[0] * 255, 0, 255)
+        return np.stack([image, prediction[0] * 255, image], axis=-1).astype(np.uint8)
+
+    def check(self, record: Record) -> Sequence[Finding]:
+        if "mask" in record.files and not self._read(record.files["mask"]).any():
+            return [Finding("empty mask", "warning", f"{record.files['mask']}: nothing is marked")]
+        return []
+
+    def phantom(self, folder: Path, rng: np.random.Generator) -> None:
+        rows, columns = np.mgrid[:24, :24]
+        for group in range(5):
+            for scan in "ab":
+                centre, radius = rng.uniform(8, 16, (4, 2)), rng.uniform(3, 7, 4)
+                mask = np.stack([np.hypot(rows - y, columns - x) < r for (y, x), r in zip(centre, radius, strict=True)])
+                image = 0.3 + 0.4 * mask + rng.normal(0, 0.25, mask.shape)
+                np.save(folder / f"p{group}_{scan}.npy", image.astype(np.float32))
+                np.save(folder / f"p{group}_{scan}_mask.npy", mask.astype(np.uint8))
+
+
+@hookimpl
+def runner_project() -> type[Project]:
+    return Toy
