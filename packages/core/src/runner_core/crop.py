@@ -132,10 +132,10 @@ def largest_object(mask: Array) -> Array:
         for axis in range(mask.ndim):
             planes = np.moveaxis(labels, axis, 0)
             inside = np.moveaxis(mask, axis, 0)
-            for order in (range(1, len(planes)), range(len(planes) - 2, -1, -1)):
-                step = order.step
-                for i in order:
-                    np.maximum(planes[i], planes[i - step], out=planes[i], where=inside[i])
+            for sweep in (range(1, len(planes)), range(len(planes) - 2, -1, -1)):
+                for i in sweep:
+                    plane, before = planes[i, ...], planes[i - sweep.step, ...]
+                    np.maximum(plane, before, out=plane, where=inside[i])
     sizes = np.bincount(labels.ravel())
     sizes[0] = 0
     return mask & (labels == int(np.argmax(sizes)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
-
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.project import Decoded, Project, Record
@@ -20,7 +20,7 @@ class RowsToy(Project):
     name = "rowstoy"
     framework = "torch"
     Config = RunConfig
-    presets = {}
+    presets = {}  # noqa: RUF012
 
     def __init__(self, config: RunConfig, log: Path | None = None, pause: float = 0.0, dtype: str = "uint8") -> None:
         super().__init__(config)
@@ -81,3 +81,30 @@ class Failing:
         if self.how == "bad":
             raise BadInput("scan.nii: broken")
         raise ZeroDivisionError("a bug in the samples")
+
+
+class RemoteNumbers:
+    """Samples that are their own numbers."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fill(self, indices, seed, epoch, out) -> None:
+        out["image"][...] = indices[:, None]
+        out["record"][...] = indices
+
+
+class Frameworks(RemoteNumbers):
+    """A sample is the number of frameworks that its process has imported."""
+
+    def __init__(self) -> None:
+        from runner_core.protocols import SampleSpec
+
+        super().__init__(3)
+        self.spec = {"image": SampleSpec((1,), np.dtype(np.uint8))}
+
+    def fill(self, indices, seed, epoch, out) -> None:
+        out["image"][...] = len({"torch", "tensorflow", "keras"} & set(sys.modules))

@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,8 +30,9 @@ from runner_core.cache.folder import (
 )
 from runner_core.cache.identity import FileMark, Identities, hash_record, record_identity, unchanged
 from runner_core.cache.progress import progress
+from runner_core.cache.size import in_words
 from runner_core.cache.stored import PreparedStore
-from runner_core.cache.write import ArrayWriter
+from runner_core.cache.write import ArrayWriter, FlatFile, as_bytes
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline
 
@@ -107,7 +109,8 @@ class Prepare:
         path = None
         if self.folder is not None:
             path = self.folder / f"part-{number}-{index}"
-            array.tofile(path)
+            with closing(FlatFile(path)) as file:
+                file.append(as_bytes(array))
         return Part(array.dtype.str, array.shape, path)
 
 
@@ -154,7 +157,8 @@ class Builder:
     def build(self, say: Say) -> Path:
         """The finished folder. Raises DataErrors, OutOfSpace, BadInput; then nothing is left on the disk."""
         try:
-            temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self.parent))
+            temporary = self.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+            temporary.mkdir()
         except OSError as error:
             raise self._disk_error(error) from error
         try:
@@ -236,7 +240,7 @@ class Builder:
         size = sum(f.stat().st_size for f in temporary.glob("array-*"))
         if size > self.max_bytes:
             raise OutOfSpace(
-                f"the cache grew beyond {self.max_bytes / 1e9:.2f} GB (expected: {self.needs}); raise cache.max_gb, "
+                f"the cache grew beyond {in_words(self.max_bytes)} (expected: {self.needs}); raise cache.max_gb, "
                 "or set cache.mode to blosc2 or off"
             )
 
@@ -245,7 +249,7 @@ class Builder:
             return unwritable(self.parent, error)
         free = shutil.disk_usage(self.parent).free
         return OutOfSpace(
-            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {free / 1e9:.2f} GB are free now; "
+            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {in_words(free)} are free now; "
             "set cache.dir to a larger disk, or cache.mode to blosc2 or off. What was written is removed again"
         )
 

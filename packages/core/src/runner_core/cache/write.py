@@ -19,6 +19,11 @@ _CHUNK = 1 << 16
 _LARGEST_CHUNK = 1 << 22
 
 
+def as_bytes(array: Array) -> memoryview:
+    """The bytes of an array, in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 class _File(Protocol):
     def append(self, content: memoryview) -> None: ...
 
@@ -39,12 +44,12 @@ class ArrayWriter:
         """Raises OSError (disk full), ValueError (another dtype than the records before)."""
         if self._file is None:
             self._dtype = array.dtype
-            self._file = _FlatFile(self._path) if self._form == "flat" else _BloscFile(self._path, array)
+            self._file = FlatFile(self._path) if self._form == "flat" else _BloscFile(self._path, array)
         if array.dtype != self._dtype:
             raise ValueError(f"has dtype {array.dtype}, records before it have {self._dtype}")
         self._shapes.append(array.shape)
         if array.size:
-            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            content = as_bytes(array)
             self._content.update(content)
             self._file.append(content)
 
@@ -66,11 +71,13 @@ class ArrayWriter:
         state = xxhash.xxh3_128()
         array = BloscArray(self._path, self._dtype, self._shapes)
         for record in range(len(self._shapes)):
-            state.update(array.read(record).reshape(-1).view(np.uint8).data)
+            state.update(as_bytes(array.read(record)))
         return state.hexdigest()
 
 
-class _FlatFile:
+class FlatFile:
+    """Bytes in a file; OSError says why they could not be written (NumPy's `tofile` does not)."""
+
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
@@ -139,7 +146,7 @@ def blosc_chunks(first: Array, path: Path | None = None) -> Any:
 def compressed_bytes(array: Array) -> int:
     """What blosc2 makes of an array."""
     chunks = blosc_chunks(array)
-    content = array.reshape(-1).view(np.uint8)
-    for begin in range(0, content.size, chunks.chunksize):
+    content = as_bytes(array)
+    for begin in range(0, len(content), chunks.chunksize):
         chunks.append_data(content[begin : begin + chunks.chunksize])
     return int(chunks.cbytes)

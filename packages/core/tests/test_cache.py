@@ -1,0 +1,440 @@
+"""The cache of prepared arrays: what it holds, when it is built again, what it refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig
+from runner_core.cache import default_cache, folder, manage, size, write
+from runner_core.cache.folder import Damaged
+from runner_core.config import CacheConfig
+from runner_core.crop import CentreCrop, NoCrop
+from runner_core.pipeline import RecordPipeline
+
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from rows_toy import RowsToy, write_volumes
+
+LENGTHS = (5, 7, 1, 9)
+
+
+class Workplace:
+    """A data set, a cache folder and a log of what was decoded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.data, self.cache = path, path / "data", path / "cache"
+        write_volumes(self.data, LENGTHS)
+        self.said: list[str] = []
+
+    def capability(self, mode="auto", workers=1, crop=None, dtype="uint8", **cache):
+        config = RunConfig(cache=CacheConfig(mode=mode, dir=self.cache, workers=workers, **cache))
+        self.project = RowsToy(config, self.path / "log", dtype=dtype)
+        self.pipeline = RecordPipeline(self.project, crop or NoCrop())
+        self.records = self.project.records(self.data)
+        return default_cache(self.project, config)
+
+    def open(self, **options):
+        return self.capability(**options).open(self.pipeline, self.records, self.said.append)
+
+    def decoded(self):
+        """Keys decoded since the last call, sorted."""
+        keys = sorted(self.project.decoded_keys())
+        (self.path / "log").unlink(missing_ok=True)
+        return keys
+
+    def folders(self):
+        return [e.folder for e in manage.entries(self.cache)]
+
+    def left_over(self):
+        return [p for p in self.cache.rglob(f"{folder.TEMPORARY}*")] if self.cache.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Workplace(tmp_path)
+
+
+def assert_holds_what_the_pipeline_gives(store, pipeline, records):
+    assert list(store.keys) == [r.key for r in records]
+    for number, record in enumerate(records):
+        prepared = pipeline(record)
+        assert store.meta[number]["box"]["start"] == list(prepared.meta["box"]["start"])
+        for name, array in prepared.arrays.items():
+            assert store.arrays[name].dtype == array.dtype
+            assert np.array_equal(store.arrays[name].read(number), array)
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory", "device", "off"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_mode_reads_what_the_pipeline_prepares(place, mode, workers):
+    store = place.open(mode=mode, workers=workers, crop=CentreCrop((9, 11, 8)), dtype="float32")
+    assert store.device == (mode == "device")
+    assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+    whole = np.concatenate([store.arrays["image"].read(i) for i in range(4)])
+    rows = np.array([0, 4, 5, 11, 12, 13, 21, 0])
+    out = np.empty((len(rows), *whole.shape[1:]), whole.dtype)
+    store.arrays["image"].take(rows, out)
+    assert np.array_equal(out, whole[rows])
+    regions = [(slice(2, 4),), (slice(None), slice(3, 5), slice(0, 1)), (slice(1, 7, 2), slice(2, 3)), ()]
+    for region in regions:
+        assert np.array_equal(store.arrays["image"].read(1, region), store.arrays["image"].read(1)[region])
+    again = pickle.loads(pickle.dumps(store)) if mode != "memory" else store
+    assert np.array_equal(again.arrays["image"].read(3), store.arrays["image"].read(3))
+    store.close()
+
+
+def test_what_is_read_cannot_be_written(place):
+    with pytest.raises(ValueError, match="read-only"):
+        place.open(mode="memmap").arrays["image"].read(0)[...] = 0
+
+
+def test_records_of_other_trailing_shapes_are_read_one_by_one(place):
+    np.save(place.data / "z9.npy", np.ones((3, 8, 4), np.uint8))
+    for mode in ("memmap", "blosc2"):
+        store = place.open(mode=mode)
+        assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+        with pytest.raises(ValueError, match="rows of different shapes"):
+            store.arrays["image"].take(np.array([0]), np.empty((1, 16, 16), np.uint8))
+
+
+def test_an_empty_array_is_stored(place):
+    for file in place.data.glob("*.npy"):
+        np.save(file, np.empty((0, 4), np.uint8))
+    for mode in ("memmap", "blosc2", "memory"):
+        assert place.open(mode=mode).arrays["image"].read(1).shape == (0, 4)
+
+
+# ---------------------------------------------------------------- built when, and how much of it
+
+
+def test_the_second_start_reads_nothing(place, monkeypatch):
+    place.open()
+    assert set(place.decoded()) == {"a0", "b1", "c2", "d3"}
+    monkeypatch.setattr("runner_core.cache.identity.hash_file", lambda path: pytest.fail(f"{path} was read"))
+    plan = place.capability().plan(place.pipeline, place.records)
+    assert (plan.ready, plan.disk_bytes) == (4, 2 * sum(LENGTHS) * 16 * 16)
+    place.open()
+    assert place.decoded() == []
+
+
+def test_one_more_scan_prepares_one_scan(place):
+    place.open().close()
+    place.decoded()
+    write_volumes(place.path / "more", [0, 0, 0, 0, 6], seed=1)
+    shutil.move(place.path / "more" / "e4.npy", place.data)
+    (place.data / "b1.npy").unlink()
+    place.said.clear()
+    store = place.open()
+    assert set(place.decoded()) == {"e4"}
+    assert any("3 of 4 records are copied" in s for s in place.said)
+    assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+
+
+def test_blosc2_is_made_from_the_memory_map_and_back(place):
+    place.open(mode="memmap")
+    place.decoded()
+    assert_holds_what_the_pipeline_gives(place.open(mode="blosc2"), place.pipeline, place.records)
+    place.decoded()
+    shutil.rmtree(next(f for f in place.folders() if f.suffix == ".flat"))
+    place.open(mode="memmap")
+    assert place.decoded() == []
+
+
+def test_touched_or_moved_files_are_known_by_their_contents(place):
+    place.open()
+    place.decoded()
+    for file in place.data.glob("*.npy"):
+        os.utime(file, (1, 1))
+    place.open()
+    shutil.move(place.data, place.path / "elsewhere")
+    place.data = place.path / "elsewhere"
+    place.open()
+    assert len(place.folders()) == 1
+    assert set(place.decoded()) <= {"b1", "a0"}  # at most the one that a plan samples; never all
+
+
+def test_changed_contents_settings_or_crop_are_prepared_anew(place):
+    first = place.open()
+    volume = np.load(place.data / "b1.npy")
+    volume[0, 0, 0] ^= 1
+    np.save(place.data / "b1.npy", volume)
+    place.decoded()
+    second = place.open()
+    assert set(place.decoded()) == {"b1"}
+    assert second.arrays["image"].read(1)[0, 0, 0] == first.arrays["image"].read(1)[0, 0, 0] ^ 1
+    assert place.open(dtype="int16").arrays["image"].dtype == np.int16
+    assert place.open(crop=CentreCrop((2, 2, 2))).arrays["image"].read(0).shape == (2, 2, 2)
+    assert len(place.folders()) == 4
+
+
+def test_all_faulty_records_are_listed_and_nothing_is_left(place):
+    (place.data / "b1.npy").write_bytes(b"no volume")
+    (place.data / "d3.npy").write_bytes(b"\x93NUMPY truncated")
+    for mode in ("auto", "off"):
+        for workers in (1, 2):
+            with pytest.raises(DataErrors) as caught:
+                place.open(mode=mode, workers=workers)
+            assert len(caught.value.errors) == 2
+            assert "b1.npy: not a volume" in caught.value.errors[0]
+            assert "d3.npy: not a volume" in caught.value.errors[1]
+    assert not place.folders()
+    assert not place.left_over()
+
+
+def test_missing_file_and_other_faults_of_a_record(place):
+    capability = place.capability()
+    records = [*place.records, Record("gone", "g", {"image": place.data / "gone.npy"})]
+    with pytest.raises(DataErrors, match="gone: .*gone.npy cannot be read: No such file"):
+        capability.open(place.pipeline, records, place.said.append)
+
+
+@pytest.mark.parametrize(
+    "second, message",
+    [
+        ({"image": np.zeros((2, 3), np.float32)}, "b1: 'image' has dtype float32, records before it have uint8"),
+        ({"scan": np.zeros((2, 3), np.uint8)}, "b1: prepare.. returned .'scan'., for records before it .'image'."),
+    ],
+)
+def test_records_must_agree(place, monkeypatch, second, message):
+    capability = place.capability()
+    given = iter([{"image": np.zeros((2, 3), np.uint8)}] * 2 + [second] * 9)  # the first is the plan's sample
+    monkeypatch.setattr(place.project, "prepare", lambda decoded: next(given))
+    with pytest.raises(BadInput, match=message):
+        capability.open(place.pipeline, place.records, place.said.append)
+    assert not place.left_over()
+
+
+def test_meta_must_be_json(place, monkeypatch):
+    capability = place.capability()
+    decode = place.project.decode
+
+    def with_array(record):
+        decoded = decode(record)
+        decoded.meta["affine"] = np.eye(4)
+        return decoded
+
+    monkeypatch.setattr(place.project, "decode", with_array)
+    with pytest.raises(DataErrors, match="a0: what decode.. returned as meta is not JSON"):
+        capability.open(place.pipeline, place.records, place.said.append)
+
+
+def test_a_folder_of_files_is_one_record(place):
+    series = place.path / "series" / "p1"
+    series.mkdir(parents=True)
+    (series / "1.txt").write_text("one")
+    record = Record("p1", "p1", {"image": place.data / "a0.npy", "series": series})
+    capability = place.capability()
+    capability.open(place.pipeline, [record], place.said.append)
+    place.decoded()
+    capability.open(place.pipeline, [record], place.said.append)
+    assert place.decoded() == []
+    (series / "2.txt").write_text("two")
+    capability.open(place.pipeline, [record], place.said.append)
+    assert set(place.decoded()) == {"p1"}
+
+
+# ---------------------------------------------------------------- damage
+
+
+def flip_byte(file: Path, position: int = -100) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 4
+    stat = file.stat()
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2"])
+def test_verify_finds_a_flipped_byte_and_says_what_to_do(place, mode):
+    place.open(mode=mode).close()
+    (cache,) = place.folders()
+    assert manage.verify(place.cache) == []
+    flip_byte(cache / "array-1.bin")
+    ((entry, message),) = manage.verify(place.cache)
+    assert entry.folder == cache
+    assert "array-1.bin has changed" in message
+    assert "delete that folder, and the next run builds it again" in message
+
+
+def test_nothing_is_copied_from_a_damaged_cache(place):
+    place.open(mode="memmap").close()
+    flip_byte(place.folders()[0] / "array-0.bin")
+    store = place.open(mode="blosc2")
+    assert any("Nothing is copied from it" in s for s in place.said)
+    assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+
+
+@pytest.mark.parametrize("how", ["truncated", "meta", "missing"])
+def test_a_cache_damaged_at_sight_is_built_anew(place, how):
+    place.open().close()
+    (cache,) = place.folders()
+    if how == "truncated":
+        os.truncate(cache / "array-0.bin", 100)
+    elif how == "meta":
+        flip_byte(cache / "meta.json")
+    else:
+        (cache / "array-0.bin").unlink()
+    (entry,) = manage.entries(place.cache)
+    assert "is damaged" in entry.problem
+    assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
+    assert any("is damaged" in s and "built anew" in s for s in place.said)
+    assert manage.verify(place.cache) == []
+
+
+def test_what_reads_back_differently_is_never_kept(place, monkeypatch):
+    monkeypatch.setattr(write, "hash_file", lambda path: "0" * 32)
+    with pytest.raises(Damaged, match="reads back differently"):
+        place.open()
+    assert not place.folders()
+    assert not place.left_over()
+
+
+# ---------------------------------------------------------------- space
+
+
+def test_plan_announces_what_is_taken(place):
+    total = 2 * sum(LENGTHS) * 16 * 16
+    plan = place.capability(mode="memory").plan(place.pipeline, place.records)
+    assert plan.mode == "memory"
+    assert plan.ram_bytes == plan.disk_bytes == pytest.approx(total, rel=0.2)  # judged by one record
+    assert (plan.records, plan.ready, plan.device_bytes) == (4, 0, 0)
+    assert place.capability(mode="device").plan(place.pipeline, place.records).device_bytes == plan.disk_bytes
+    assert not place.folders()
+    place.open(mode="memory")
+    assert place.capability(mode="memory").plan(place.pipeline, place.records).disk_bytes == total
+
+
+def free(monkeypatch, count):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=count, total=count, used=0))
+
+
+def compressible(place):
+    for file in place.data.glob("*.npy"):
+        np.save(file, np.full((4, 200, 200), 3, np.uint8))
+
+
+def test_auto_takes_blosc2_where_the_disk_is_short(place, monkeypatch):
+    compressible(place)
+    free(monkeypatch, 1_000_000)
+    assert place.capability().plan(place.pipeline, place.records).mode == "blosc2"
+    free(monkeypatch, 10_000_000)
+    assert place.capability().plan(place.pipeline, place.records).mode == "memmap"
+    free(monkeypatch, 1_000_000)
+    plan = place.capability().plan(place.pipeline, place.records)
+    assert "since a memory map takes about 1.28 MB and the disk of" in plan.notes[0]
+    place.open()
+    assert place.folders()[0].suffix == ".blosc2"
+
+
+def test_refused_before_anything_is_written(place, monkeypatch):
+    compressible(place)
+    with pytest.raises(OutOfSpace, match=r"1\.28 MB of disk, cache\.max_gb allows 1 MB: set cache\.mode to blosc2"):
+        place.open(mode="memmap", max_gb=0.001)
+    with pytest.raises(OutOfSpace, match=r"max_gb allows 0\.0001 MB: set cache\.max_gb to 0\.01"):
+        place.open(max_gb=1e-7)
+    free(monkeypatch, 100)
+    with pytest.raises(OutOfSpace, match=r"the disk of .* has \(less 5 %\) .*: set cache\.dir to a disk with"):
+        place.open()
+    monkeypatch.undo()
+    monkeypatch.setattr("runner_core.cache.choose.available_ram", lambda: 1000)
+    with pytest.raises(OutOfSpace, match="1.28 MB of RAM, 0.001 MB are available: set cache.mode to memmap"):
+        place.open(mode="memory")
+    assert not place.folders()
+    assert not place.left_over()
+
+
+def test_growing_beyond_what_was_planned_stops(place, monkeypatch):
+    monkeypatch.setattr(size.Estimator, "of_records", lambda *args: size.Size(10))
+    with pytest.raises(OutOfSpace, match=r"grew beyond .* \(expected: .*\); raise cache.max_gb"):
+        place.open(max_gb=3e-6)
+    assert not place.left_over()
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_leaves_nothing(place, tiny_disk, monkeypatch, mode, workers):
+    """A real file system of 1 MB, and an estimate too low."""
+    write_volumes(place.data, [40] * 6, side=100)
+    place.cache = tiny_disk / "cache"
+    monkeypatch.setattr(size.Estimator, "of_records", lambda *args: size.Size(10))
+    with pytest.raises(OutOfSpace, match=r"disk of .* is full: .*set cache\.dir to a larger disk"):
+        place.open(mode=mode, workers=workers)
+    assert not place.left_over()
+    assert not place.folders()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    disk = tmp_path / "tiny"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_where_nothing_can_be_mounted(place, monkeypatch, code):
+    def full(self, content):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(write.FlatFile, "append", full)
+    with pytest.raises(OutOfSpace, match=r"is full: the cache takes about 0\.0\d+ MB, .* GB are free now"):
+        place.open()
+    assert not place.left_over()
+
+
+def test_a_folder_that_cannot_be_written(place):
+    (place.path / "file").touch()
+    place.cache = place.path / "file" / "cache"  # not even root can
+    with pytest.raises(BadInput, match=r"file/cache.* cannot be written: Not a directory; set cache\.dir to"):
+        place.open()
+
+
+# ---------------------------------------------------------------- list and prune
+
+
+def test_entries_and_prune(place):
+    stores = [place.open(), place.open(dtype="int16"), place.open(dtype="int32")]
+    for number, store in enumerate(stores):
+        os.utime(store.folder / "meta.json", (1e9 + number, 1e9 + number))
+    entries = manage.entries(place.cache)
+    assert [e.folder for e in entries] == [s.folder for s in stores[::-1]]  # the last used first
+    assert {(e.project, e.records, e.form, e.in_use, e.problem) for e in entries} == {("rowstoy", 4, "flat", True, "")}
+    assert entries[0].bytes == sum(f.stat().st_size for f in entries[0].folder.iterdir())
+    pruned = manage.prune(place.cache, everything=True)
+    assert (pruned.removed, len(pruned.kept)) == ([], 3)  # all are in use
+    for store in stores[1:]:
+        store.close()
+    pruned = manage.prune(place.cache, max_gb=entries[0].bytes / 1e9)
+    assert [e.folder for e in pruned.removed] == [stores[1].folder]
+    assert [e.folder for e in pruned.kept] == [stores[0].folder]
+    assert manage.prune(place.cache, older_than_days=1e6).removed == []
+    assert [e.folder for e in manage.prune(place.cache, older_than_days=1).removed] == [stores[2].folder]
+    assert_holds_what_the_pipeline_gives(stores[0], RecordPipeline(RowsToy(RunConfig()), NoCrop()), place.records)
+    assert manage.prune(place.cache, project="other", everything=True).removed == []
+
+
+def test_an_opened_cache_counts_as_used(place):
+    store = place.open()
+    os.utime(store.folder / "meta.json", (1e9, 1e9))
+    place.open()
+    assert manage.entries(place.cache)[0].last_used > 1.5e9
+
+
+def test_default_folder_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert folder.cache_root(None) == tmp_path / "runner"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder.cache_root(None) == tmp_path / ".cache" / "runner"
+    assert manage.entries(tmp_path / "absent") == []

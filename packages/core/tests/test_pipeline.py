@@ -1,0 +1,87 @@
+"""record → decode → crop → prepare."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runner_core import BadInput, Box, Decoded, Record, RunConfig
+from runner_core.crop import CentreCrop, ForegroundCrop, NoCrop
+from runner_core.pipeline import RecordPipeline
+
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from rows_toy import RowsToy, write_volumes
+
+
+@pytest.fixture
+def record(tmp_path):
+    write_volumes(tmp_path, [6], side=10)
+    return Record("a0", "a", {"image": tmp_path / "a0.npy"})
+
+
+def test_arrays_are_cropped_prepared_and_the_box_leads_back(record):
+    pipeline = RecordPipeline(RowsToy(RunConfig()), CentreCrop((6, 4, 4)))
+    volume = np.load(record.files["image"])
+    prepared = pipeline(record)
+    assert np.array_equal(prepared.arrays["image"], volume[:, 3:7, 3:7])
+    assert prepared.arrays["image"].flags.c_contiguous
+    assert prepared.meta["key"] == "a0"
+    box = Box(**{k: tuple(v) for k, v in prepared.meta["box"].items()})
+    restored = box.restore(prepared.arrays["image"], fill=7)
+    assert restored.shape == volume.shape
+    assert np.array_equal(box.crop(restored), box.crop(volume))
+    assert (restored[:, :3] == 7).all()
+
+
+def test_predict_can_share_decode_and_crop(record):
+    project = RowsToy(RunConfig())
+    pipeline = RecordPipeline(project, CentreCrop((6, 4, 4)))
+    assert project.pipeline is pipeline
+    decoded, box = project.pipeline.decode_cropped(record)
+    assert decoded.arrays["image"].shape == (6, 4, 4)
+    assert box.shape == (6, 10, 10)
+
+
+def test_pickled_pipeline_does_the_same(record):
+    pipeline = RecordPipeline(RowsToy(RunConfig()), NoCrop())
+    again = pickle.loads(pickle.dumps(pipeline))
+    assert again.settings == pipeline.settings
+    assert np.array_equal(again(record).arrays["mask"], pipeline(record).arrays["mask"])
+
+
+def test_settings_change_with_everything_that_changes_the_arrays():
+    class Newer(RowsToy):
+        prepare_version = 2
+
+    pipelines = [
+        RecordPipeline(RowsToy(RunConfig()), NoCrop()),
+        RecordPipeline(RowsToy(RunConfig(), dtype="float16"), NoCrop()),
+        RecordPipeline(RowsToy(RunConfig()), ForegroundCrop()),
+        RecordPipeline(Newer(RunConfig()), NoCrop()),
+    ]
+    assert len({repr(p.settings) for p in pipelines}) == 4
+
+
+def test_faults_of_a_project_are_named(record):
+    class NoGuide(RowsToy):
+        def decode(self, record):
+            return Decoded({"image": np.zeros((3, 3))}, (1.0, 1.0), "scan")
+
+    class OtherGrid(RowsToy):
+        def decode(self, record):
+            return Decoded({"image": np.zeros((3, 3)), "mask": np.zeros((3, 4))}, (1.0, 1.0), "image")
+
+    class Objects(RowsToy):
+        def prepare(self, decoded):
+            return {"image": np.array([{}])}
+
+    for project, message in [
+        (NoGuide, "a0: decode.. names 'scan' as guide"),
+        (OtherGrid, r"a0: array 'mask' has shape \(3, 4\)"),
+        (Objects, "a0: prepare.. returned 'image' with dtype object"),
+    ]:
+        with pytest.raises(BadInput, match=message):
+            RecordPipeline(project(RunConfig()), NoCrop())(record)

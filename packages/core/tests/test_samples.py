@@ -1,0 +1,96 @@
+"""Rows with their neighbours, from every kind of stored array."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runner_core import BadInput, RowSamples
+from runner_core.cache.stored import FlatArray, PreparedStore
+
+
+def store_of(tmp_path, arrays, device=False):
+    """Store over flat files of the named lists of arrays, one array a record."""
+    stored = {}
+    for name, records in arrays.items():
+        path = tmp_path / f"{name}.bin"
+        path.write_bytes(b"".join(np.ascontiguousarray(a).tobytes() for a in records))
+        stored[name] = FlatArray(path, records[0].dtype, [a.shape for a in records])
+    count = len(next(iter(arrays.values())))
+    return PreparedStore([f"r{i}" for i in range(count)], [{}] * count, stored, device)
+
+
+def filled(samples, indices):
+    out = {n: np.empty((len(indices), *s.shape), s.dtype) for n, s in samples.spec.items()}
+    samples.fill(np.asarray(indices), 0, 0, out)
+    return out
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
+    offsets=st.lists(st.integers(-4, 4), min_size=1, max_size=5),
+    data=st.data(),
+)
+def test_neighbours_stay_within_their_record(tmp_path_factory, lengths, offsets, data):
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 255, (n, 2, 3), dtype=np.uint8) for n in lengths]
+    records = data.draw(st.lists(st.sampled_from(range(len(lengths))), min_size=1, unique=True))
+    store = store_of(tmp_path_factory.mktemp("rows"), {"image": images, "mask": [i[:, :1] > 9 for i in images]})
+    samples = RowSamples(store, {"image": offsets, "mask": (0,)}, records)
+    expected = [(r, i) for r in records for i in range(lengths[r])]
+    assert len(samples) == len(expected)
+    assert samples.spec["image"] == ((len(offsets), 2, 3), np.dtype(np.uint8))
+    indices = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=8)) if expected else []
+    out = filled(samples, np.asarray(indices, np.int64))
+    for n, index in enumerate(indices):
+        record, row = expected[index]
+        image = images[record]
+        near = [image[min(max(row + o, 0), len(image) - 1)] for o in offsets]
+        assert np.array_equal(out["image"][n], near)
+        assert np.array_equal(out["mask"][n, 0], image[row, :1] > 9)
+        assert out["record"][n] == record
+
+
+def test_chosen_rows_only(tmp_path):
+    images = [np.arange(n * 2, dtype=np.int16).reshape(n, 2) for n in (4, 3)]
+    store = store_of(tmp_path, {"image": images})
+    samples = RowSamples(store, {"image": (0,)}, [1, 0], rows=[np.array([2]), np.array([0, 3])])
+    assert filled(samples, [0, 1, 2])["image"][:, 0].tolist() == [[4, 5], [0, 1], [6, 7]]
+    with pytest.raises(ValueError, match=r"rows of r1 must lie in 0…2"):
+        RowSamples(store, {"image": (0,)}, [1], rows=[np.array([3])])
+
+
+def test_on_the_device_only_numbers_travel(tmp_path):
+    images = [np.zeros((n, 2), np.uint8) for n in (4, 3)]
+    samples = RowSamples(store_of(tmp_path, {"image": images}, device=True), {"image": (-1, 0, 1)}, [0, 1])
+    assert set(samples.spec) == {"row", "record"}
+    out = filled(samples, [0, 3, 4, 6])
+    assert out["row"].tolist() == [0, 3, 4, 6]
+    assert out["record"].tolist() == [0, 0, 1, 1]
+    assert samples.record_rows.tolist() == [0, 4, 7]
+
+
+def test_what_cannot_be_a_batch_is_refused(tmp_path):
+    shapes = [np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.uint8)]
+    store = store_of(tmp_path, {"image": shapes})
+    with pytest.raises(BadInput, match=r"'image' of record r1 has rows of shape \(4,\), others have \(3,\)"):
+        RowSamples(store, {"image": (0,)}, [0, 1])
+    store = store_of(tmp_path, {"a": [np.zeros((2, 3))], "b": [np.zeros((3, 3))]})
+    with pytest.raises(BadInput, match="different numbers of rows"):
+        RowSamples(store, {"a": (0,), "b": (0,)}, [0])
+
+
+def test_any_extension_s_store_will_do():
+    """Only the Store protocol is used: an extension may bring its own arrays."""
+
+    class Array:
+        dtype, shapes = np.dtype(np.int64), [(2, 1), (3, 1)]
+
+        def take(self, rows, out):
+            out[...] = rows[:, None]
+
+    store = SimpleNamespace(arrays={"x": Array()}, keys=["a", "b"], meta=[{}, {}], device=False)
+    assert filled(RowSamples(store, {"x": (0, 1)}, [1]), [0, 2])["x"][..., 0].tolist() == [[2, 3], [4, 4]]
