@@ -54,7 +54,7 @@ class Workplace:
         return [e.folder for e in manage.entries(self.cache)]
 
     def left_over(self):
-        return [p for p in self.cache.rglob(f"{folder.TEMPORARY}*")] if self.cache.exists() else []
+        return list(self.cache.rglob(f"{folder.TEMPORARY}*")) if self.cache.exists() else []
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_all_faulty_records_are_listed_and_nothing_is_left(place):
 def test_missing_file_and_other_faults_of_a_record(place):
     capability = place.capability()
     records = [*place.records, Record("gone", "g", {"image": place.data / "gone.npy"})]
-    with pytest.raises(DataErrors, match="gone: .*gone.npy cannot be read: No such file"):
+    with pytest.raises(DataErrors, match=r"gone: .*gone.npy cannot be read: No such file"):
         capability.open(place.pipeline, records, place.said.append)
 
 
@@ -222,7 +222,7 @@ def test_meta_must_be_json(place, monkeypatch):
         return decoded
 
     monkeypatch.setattr(place.project, "decode", with_array)
-    with pytest.raises(DataErrors, match="a0: what decode.. returned as meta is not JSON"):
+    with pytest.raises(DataErrors, match=r"a0: what decode.. returned as meta is not JSON"):
         capability.open(place.pipeline, place.records, place.said.append)
 
 
@@ -345,7 +345,7 @@ def test_refused_before_anything_is_written(place, monkeypatch):
         place.open()
     monkeypatch.undo()
     monkeypatch.setattr("runner_core.cache.choose.available_ram", lambda: 1000)
-    with pytest.raises(OutOfSpace, match="1.28 MB of RAM, 0.001 MB are available: set cache.mode to memmap"):
+    with pytest.raises(OutOfSpace, match=r"1\.28 MB of RAM, 0.001 MB are available: set cache.mode to memmap"):
         place.open(mode="memory")
     assert not place.folders()
     assert not place.left_over()

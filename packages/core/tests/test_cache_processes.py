@@ -15,9 +15,10 @@ import pytest
 from runner_core.cache import manage
 from runner_core.cache.folder import TEMPORARY
 
-TOY = str(Path(__file__).parent / "data_toy")
-sys.path.insert(0, TOY)
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import write_volumes
+
+TOY = str(Path(__file__).parent / "data_toy")
 
 SCRIPT = """
 import json, sys

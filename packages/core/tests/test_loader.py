@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -18,9 +19,10 @@ from runner_core import BadInput, RunnerError, SampleSpec
 from runner_core.loader import Loader
 from runner_core.sampling import order
 
-TOY = str(Path(__file__).parent / "data_toy")
-sys.path.insert(0, TOY)
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import Failing, add_noise
+
+TOY = str(Path(__file__).parent / "data_toy")
 
 
 class Numbers:
@@ -46,6 +48,11 @@ def read(loader, epoch=0, first_step=0):
         got.append({name: a.copy() for name, a in batch.arrays.items()})
         batch.release()
     return got
+
+
+def release_all(batches):
+    """Number of batches."""
+    return len([batch.release() for batch in batches])
 
 
 def numbers(batches):
@@ -188,10 +195,7 @@ def test_a_killed_worker_is_noticed(busy):
     begun = time.monotonic()
     os.kill(loader.worker_pids[0], signal.SIGKILL)
     with pytest.raises(RunnerError, match="killed by SIGKILL"):
-        for batch in batches:
-            batch.release()
-        for batch in loader.batches(1):
-            batch.release()
+        release_all(itertools.chain(batches, loader.batches(1)))
     assert time.monotonic() - begun < 30  # not the 60 s that the sleeping worker would take
     assert not any(psutil.pid_exists(pid) for pid in loader.worker_pids)
 
@@ -202,7 +206,7 @@ def test_workers_ignore_the_terminals_signals():
     next(batches).release()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(loader.worker_pids[0], number)
-    assert len(list(map(lambda b: b.release(), batches))) == 9
+    assert release_all(batches) == 9
     loader.close()
 
 
@@ -232,7 +236,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, idle):
         assert len(workers) == 2
         assert all(w.is_running() for w in workers)
         parent.kill()
-    gone, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
 
 

@@ -100,7 +100,7 @@ def test_split_file_faults(tmp_path, text, message):
 def test_missing_file_unknown_rule_and_double_key():
     with pytest.raises(BadInput, match=r"absent\.yaml cannot be read"):
         split(records("ab"), DataConfig(split="absent.yaml"), 0)
-    with pytest.raises(BadInput, match="data.split is 'random'"):
+    with pytest.raises(BadInput, match=r"data\.split is 'random'"):
         split(records("ab"), DataConfig(split="random"), 0)
     twins = [Record("k", g, {}) for g in "ab"]
     with pytest.raises(BadInput, match="share the key 'k'"):
