@@ -90,7 +90,9 @@ class Display:
         numbers = _numbers(values)
         if self._bar is not None:
             try:
-                self._bar.update(self._bar.task_ids[0], completed=step, numbers=f"epoch {epoch + 1}  {numbers}")
+                self._bar.update(
+                    self._bar.task_ids[0], completed=step, numbers=f"epoch {epoch + (step < self._total)}  {numbers}"
+                )
             except OSError:
                 self._gone = True
             return
@@ -98,7 +100,9 @@ class Display:
         if now - self._plain_at >= _PLAIN_SECONDS or step >= self._total:
             self._plain_at = now
             remaining = (now - self._began) / max(1, step - self._first) * (self._total - step)
-            self.print(f"step {step}/{self._total}  epoch {epoch + 1}  {numbers}  ETA {duration(remaining)}")
+            self.print(
+                f"step {step}/{self._total}  epoch {epoch + (step < self._total)}  {numbers}  ETA {duration(remaining)}"
+            )
 
     def stop(self) -> None:
         """Training has ended, one way or another; safe to call twice."""

@@ -20,7 +20,7 @@ import numpy as np
 from runner_core._errors import BadInput
 from runner_core.project import Project, Record
 from runner_core.protocols import Array, Infer
-from runner_core.runfolder import replace_text, json_text
+from runner_core.runfolder import json_text, replace_text
 
 FIGURES = 6
 

@@ -109,13 +109,14 @@ class Project(Protocol):
     PredictOptions: ClassVar[type] = NoOptions
     """Dataclass of the `predict` command's extra flags (all with defaults); the instance the user chose is
     `self.predict_options` while `predict` and `write` run, and its defaults otherwise."""
+    predict_options: Any
     config: RunConfig
     pipeline: RecordPipeline
     """Set by RecordPipeline: `predict` shares its `decode_cropped`."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.predict_options: Any = self.PredictOptions()
+        self.predict_options = self.PredictOptions()
 
     # ------------------------------------------------------------ data: files → prepared arrays
 

@@ -94,7 +94,9 @@ def _project_command(project: str, rest: list[str]) -> int:
         return project_help(plugin)
     if rest[0] not in PROJECT_COMMANDS:
         hint = did_you_mean(rest[0], PROJECT_COMMANDS)
-        raise BadInput(f"there is no command `runner {project} {rest[0]}`{hint}\ncommands: {', '.join(PROJECT_COMMANDS)}")
+        raise BadInput(
+            f"there is no command `runner {project} {rest[0]}`{hint}\ncommands: {', '.join(PROJECT_COMMANDS)}"
+        )
     module, _ = PROJECT_COMMANDS[rest[0]]
     command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0])
     return command(project, rest[1:])

@@ -62,14 +62,18 @@ def _line(entry: Entry) -> str:
     used = "in use" if entry.in_use else f"used {days:.0f} days ago" if days >= 1 else "used today"
     problem = f"  PROBLEM: {entry.problem}" if entry.problem else ""
     size = size_text(entry.bytes)
-    return f"{entry.project:<12} {entry.records:>6} records {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
+    return (
+        f"{entry.project:<12} {entry.records:>6} records {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="runner cache", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--dir", type=Path, help="the cache folder (default: $XDG_CACHE_HOME/runner or ~/.cache/runner)")
+    common.add_argument(
+        "--dir", type=Path, help="the cache folder (default: $XDG_CACHE_HOME/runner or ~/.cache/runner)"
+    )
     common.add_argument("--project", help="only caches of this project")
     common.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     commands.add_parser("list", parents=[common], help="what there is, the last used first")

@@ -67,13 +67,13 @@ class CheckOptions(PresetOptions):
 class PhantomOptions(Options):
     """Write the phantom into a folder, in the project's own file formats."""
 
-    folder: Positional[Path]
+    folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A new or empty folder."""
 
 
 @dataclass(kw_only=True)
 class RunOptions(Options):
-    run: Positional[Path]
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder, or one of its checkpoints. Comes first."""
 
 
@@ -93,7 +93,7 @@ class EvaluateOptions(RunOptions):
 class PredictOptions(RunOptions):
     """Predict files or folders with the best checkpoint, in their own grid and format."""
 
-    inputs: Positional[tuple[Path, ...]]
+    inputs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT…")]
     """Files or folders."""
     out: Path
     """Folder for the predictions."""
@@ -141,26 +141,37 @@ def peek(arguments: Sequence[str]) -> Peek:
     except argparse.ArgumentError as error:
         raise BadInput(str(error)) from None
     run = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    values = vars(known)
-    lists = {name: tuple(values.pop(name)) for name in ("extension", "no_extension")}
-    return Peek(**values, **lists, run=run, arguments=tuple(arguments))
+    return Peek(
+        preset=known.preset,
+        config=known.config,
+        data=known.data,
+        resume=known.resume,
+        run_dir=known.run_dir,
+        extension=tuple(known.extension),
+        no_extension=tuple(known.no_extension),
+        help=known.help,
+        run=run,
+        arguments=tuple(arguments),
+    )
 
 
 Parsed = TypeVar("Parsed", bound=Options)
 
 
-def parse(kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], prog: str, extra: Any = None) -> (
-    tuple[Parsed, RunConfig, Any]
-):
+def parse(
+    kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], prog: str, extra: Any = None
+) -> tuple[Parsed, RunConfig, Any]:
     """Parse a whole command line: the command's own flags, the project's settings, and, for predict, the project's
     own options. tyro prints help and errors itself and exits (code 2)."""
-    fields: list[Any] = [("settings", _inline(type(settings)), dataclasses.field(default=settings))]
-    if extra is not None:
-        fields.insert(0, ("extra", _inline(type(extra)), dataclasses.field(default=extra)))
-    fields = [(name, hint, dataclasses.field(default_factory=lambda v=f.default: v)) for name, hint, f in fields]
+    nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
+    fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
     parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=kind.__doc__)
     return parsed, parsed.settings, getattr(parsed, "extra", None)
+
+
+def _default(value: Any) -> Any:
+    return dataclasses.field(default_factory=lambda: value)
 
 
 def _inline(kind: type) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from runner_core._errors import BadInput
 from runner_core.cli.evaluate import make_folder
@@ -49,15 +50,28 @@ def export(name: str, arguments: Sequence[str]) -> int:
 
 def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[Record], int]:
     """Records of every input, each once, and how many inputs are of no use."""
-    records: dict[tuple[str, ...], Record] = {}
+    if not options.inputs:
+        raise BadInput("name the files or folders to predict after the run")
+    records: dict[str, Record] = {}
     failed = 0
     for path in options.inputs:
         try:
             if not path.exists():
                 raise BadInput(f"{path}: there is no such file or folder")
             for record in setup.project.inputs(path):
-                records[tuple(str(p.absolute()) for p in record.files.values())] = record
+                _add(records, record, options.out)
         except BadInput as error:
             failed += 1
             print(f"runner: {error}", file=sys.stderr)
     return list(records.values()), failed
+
+
+def _add(records: dict[str, Record], record: Record, out: Path) -> None:
+    """Predictions never overwrite each other, nor anything beside the input files."""
+    files = [file.absolute() for file in record.files.values()]
+    if any(file.resolve().parent == out.resolve() for file in files):
+        raise BadInput(f"{files[0]}: lies in the output folder {out}; name another with --out, so that no file is lost")
+    other = records.setdefault(record.key, record)
+    if [file.absolute() for file in other.files.values()] != files:
+        first = next(iter(other.files.values()))
+        raise BadInput(f"{files[0]}: has the name of {first} ({record.key}); predict it into another folder")

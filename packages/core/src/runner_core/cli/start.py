@@ -151,7 +151,9 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
         installed = discovery.extensions()
         for extension in active:
             if extension not in installed and extension not in without:
-                raise BadInput(f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed")
+                raise BadInput(
+                    f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed"
+                )
         chosen = chosen or tuple(c for c in saved.chosen if c not in without)
         without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
     return Plugins.load(name, chosen, without), chosen

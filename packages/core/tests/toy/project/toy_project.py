@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-
 from runner_core import BadInput, Decoded, Finding, Precision, Project, Record, RowSamples, RunConfig, Step, hookimpl
 from runner_core.config import LogConfig, TrainConfig
 
@@ -34,7 +33,7 @@ class ToyConfig(RunConfig):
 
 def demo() -> ToyConfig:
     config = ToyConfig()
-    config.train.epochs, config.train.steps_per_epoch = 3, 25
+    config.train.epochs, config.train.steps_per_epoch = 3, 40
     config.model.width = 4
     return config
 
@@ -102,7 +101,7 @@ class Toy(Project):
     def on_device(self, batch: dict[str, Any], statistics: Any, rng: Any | None) -> dict[str, Any]:
         import torch
 
-        image = batch["image"].float() / 255
+        image = batch["image"].float() / 64 - 2
         if rng is not None:
             image = image + 0.02 * torch.randn(image.shape, generator=rng, device=image.device)
         return {**batch, "image": image}
@@ -164,7 +163,7 @@ class Toy(Project):
             for scan in "ab":
                 centre, radius = rng.uniform(8, 16, (4, 2)), rng.uniform(3, 7, 4)
                 mask = np.stack([np.hypot(rows - y, columns - x) < r for (y, x), r in zip(centre, radius, strict=True)])
-                image = 0.3 + 0.4 * mask + rng.normal(0, 0.25, mask.shape)
+                image = 0.25 + 0.5 * mask + rng.normal(0, 0.2, mask.shape)
                 np.save(folder / f"p{group}_{scan}.npy", image.astype(np.float32))
                 np.save(folder / f"p{group}_{scan}_mask.npy", mask.astype(np.uint8))
 

@@ -1,0 +1,199 @@
+"""A run's report.html: one file with curves, pictures, scores, settings and versions; it needs no network.
+
+Everything comes from the run folder, so that it can be written anew at any time, while the run goes on too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from runner_core.display import duration
+from runner_core.report.charts import Series, line_chart, share_bar
+from runner_core.runfolder import RunFolder, replace_text
+
+_PICTURES = 24
+_PICTURE_BYTES = 4_000_000
+_ROWS = 30
+_NOT_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen", "gradient_norm", "learning_rate")
+
+Event = Mapping[str, Any]
+
+
+def write_report(run: RunFolder) -> Path:
+    """Write report.html into the run folder, whole or not at all; its path."""
+    replace_text(run.report_file, render(run))
+    return run.report_file
+
+
+def render(run: RunFolder) -> str:
+    """The page as HTML text."""
+    summary, events = run.read_summary(), run.events()
+    config = run.config_file.read_text(encoding="utf-8")
+    project = summary.get("project") or run.path.absolute().parent.name
+    scores = _read_json(run.path / "scores.json")
+    sections = [
+        _section("Health", _health(events, summary)),
+        _section("Curves", _curves(events, summary)),
+        _section("Whole-record scores", _scores(scores)),
+        _section("Pictures", _pictures(run.figures)),
+        _section("Where the time went", _timing(events)),
+        _section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
+        _section("Versions", _versions(summary)),
+    ]
+    style = files("runner_core.report").joinpath("style.css").read_text(encoding="utf-8")
+    title = escape(f"{project} · {run.path.name}")
+    body = _header(project, summary, run) + _tiles(summary, events) + "".join(sections)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><style>\n{style}</style></head>\n'
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def _header(project: str, summary: Event, run: RunFolder) -> str:
+    status = str(summary.get("status") or "running")
+    data = summary.get("data", "?")
+    data = "the generated phantom" if data == "phantom" else data
+    reason = f'<p class="reason">{escape(str(summary["reason"]))}</p>' if summary.get("reason") else ""
+    return (
+        f'<header><h1>{escape(project)} <span class="status {escape(status)}">{escape(status)}</span></h1>'
+        f"<p>preset {escape(str(summary.get('preset', '?')))} · data: {escape(str(data))} · "
+        f"<code>{escape(str(run.path))}</code></p>{reason}</header>"
+    )
+
+
+def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
+    tiles = [*_score_tiles(summary)]
+    if "steps" in summary:
+        tiles.append((f"{summary['epochs']:,}", f"epochs ({summary['steps']:,} steps)", ""))
+    elif events:
+        tiles.append((f"{events[-1].get('step', 0):,}", "steps so far", ""))
+    if "wall_seconds" in summary:
+        tiles.append((duration(summary["wall_seconds"]), "wall time", ""))
+    if summary.get("samples_per_second"):
+        wait = f"{summary.get('data_wait_share') or 0:.1%} waiting for data"
+        tiles.append((f"{summary['samples_per_second']:,.0f}", "samples/s", wait))
+    memory = summary.get("peak_memory_bytes") or {}
+    if memory.get("host"):
+        device = f"device {memory['device'] / 1e9:.2f} GB" if memory.get("device") else ""
+        tiles.append((f"{memory['host'] / 1e9:.2f} GB", "peak host memory", device))
+    return '<div class="tiles">' + "".join(_tile(*tile) for tile in tiles) + "</div>"
+
+
+def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
+    scores, baseline = summary.get("scores") or {}, summary.get("baseline") or {}
+    for name, value in [*scores.items()][:3]:
+        beside = f"trivial baseline {_number(baseline[name])}" if name in baseline else ""
+        yield _number(value), f"{name}, whole records", beside
+    if not scores:
+        for name, value in [*(summary.get("metrics") or {}).items()][:3]:
+            yield _number(value), f"{name}, validation", ""
+
+
+def _tile(value: str, label: str, detail: str) -> str:
+    small = f"<small>{escape(detail)}</small>" if detail else ""
+    return f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span>{small}</div>'
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
+
+
+def _health(events: Iterable[Event], summary: Event) -> str:
+    findings = {(e["level"], e["rule"], e["message"]): e.get("step") for e in events if e.get("event") == "health"}
+    for finding in summary.get("health") or ():
+        findings.setdefault((finding["level"], finding["rule"], finding["message"]), None)
+    if not findings:
+        return '<p class="finding good">No finding: no rule had anything to say.</p>' if summary else ""
+    return "".join(
+        f'<p class="finding {escape(level)}"><b>{escape(level)}: {escape(rule)}</b> '
+        f"{escape(message)}{'' if step is None else f' (step {step})'}</p>"
+        for (level, rule, message), step in findings.items()
+    )
+
+
+def _curves(events: list[dict[str, Any]], summary: Event) -> str:
+    """A chart for each number: training and validation together where both have it."""
+    train = [e for e in events if e.get("event") == "train"]
+    validation = [e for e in events if e.get("event") == "validation"]
+    names = [n for e in (*train[:1], *validation[:1]) for n in e if n not in _NOT_CURVES]
+    charts = []
+    for name in [*dict.fromkeys(names), "learning_rate", "gradient_norm"]:
+        series = [Series("training", "a", _points(train, name)), Series("validation", "b", _points(validation, name))]
+        series = [s for s in series if s.points]
+        if series:
+            charts.append(line_chart(name, series, mark=summary.get("best_step")))
+    return f'<div class="charts">{"".join(charts)}</div>' if charts else ""
+
+
+def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
+    return [(float(e["step"]), float(e[name])) for e in events if _is_number(e.get(name))]
+
+
+def _scores(content: Event) -> str:
+    rows = content.get("records") or []
+    if not rows:
+        return ""
+    names = list(dict.fromkeys(n for row in rows for n in row["scores"]))
+    body = [_row(row["record"], row["scores"], names) for row in rows[:_ROWS]]
+    more = f"<p>… {len(rows) - _ROWS} more in scores.csv</p>" if len(rows) > _ROWS else ""
+    means = _row("mean", content.get("means") or {}, names, "mean")
+    baseline = _row("trivial baseline", content["baseline"], names, "baseline") if content.get("baseline") else ""
+    head = "".join(f"<th>{escape(n)}</th>" for n in names)
+    return (
+        f'<p>Worst first.</p><div class="wide"><table><thead><tr><th>record</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody><tfoot>{means}{baseline}</tfoot></table></div>{more}"
+    )
+
+
+def _row(title: str, values: Mapping[str, Any], names: Iterable[str], kind: str = "") -> str:
+    cells = "".join(f"<td>{_number(values.get(n))}</td>" for n in names)
+    return f'<tr class="{kind}"><th>{escape(title)}</th>{cells}</tr>'
+
+
+def _pictures(folder: Path) -> str:
+    found = [p for p in sorted(folder.glob("**/*.png")) if p.stat().st_size <= _PICTURE_BYTES][:_PICTURES]
+    return "".join(
+        f'<figure><img alt="{escape(p.stem)}" src="data:image/png;base64,{base64.b64encode(p.read_bytes()).decode()}">'
+        f"<figcaption>{escape(p.stem)}</figcaption></figure>"
+        for p in found
+    )
+
+
+def _timing(events: Iterable[Event]) -> str:
+    timings = [e["timing"] for e in events if e.get("event") == "train" and e.get("timing")]
+    labels = {"compute": "compute", "data_wait": "waiting for data", "other": "other"}
+    seconds = {text: sum(t.get(name) or 0.0 for t in timings) for name, text in labels.items()}
+    if sum(seconds.values()) <= 0:
+        return ""
+    return share_bar(seconds) + "<p>Training steps only; validation, checkpoints and the cache are not in it.</p>"
+
+
+def _versions(summary: Event) -> str:
+    found = dict(summary.get("versions") or {})
+    plugins = found.pop("plugins", {}) or {}
+    rows = [*found.items(), *((f"plugin: {name}", version) for name, version in plugins.items())]
+    body = "".join(f"<tr><th>{escape(str(n))}</th><td>{escape(str(v))}</td></tr>" for n, v in rows)
+    return f'<table class="plain">{body}</table>' if rows else ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if _is_number(value) else "–"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
