@@ -105,6 +105,17 @@ def test_records_of_other_trailing_shapes_are_read_one_by_one(place):
             store.arrays["image"].take(np.array([0]), np.empty((1, 16, 16), np.uint8))
 
 
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory", "off"])
+def test_one_number_a_row(place, monkeypatch, mode):
+    capability = place.capability(mode=mode)
+    monkeypatch.setattr(place.project, "prepare", lambda d: {"x": d.arrays["image"][:, 0, 0].astype(np.float64)})
+    store = capability.open(place.pipeline, place.records, place.said.append)
+    out = np.empty(3)
+    store.arrays["x"].take(np.array([20, 0, 6]), out)
+    volumes = [np.load(r.files["image"]) for r in place.records]
+    assert out.tolist() == [volumes[3][7, 0, 0], volumes[0][0, 0, 0], volumes[1][1, 0, 0]]
+
+
 def test_an_empty_array_is_stored(place):
     for file in place.data.glob("*.npy"):
         np.save(file, np.empty((0, 4), np.uint8))
@@ -261,7 +272,13 @@ def test_verify_finds_a_flipped_byte_and_says_what_to_do(place, mode):
     ((entry, message),) = manage.verify(place.cache)
     assert entry.folder == cache
     assert "array-1.bin has changed" in message
-    assert "delete that folder, and the next run builds it again" in message
+    assert "delete it (`runner cache prune` does), and the next run builds it again" in message
+    assert_holds_what_the_pipeline_gives(place.open(mode=mode), place.pipeline, place.records)  # found, so built anew
+    assert manage.verify(place.cache) == []
+    flip_byte(cache / "array-0.bin")
+    assert manage.prune(place.cache).removed == []  # nobody has read it yet
+    manage.verify(place.cache)
+    assert [e.folder for e in manage.prune(place.cache).removed] == [cache]
 
 
 def test_nothing_is_copied_from_a_damaged_cache(place):

@@ -37,6 +37,7 @@ class Workers:
         self._processes: list[BaseProcess] = []
         self._waiting: list[int] = [0] * count
         self._tickets = 0
+        self._failure: RunnerError | None = None
         # Registered before the first start, and run before multiprocessing joins its children at exit.
         self._stop = util.Finalize(self, _stop, args=(self._pipes, self._processes), exitpriority=100)
         for _ in range(count):
@@ -53,41 +54,54 @@ class Workers:
 
     def submit(self, task: Any) -> int:
         """Queue `task` with the least busy worker; the ticket with which its result comes back."""
+        self._refuse_after_failure()
         worker = min(range(len(self._pipes)), key=self._waiting.__getitem__)
         self._tickets += 1
         try:
             self._pipes[worker].send((self._tickets, task))
         except OSError as error:
-            raise self._killed(worker) from error
+            raise self._failed(self._end_of(worker)) from error
         self._waiting[worker] += 1
         return self._tickets
 
     def receive(self) -> tuple[int, Any]:
         """(ticket, result) of a finished task; waits for one."""
+        self._refuse_after_failure()
         pipe = connection.wait(self._pipes)[0]
         worker = self._pipes.index(pipe)  # type: ignore[arg-type]
         try:
             ticket, result, failure = self._pipes[worker].recv()
         except (EOFError, OSError) as error:
-            raise self._killed(worker) from error
+            raise self._failed(self._end_of(worker)) from error
         self._waiting[worker] -= 1
-        if failure is not None:
-            is_bad_input, message, trace = failure
-            self.close()
-            if is_bad_input:
-                raise BadInput(message)
-            raise RunnerError(f"a process to {self._purpose} failed:\n{trace}")
-        return ticket, result
+        if failure is None:
+            return ticket, result
+        is_bad_input, message, trace = failure
+        raise self._failed(
+            BadInput(message) if is_bad_input else RunnerError(f"a process to {self._purpose} failed:\n{trace}")
+        )
 
     def close(self) -> None:
         """End the workers; unfinished tasks are dropped."""
         self._stop()
 
-    def _killed(self, worker: int) -> RunnerError:
+    def _refuse_after_failure(self) -> None:
+        """The first failure is the one to be told, however often the others are asked afterwards."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._stop.still_active():
+            raise RuntimeError(f"the processes to {self._purpose} were closed")
+
+    def _failed(self, failure: RunnerError) -> RunnerError:
+        self._failure = failure
+        self.close()
+        return failure
+
+    def _end_of(self, worker: int) -> RunnerError:
+        """Why a worker is gone."""
         process = self._processes[worker]
         process.join(timeout=5)
         code = process.exitcode
-        self.close()
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             hint = " (often the system, short of memory: see `dmesg`)" if name == "SIGKILL" else ""

@@ -152,7 +152,7 @@ class Loader:
         try:
             while {ticket for ticket, _, _ in pending} - done:
                 done.add(self._workers.receive()[0])
-        except (RunnerError, OSError):
+        except (RunnerError, RuntimeError):
             return  # the workers are gone, and nothing writes any more
         for _, slot, _ in pending:
             self._ring.free.append(slot)

@@ -31,6 +31,7 @@ Say = Callable[[str], None]
 FORMATS: tuple[Format, ...] = ("flat", "blosc2")
 TEMPORARY = ".building-"
 _VERSION = 1
+_MARK = "damaged"
 
 
 class Damaged(BadInput):
@@ -97,6 +98,8 @@ def write_meta(folder: Path, meta: CacheMeta) -> None:
 
 def read_meta(folder: Path) -> CacheMeta:
     """Raises Damaged unless meta.json and the sizes of all files are as written (contents: `verify`)."""
+    if (folder / _MARK).exists():
+        raise Damaged((folder / _MARK).read_text())
     try:
         body = json.loads((folder / "meta.json").read_text())
         checksum = body.pop("checksum")
@@ -113,11 +116,15 @@ def read_meta(folder: Path) -> CacheMeta:
 
 
 def verify(folder: Path) -> CacheMeta:
-    """Reads everything. Raises Damaged naming the file that differs from what was written."""
+    """Reads everything. Raises Damaged naming the file that differs from what was written, and marks the folder, so
+    that the next run builds it anew and `prune` removes it."""
     meta = read_meta(folder)
     for a in meta.arrays.values():
         if hash_file(folder / a.file) != a.checksum:
-            raise Damaged(_damage(folder, f"{a.file} has changed since it was written (its checksum differs)"))
+            message = _damage(folder, f"{a.file} has changed since it was written (its checksum differs)")
+            with suppress(OSError):
+                (folder / _MARK).write_text(message)
+            raise Damaged(message)
     return meta
 
 
@@ -198,7 +205,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _damage(folder: Path, what: str) -> str:
-    return f"cache {folder} is damaged: {what}; delete that folder, and the next run builds it again"
+    return f"cache {folder} is damaged: {what}; delete it (`runner cache prune` does), and the next run builds it again"
 
 
 def _array_meta(value: dict[str, Any]) -> ArrayMeta:

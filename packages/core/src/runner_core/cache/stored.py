@@ -150,8 +150,8 @@ class BloscArray(_Layout):
     def take(self, rows: Array, out: Array) -> None:
         size = int(np.prod(self.row_shape(), dtype=np.int64))
         if size:
-            for target, row in zip(out, rows.tolist(), strict=True):
-                self._chunks.get_slice(row * size, (row + 1) * size, target)
+            for i, row in enumerate(rows.tolist()):
+                self._chunks.get_slice(row * size, (row + 1) * size, out[i : i + 1])
 
     def _decompress(self, begin: int, shape: tuple[int, ...]) -> Array:
         out = np.empty(shape, self.dtype)
