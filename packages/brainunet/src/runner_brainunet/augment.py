@@ -8,6 +8,7 @@ what surrounds the brain vary here far beyond what any one scanner shows (domain
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,10 +37,37 @@ class Random:
         """(count, *shape) of 0.0 and 1.0."""
         return (self.uniform(0, 1, *shape) < probability).float()
 
-    def field(self, channels: int, coarse: int, size: tuple[int, int]) -> Tensor:
-        """Smooth fields (count, channels, *size) of about unit variance, from coarse × coarse normal numbers."""
-        seed = self.normal(channels, coarse, coarse)
-        return functional.interpolate(seed, size, mode="bicubic", align_corners=True)
+    def field(self, coarse: int, size: tuple[int, int]) -> Tensor:
+        """Smooth fields (count, 1, *size) of about unit variance, from coarse × coarse normal numbers."""
+        rows, columns = (_spread(coarse, n, self.device) for n in size)
+        return (rows @ self.normal(coarse, coarse) @ columns.T)[:, None]
+
+
+@lru_cache(maxsize=64)
+def _spread(coarse: int, fine: int, device: Any) -> Tensor:
+    """(fine, coarse): cubic interpolation from few points to many, as a matrix: far faster than resizing."""
+    points = torch.eye(coarse, device=device)[None, None]
+    spread = functional.interpolate(points, (fine, coarse), mode="bicubic", align_corners=True)[0, 0]
+    return spread / spread.square().sum(1).mean().sqrt()
+
+
+def smooth(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """Gaussian blur of (B, C, H, W) with a standard deviation (voxels) per sample for each axis, (B,) or (1,)."""
+    count, channels, height, width = image.shape
+    rows = image.transpose(1, 2).reshape(count, height, channels * width)
+    rows = torch.matmul(_kernel(down, height), rows).view(count, height, channels, width)
+    columns = rows.reshape(count, height * channels, width)
+    columns = torch.matmul(columns, _kernel(across, width).mT)
+    return columns.view(count, height, channels, width).transpose(1, 2)
+
+
+def _kernel(sigma: Tensor, size: int) -> Tensor:
+    """(B, size, size), or (size, size) for one sigma: each row has the weights of one output voxel, which add up
+    to 1 at the border too."""
+    at = torch.arange(size, device=sigma.device, dtype=torch.float32)
+    weight = torch.exp(-0.5 * ((at[:, None] - at) / sigma.clamp(min=0.1)[:, None, None]) ** 2)
+    weight = torch.relu(weight - 1e-4)  # far tails would be denormal numbers, on which a CPU is slow
+    return (weight / weight.sum(2, keepdim=True)).squeeze(0)
 
 
 def augment(image: Tensor, mask: Tensor, view: Tensor, config: AugmentConfig, generator: Any) -> tuple[Tensor, Tensor]:
@@ -84,7 +112,7 @@ def _warp(image: Tensor, mask: Tensor, active: Tensor, c: AugmentConfig, rng: Ra
     theta = torch.lerp(identity.expand_as(theta), theta, active[:, :, :, 0])
     grid = functional.affine_grid(theta, [image.shape[0], 1, *size], align_corners=False)
     if c.elastic:
-        moved = rng.field(2, 5, size) * (2 * c.elastic * active)
+        moved = torch.cat((rng.field(5, size), rng.field(5, size)), 1) * (2 * c.elastic * active)
         grid = grid + moved.permute(0, 2, 3, 1)
     both = functional.grid_sample(torch.cat((image, mask), 1), grid, mode="bilinear", align_corners=False)
     return both[:, :-1], (both[:, -1:] > 0.5).to(mask.dtype)
@@ -98,7 +126,7 @@ def _intensity(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> Te
     if c.surround:
         image = image * _surround(mask, c, rng, size)
     if c.bias:
-        image = image * torch.exp(rng.field(1, 4, size) * (rng.uniform(0, 1.5, 1, 1, 1) * c.bias))
+        image = image * torch.exp(rng.field(4, size) * (rng.uniform(0, 1.5, 1, 1, 1) * c.bias))
     if c.blur:
         image = _blur(image, c, rng)
     image = image * torch.exp(rng.uniform(-1, 1, 1, 1, 1) * c.gain)
@@ -123,19 +151,17 @@ def curve(image: Tensor, slopes: Tensor) -> Tensor:
 
 def _surround(mask: Tensor, c: AugmentConfig, rng: Random, size: tuple[int, int]) -> Tensor:
     """Factor on what lies outside the brain, 1 inside, with a soft border: a hard one would be a cue."""
-    soft = functional.avg_pool2d(functional.avg_pool2d(mask.float(), 7, 1, 3), 7, 1, 3)
+    width = torch.full((1,), 3.0, device=mask.device)
+    soft = smooth(mask, width, width)
     outside = (1 - soft).clamp(0, 1) ** 2
-    level = rng.normal(1, 1, 1) * c.surround + rng.field(1, 6, size) * (c.surround / 2)
+    level = rng.normal(1, 1, 1) * c.surround + rng.field(6, size) * (c.surround / 2)
     return torch.exp(level.clamp(-2.5, 1.2) * outside)
 
 
 def _blur(image: Tensor, c: AugmentConfig, rng: Random) -> Tensor:
-    """Each axis, in a third of the samples, blends with its running mean over 3 or 5 voxels."""
-    for kernel, pad in (((5, 1), (2, 0)), ((1, 5), (0, 2)), ((3, 1), (1, 0)), ((1, 3), (0, 1))):
-        amount = rng.uniform(0, c.blur, 1, 1, 1) * rng.chance(0.33, 1, 1, 1)
-        smooth = functional.avg_pool2d(image, kernel, 1, pad, count_include_pad=False)
-        image = torch.lerp(image, smooth, amount)
-    return image
+    """Thick slices blur one axis, low resolution both; half of the samples stay (almost) as they are."""
+    sigma = rng.uniform(0, c.blur, 2) * rng.chance(0.5, 2)
+    return smooth(image, sigma[:, 0], sigma[:, 1])
 
 
 def _field_of_view(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> tuple[Tensor, Tensor]:
@@ -161,21 +187,22 @@ def _decoy(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> tuple[
     if not c.decoy:
         return image, mask
     size = (image.shape[2], image.shape[3])
-    shapes = _shapes(image, rng, size)
     use = rng.chance(c.decoy, 1, 1, 1)
     kind = rng.uniform(0, 3, 1, 1, 1)
-    soft = functional.avg_pool2d(mask.float(), 3, 1, 1)
-    air = (functional.avg_pool2d((image > 0.06).float().amax(1, keepdim=True), 5, 1, 2) < 0.05).float()
+    width = torch.ones(1, device=mask.device)
+    soft = smooth(mask, width, width)
+    near = smooth((image > 0.06).to(image.dtype).amax(1, keepdim=True), 2 * width, 2 * width)
     # a half-plane of air: a neck or a table lies on one side of the head
-    side = (rng.field(1, 3, size) > 0).float()
-    where = torch.where(kind < 1, soft, torch.where(kind < 1.5, torch.ones_like(soft), air * side)) * use
-    return torch.lerp(image, shapes, where.clamp(0, 1)), mask * ((kind >= 1.5) | (use == 0)).to(mask.dtype)
+    air = (near < 0.05) & (rng.field(3, size) > 0)
+    where = torch.where(kind < 1, soft, torch.where(kind < 1.5, torch.ones_like(soft), air.to(soft.dtype))) * use
+    image = torch.lerp(image, _shapes(rng, size), where.clamp(0, 1))
+    return image, mask * ((kind >= 1.5) | (use == 0)).to(mask.dtype)
 
 
-def _shapes(image: Tensor, rng: Random, size: tuple[int, int]) -> Tensor:
-    """Patches of four random brightnesses (B, C, H, W), bordered by the level sets of smooth fields."""
-    channels = image.shape[1]
-    fine = rng.field(4, 12, size) + rng.field(4, 6, size)
-    label = functional.one_hot(fine.argmax(1), 4).permute(0, 3, 1, 2).to(image.dtype)
+def _shapes(rng: Random, size: tuple[int, int]) -> Tensor:
+    """Patches of four random brightnesses (B, 1, H, W), bordered by the level sets of smooth fields."""
+    first = (rng.field(12, size) + rng.field(6, size) > 0).float()
+    second = (rng.field(16, size) + rng.field(6, size) > 0).float()
     level = rng.uniform(0, 1, 4, 1, 1)
-    return (label * level).sum(1, keepdim=True).expand(-1, channels, -1, -1)
+    low = torch.lerp(level[:, 0:1], level[:, 1:2], first)
+    return torch.lerp(low, torch.lerp(level[:, 2:3], level[:, 3:4], first), second)

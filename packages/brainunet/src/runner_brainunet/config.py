@@ -70,8 +70,8 @@ class AugmentConfig:
     """Logarithm of the factor on all intensities, cut at the top as prepared scans are."""
     noise: float = 0.08
     """Largest Rician noise, as a share of the intensity range."""
-    blur: float = 1.0
-    """Strength of blurring along each axis (thick slices, low resolution), 0 to 1."""
+    blur: float = 1.5
+    """Largest standard deviation (voxels) of the blur along each axis: thick slices, low resolution."""
     crop: float = 0.3
     """Share of the samples of which a side lies outside the field of view."""
     decoy: float = 0.15
@@ -80,14 +80,10 @@ class AugmentConfig:
 
 @dataclass
 class PredictConfig:
-    brain: bool = False
-    """Also write the scan with everything but the brain set to 0."""
     flip: bool = True
     """Average with the prediction of the mirrored head; takes twice the time."""
     fill_holes: bool = True
     """Fill holes inside the mask."""
-    threshold: float = 0.5
-    """Brain is where the probability exceeds this."""
 
 
 @dataclass
@@ -122,12 +118,23 @@ def small() -> BrainConfig:
     config.model.features = (8, 16, 32, 64)
     config.train.batch_size = 16
     config.train.learning_rate = 3e-3
+    config.train.epochs, config.train.steps_per_epoch = 24, 100
+    config.validate.every, config.checkpoint.every = 4, 4
     return config
 
 
 def demo() -> BrainConfig:
     """The phantom in about a minute: small, with mild augmentation."""
-    return small()
+    config = small()
+    config.augment = AugmentConfig(
+        rotate=10, scale=0.12, stretch=0.06, shear=0.05, shift=0.05, contrast=0.3, surround=0.2, bias=0.15,
+        noise=0.03, blur=0.5, crop=0.0, decoy=0.0,
+    )  # fmt: skip
+    config.train.learning_rate = 5e-3
+    config.train.epochs, config.train.steps_per_epoch = 6, 35
+    config.validate.every, config.checkpoint.every = 3, 3
+    config.log.every = 10
+    return config
 
 
 PRESETS: dict[str, Callable[[], BrainConfig]] = {

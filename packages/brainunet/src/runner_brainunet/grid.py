@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,10 +54,20 @@ class Grid:
             shape[axis] = n
         return tuple(shape)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Grid:
+        """The grid that `dataclasses.asdict` wrote, after a journey through JSON."""
+        values = {name: tuple(value) for name, value in values.items()}
+        values["orientation"] = tuple(tuple(pair) for pair in values["orientation"])
+        return cls(**values)
+
+    def to_ras(self, volume: Array) -> Array:
+        """Scanner's grid → the same voxels in the order right, anterior, superior (a view)."""
+        return orientations.apply_orientation(volume, np.asarray(self.orientation))
+
     def to_model(self, volume: Array) -> Array:
         """Scanner's grid → network's grid, float32, linear with anti-aliasing."""
-        ras = orientations.apply_orientation(volume, np.asarray(self.orientation))
-        return _resample(ras, self.model_shape, self.spacing, self.model_spacing)
+        return _resample(self.to_ras(volume), self.model_shape, self.spacing, self.model_spacing)
 
     def to_scanner(self, volume: Array) -> Array:
         """Network's grid → scanner's grid, float32, linear."""

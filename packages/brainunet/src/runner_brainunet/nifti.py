@@ -66,6 +66,12 @@ def millimetres(image: Any) -> float:
     return _MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
 
 
+def spacing(image: Any) -> tuple[float, ...]:
+    """Size of a voxel (mm) along each axis of the array."""
+    size = np.sqrt((np.asarray(image.affine, float)[:3, :3] ** 2).sum(0)) * millimetres(image)
+    return tuple(float(s) for s in size)
+
+
 def read_data(image: Any, path: Path) -> Array:
     """Voxels (x, y, z) as float32, scaled as the header says. Raises BadInput: truncated, damaged, NaN, infinite."""
     try:

@@ -93,6 +93,12 @@ def windows(rows: Array, neighbours: int) -> Array:
     return rows[np.clip(index, 0, len(rows) - 1)]
 
 
+def mirror(images: Array, view: Array) -> Array:
+    """Left ↔ right of windows (n, neighbours, h, w); `view` (n,). Sagittal ones: the order of the neighbours."""
+    sagittal = (view == SAGITTAL)[:, None, None, None]
+    return np.where(sagittal, images[:, ::-1], images[..., ::-1])
+
+
 def to_uint8(volume: Array, foreground: Array | None = None) -> Array:
     """Robust scaling: from the 0.5th percentile of the volume to the 99.5th of the head → 0 to 255.
 

@@ -1,0 +1,69 @@
+"""The QC picture: slices of three views with the outlines of prediction and truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PREDICTION = (255, 70, 50)
+TRUTH = (60, 220, 90)
+BOTH = (255, 225, 60)
+COLUMNS = 6
+_TILE = 176
+"""Side of a tile (pixels)."""
+
+
+def montage(scan: Array, prediction: Array, truth: Array | None, spacing: Sequence[float]) -> Array:
+    """(x, y, z) arrays in RAS, `spacing` in mm → picture (H, W, 3) uint8.
+
+    Rows: axial, coronal, sagittal, from bottom, back and left; red: prediction, green: truth, yellow: both.
+    """
+    top = float(np.percentile(scan[:: max(1, scan.shape[0] // 96)], 99.5)) or 1.0
+    seen = prediction if truth is None else prediction | truth
+    if not seen.any():
+        seen = np.ones_like(prediction)
+    rows = []
+    for axis in (2, 1, 0):
+        hits = np.flatnonzero(seen.any(axis=tuple({0, 1, 2} - {axis})))
+        places = np.linspace(hits[0], hits[-1], COLUMNS + 2)[1:-1].round().astype(int)
+        size = [spacing[i] for i in (0, 1, 2) if i != axis]
+        extent = max(n * s for n, s in zip(scan.shape, spacing, strict=True))
+        tiles = [
+            _tile(
+                np.take(scan, place, axis) / top,
+                np.take(prediction, place, axis),
+                None if truth is None else np.take(truth, place, axis),
+                [s * (_TILE - 1) / extent for s in size],
+            )
+            for place in places
+        ]
+        rows.append(np.concatenate(tiles, axis=1))
+    return np.concatenate(rows, axis=0)
+
+
+def _tile(scan: Array, prediction: Array, truth: Array | None, zoom: Sequence[float]) -> Array:
+    """(_TILE, _TILE, 3) uint8 of one slice, the second axis upwards."""
+    grey = _enlarge(np.clip(scan, 0, 1).astype(np.float32), zoom)
+    picture = np.repeat((grey * 255).clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
+    red = _outline(prediction, zoom)
+    green = np.zeros_like(red) if truth is None else _outline(truth, zoom)
+    for where, colour in ((red & ~green, PREDICTION), (green & ~red, TRUTH), (red & green, BOTH)):
+        picture[where] = colour
+    return picture.swapaxes(0, 1)[::-1]
+
+
+def _outline(mask: Array, zoom: Sequence[float]) -> Array:
+    large = _enlarge(mask.astype(np.float32), zoom) > 0.5
+    return large & ~np.asarray(ndimage.binary_erosion(large))
+
+
+def _enlarge(picture: Array, zoom: Sequence[float]) -> Array:
+    """`picture` zoomed and centred on a tile."""
+    centre = [(n - 1) / 2 - (_TILE - 1) / 2 / z for n, z in zip(picture.shape, zoom, strict=True)]
+    steps = [1 / z for z in zoom]
+    return np.asarray(ndimage.affine_transform(picture, steps, centre, (_TILE, _TILE), order=1, mode="grid-constant"))
