@@ -23,6 +23,7 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=9)
 MASKS = hnp.arrays(bool, SHAPES)
 
 
+@settings(deadline=None)  # the machine is shared
 @given(MASKS)
 def test_restore_puts_the_crop_back_where_it_was(mask):
     box = ForegroundCrop(0.0, margin=0).box(mask.astype(np.uint8), (1.0,) * mask.ndim)
@@ -35,6 +36,7 @@ def test_restore_puts_the_crop_back_where_it_was(mask):
             assert planes[-1].any()
 
 
+@settings(deadline=None)  # the machine is shared
 @given(mask=MASKS, margin=st.integers(0, 4))
 def test_margin_grows_the_box_within_the_grid(mask, margin):
     tight, wide = (ForegroundCrop(0.5, m).box(mask * 1.0, (1.0,) * mask.ndim) for m in (0, margin))
@@ -45,8 +47,8 @@ def test_margin_grows_the_box_within_the_grid(mask, margin):
         assert wide == Box((0,) * mask.ndim, mask.shape, mask.shape)
 
 
+@settings(deadline=None)  # the machine is shared
 @given(MASKS)
-@settings(deadline=None)
 def test_largest_object_agrees_with_scipy(mask):
     ndimage = pytest.importorskip("scipy.ndimage")
     labels, count = ndimage.label(mask)
@@ -70,6 +72,7 @@ def test_largest_object_follows_a_winding_path():
     assert np.array_equal(largest_object(spiral), spiral)
 
 
+@settings(deadline=None)  # the machine is shared
 @given(hnp.arrays(np.uint8, st.integers(2, 60), elements=st.integers(0, 40)))
 def test_otsu_maximises_the_variance_between_classes(values):
     values = values.astype(float)

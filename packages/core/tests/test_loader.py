@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, RunnerError, SampleSpec
 from runner_core.loader import Loader
@@ -63,6 +63,7 @@ def same(one, two):
     return len(one) == len(two) and all(np.array_equal(a[n], b[n]) for a, b in zip(one, two, strict=True) for n in a)
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     length=st.integers(1, 50),
     batch_size=st.integers(1, 9),
@@ -80,6 +81,7 @@ def test_an_epoch_is_the_pure_order_and_resumes_anywhere(length, batch_size, epo
     assert same(read(loader, epoch, first), whole[first:])
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     length=st.integers(1, 60),
     share=st.integers(1, 4),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, RowSamples
 from runner_core.cache.stored import FlatArray, PreparedStore
@@ -29,6 +29,7 @@ def filled(samples, indices):
     return out
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any),
     offsets=st.lists(st.integers(-4, 4), min_size=1, max_size=5),

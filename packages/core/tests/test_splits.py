@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, Record
 from runner_core.config import DataConfig
@@ -19,6 +19,7 @@ def records(groups, own=None):
     ]
 
 
+@settings(deadline=None)  # the machine is shared
 @given(
     groups=st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=40).filter(lambda g: len(set(g)) > 1),
     fraction=st.floats(0.01, 0.99),

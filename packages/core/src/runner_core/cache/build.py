@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -269,8 +268,3 @@ def _as_json(record: Record, meta: Mapping[str, Json]) -> dict[str, Json]:
         return json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:
         raise BadInput(f"{record.key}: what decode() returned as meta is not JSON ({error})") from error
-
-
-def processes_for(workers: int) -> int:
-    """`cache.workers`, or the cores that this process may use."""
-    return workers or len(os.sched_getaffinity(0))

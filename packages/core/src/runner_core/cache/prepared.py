@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runner_core._errors import BadInput, DataErrors
-from runner_core.cache.build import Builder, Prepare, Task, processes_for, run_all
+from runner_core.cache.build import Builder, Prepare, Task, run_all
 from runner_core.cache.choose import choose_mode, format_of
 from runner_core.cache.folder import (
     FORMATS,
@@ -39,6 +40,10 @@ from runner_core.protocols import CachePlan, Pipeline, Store
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
+
+
+_SECONDS_TO_START = 3.0
+"""A new process that imports a project and its readers begins to work after one to two seconds."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ class PreparedCache:
             identities=list(survey.identities),
             reuse=reuse,
             form=format_of(plan.mode),
-            processes=processes_for(self._config.workers),
+            processes=self._processes(len(records) - len(reuse)),
             index=self._index,
             max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
             needs=in_words(plan.disk_bytes),
@@ -188,11 +193,17 @@ class PreparedCache:
                 continue
         return stores
 
+    def _processes(self, records: int) -> int:
+        """`cache.workers`, or one a core unless this process is done sooner than others have started."""
+        if self._config.workers:
+            return self._config.workers
+        return 1 if records * self._estimator.seconds < _SECONDS_TO_START else len(os.sched_getaffinity(0))
+
     def _live(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> PreparedStore:
         """cache.mode off: every record is prepared once now, for its shapes, and again whenever it is read."""
         say("cache.mode off: every record is prepared once to learn its shape, and again at every read")
         tasks = [Task(i, record, identity="") for i, record in enumerate(records)]
-        processes = min(processes_for(self._config.workers), len(tasks))
+        processes = min(self._processes(len(tasks)), len(tasks))
         with progress("preparing records", len(tasks), say) as advance:
             outcomes = []
             for outcome in run_all(Prepare(pipeline, None), tasks, processes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ class Estimator:
 
     def __init__(self) -> None:
         self._prepared: dict[str, tuple[int, list[Array]]] = {}
+        self.seconds = math.inf
+        """How long it took to prepare one record; unknown: infinite."""
 
     def of_records(self, pipeline: Pipeline, records: Sequence[Record]) -> Size:
         """By the record whose files have the median size; others follow if it is faulty."""
@@ -62,7 +66,9 @@ class Estimator:
         files = {role: str(path) for role, path in record.files.items()}
         key = digest_json([dict(pipeline.settings), record.key, files])
         if key not in self._prepared:
+            begun = time.perf_counter()
             self._prepared = {key: (source_bytes(record), list(pipeline(record).arrays.values()))}
+            self.seconds = time.perf_counter() - begun
         return self._prepared[key]
 
 
