@@ -172,6 +172,7 @@ class _Ring:
         layout = {name: ((batch_size, *s.shape), np.dtype(s.dtype)) for name, s in spec.items()}
         sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in layout.items()}
         self.bytes = slots * sum(sizes.values())
+        self._batch_size = batch_size
         self.buffers: list[Arrays] = []
         self.free = list(range(slots))
         self._lease = [0] * slots
@@ -213,7 +214,8 @@ class _Ring:
     def batch(self, slot: int, count: int) -> HostBatch:
         buffer = self.buffers[slot]
         self._leases = self._lease[slot] = self._leases + 1
-        arrays = {name: a[:count] for name, a in buffer.items()}
+        # a full batch is the buffer itself, so that an engine finds again what it made of it the last time
+        arrays = buffer if count == self._batch_size else {name: a[:count] for name, a in buffer.items()}
         return HostBatch(arrays, count, partial(self._release, slot, self._leases))
 
     def _release(self, slot: int, lease: int) -> None:

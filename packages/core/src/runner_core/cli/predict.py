@@ -22,7 +22,6 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     make_folder(options.out)
     infer, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")
-    setup.project.pipeline = setup.pipeline
     for record in records:
         try:
             written = setup.project.write(record, setup.project.predict(record, infer), options.out)

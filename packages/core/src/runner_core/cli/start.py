@@ -96,8 +96,10 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
 
 def load_network(started: Started[Any], named: Path) -> tuple[Infer, str]:
     """Inference with the checkpoint that `named` is, or with the best of the run it is; and which one that was."""
+    setup = started.setup
     state, checkpoint = load_state(started, named)
-    _, infer = started.setup.engine.load(started.setup, state)
+    setup.project.pipeline = setup.pipeline  # predictions share the crop
+    _, infer = setup.engine.load(setup, state)
     return infer, checkpoint
 
 

@@ -36,7 +36,7 @@ _LEAST: Mapping[str, float] = {
     "train.batch_size": 1,
     "train.accumulate": 1,
     "train.workers": 0,
-    "train.prefetch": 1,
+    "train.prefetch": 0,
     "train.learning_rate": 0,
     "train.weight_decay": 0,
     "train.warmup": 0,
@@ -120,13 +120,13 @@ def refuse_nonsense(config: RunConfig) -> None:
 
 def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:
     """Write a run's config.yaml; `head`: project, preset, source, plugins, chosen."""
-    text = yaml.safe_dump({**head, **plain(config)}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump({**head, **plain(config)}, sort_keys=False)
     path.write_text(f"# runner {head['project']} train --config THIS_FILE repeats this run\n{text}", encoding="utf-8")
 
 
 def dump(config: RunConfig) -> str:
     """Settings as YAML, section by section."""
-    return str(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+    return str(yaml.safe_dump(plain(config), sort_keys=False))
 
 
 def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -131,9 +131,10 @@ class TorchTrainer:
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         values = {"loss": scaled.detach()}
-        for name, term in terms.items():
-            value = term.detach() if isinstance(term, torch.Tensor) else term
-            values[name] = value if share == 1.0 else value * share
+        if terms:
+            for name, term in terms.items():
+                value = term.detach() if isinstance(term, torch.Tensor) else term
+                values[name] = value if share == 1.0 else value * share
         return values
 
     def _in_parts(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:

@@ -5,14 +5,28 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from runner_core.protocols import Array, HostBatch, Tensors
+from runner_core.protocols import Array, Arrays, HostBatch, Tensors
+
+
+MOST_BUFFERS = 64
 
 
 class HostFeed:
     """The host is the device: tensors are views of the ring's buffers, given back when the step is over."""
 
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Arrays, Tensors]] = {}  # the ring has few buffers: views of each are made once
+
     def take(self, batch: HostBatch) -> Tensors:
-        return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+        """Views of the buffer; a new dictionary each time."""
+        arrays = batch.arrays
+        known = self._known.get(id(arrays))
+        if known is None or known[0] is not arrays:
+            if len(self._known) >= MOST_BUFFERS:
+                self._known.clear()
+            known = arrays, {name: torch.from_numpy(array) for name, array in arrays.items()}
+            self._known[id(arrays)] = known
+        return known[1].copy()
 
     def keep(self, batch: HostBatch) -> Tensors:
         """Tensors with memory of their own: metrics may hold them after the buffer was refilled."""

@@ -1,0 +1,91 @@
+"""What the core's tests share: the toy project and extension, found through entry points as if installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TOY = Path(__file__).parent / "toy"
+PROJECT, EXTENSION = TOY / "project", TOY / "extension"
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The toy project is installed in this process; caches go into a folder of this test."""
+    monkeypatch.syspath_prepend(str(PROJECT))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))  # for spawned workers
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
+
+
+@pytest.fixture
+def toy_extension(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy extension is installed too."""
+    monkeypatch.syspath_prepend(str(EXTENSION))
+
+
+@pytest.fixture(scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder for the session, so that the toy phantom is prepared once."""
+    return tmp_path_factory.mktemp("cache-home")
+
+
+def command(*words: str | Path) -> list[str]:
+    """The installed console script with these words."""
+    return [str(Path(sys.executable).with_name("runner")), *map(str, words)]
+
+
+def environment(cache_home: Path, *installed: Path, **more: str) -> dict[str, str]:
+    """Variables of a subprocess in which the plugins in the folders `installed` are found."""
+    found = os.pathsep.join(map(str, installed or (PROJECT,)))
+    fixed = {"PYTHONPATH": found, "XDG_CACHE_HOME": str(cache_home), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **fixed, **more}
+
+
+@pytest.fixture
+def runner(tmp_path: Path, cache_home: Path) -> Runner:
+    """`runner("toy", "train")` runs the console script in an empty folder; `installed` names plugin folders."""
+
+    def run(*words: str | Path, installed: tuple[Path, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
+        env = environment(cache_home, *installed, **more)
+        return subprocess.run(
+            command(*words), cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120, check=False
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
+    """Folder of a finished toy run on its phantom, preset demo. Do not change it: copy it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    done = subprocess.run(
+        command("toy", "train", "--run-dir", folder),
+        env=environment(cache_home),
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stdout").write_text(done.stdout, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def launch(tmp_path: Path, cache_home: Path) -> Callable[..., subprocess.Popen[str]]:
+    """As `runner`, but returns the running process; what it says goes into the file `out`."""
+
+    def start(*words: str | Path) -> subprocess.Popen[str]:
+        with (tmp_path / "out").open("a", encoding="utf-8") as out:
+            return subprocess.Popen(
+                command(*words), cwd=tmp_path, env=environment(cache_home), text=True, stdout=out, stderr=out
+            )
+
+    return start

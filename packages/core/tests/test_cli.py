@@ -1,0 +1,460 @@
+"""The command line in subprocesses: the main flows, and every bad input a user can give it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Launch = Callable[..., subprocess.Popen[str]]
+PROJECT, EXTENSION = (Path(__file__).parent / "toy" / name for name in ("project", "extension"))
+SUMMARY = {
+    *("project", "preset", "data", "status", "epochs", "steps", "metrics", "samples_per_second", "data_wait_share"),
+    *("peak_memory_bytes", "wall_seconds", "versions", "scores", "baseline", "health"),
+}
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """Exit code 2, one message with these parts on stderr, no traceback."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    for part in parts:
+        assert part in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("runner: ") <= 1 or "╭" in done.stderr
+
+
+# ---------------------------------------------------------------- what is installed
+
+
+def test_the_overview_names_what_is_installed_and_what_to_type(runner: Runner) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        done = runner(*words)
+        assert done.returncode == 0
+        for part in ("toy", "Bright discs in noise", "runner list", "runner doctor", " train --data DIR"):
+            assert part in done.stdout
+
+
+def test_the_overview_imports_nothing_heavy(runner: Runner) -> None:
+    for words in ([], ["--help"], ["list"], ["toy"], ["toy", "--help"]):
+        done = runner(*words, PYTHONPROFILEIMPORTTIME="1")
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "runner_core.cli.overview" in imported
+        assert not imported & {"numpy", "rich", "yaml", "tyro", "pluggy", "torch", "argparse", "toy_project"}
+
+
+def test_list_shows_projects_extensions_and_their_hooks(runner: Runner) -> None:
+    done = runner("list", "--hooks", installed=(PROJECT, EXTENSION))
+    assert done.returncode == 0
+    assert "Another cache and another tracker" in done.stdout
+    assert "extension toyext  cache, sinks" in done.stdout
+    refused(runner("list", "--nonsense"), "--nonsense")
+
+
+def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
+    refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
+    refused(runner("toy", "trian"), "did you mean 'train'")
+    refused(runner("--nonsense"), "unknown option")
+
+
+def test_version(runner: Runner) -> None:
+    assert runner("--version").stdout.startswith("runner 0.")
+
+
+def test_a_closed_pipe_is_no_error(runner: Runner, tmp_path: Path) -> None:
+    console = Path(sys.executable).with_name("runner")
+    script = f"{console} toy config 2>err | true; echo ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+    assert (tmp_path / "err").read_text() == ""
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_config_prints_settings_that_config_accepts(runner: Runner, tmp_path: Path) -> None:
+    first = runner("toy", "config", "--preset", "default", "--train.batch-size", "5")
+    (tmp_path / "s.yaml").write_text(first.stdout, encoding="utf-8")
+    again = runner("toy", "config", "--preset", "default", "--config", "s.yaml")
+    assert yaml.safe_load(again.stdout) == yaml.safe_load(first.stdout)
+    assert yaml.safe_load(first.stdout)["train"]["batch_size"] == 5
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_preset(runner: Runner, tmp_path: Path) -> None:
+    text = "preset: default\ntrain: {epochs: 7, batch_size: 6}\n"
+    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    done = yaml.safe_load(runner("toy", "config", "--config", "s.yaml", "--train.epochs", "9").stdout)
+    assert (done["train"]["epochs"], done["train"]["batch_size"]) == (9, 6)
+    assert done["model"]["width"] == 8  # of the preset that the file names; demo has 4
+
+
+def test_help_lists_every_setting_with_its_default(runner: Runner) -> None:
+    done = runner("toy", "train", "--help")
+    assert done.returncode == 0
+    for part in (
+        "--train.batch-size INT",
+        "(default: 8)",
+        "--model.width",
+        "Channels of the hidden layers",
+        "--resume",
+    ):
+        assert part in done.stdout, part
+
+
+@pytest.mark.parametrize(
+    "words, parts",
+    [
+        (["--train.bach-size", "4"], ["--train.bach-size", "--train.batch-size"]),
+        (["--train.batch-size", "many"], ["--train.batch-size", "many"]),
+        (["--train.batch-size", "0"], ["train.batch_size must be at least 1"]),
+        (["--precision.mode", "float8"], ["float8", "bfloat16"]),
+        (["--preset", "dmeo"], ["did you mean 'demo'"]),
+        (["--preset"], ["--preset"]),
+        (["--extension", "nope"], ["no extension 'nope'"]),
+        (["--config", "missing.yaml"], ["missing.yaml"]),
+        (["--data", "missing"], ["missing: there is no such folder"]),
+    ],
+)
+def test_bad_flags_are_refused_with_one_message(words: list[str], parts: list[str], runner: Runner) -> None:
+    refused(runner("toy", "config", *words), *parts)
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        ("train: {bach_size: 4}", ["s.yaml", "train.bach_size", "did you mean 'batch_size'"]),
+        ("trian: {}", ["s.yaml", "trian", "did you mean 'train'"]),
+        ("train: {batch_size: many}", ["s.yaml: train.batch_size must be a whole number, not 'many'"]),
+        ("project: brainunet", ["s.yaml: these settings are of project 'brainunet', not 'toy'"]),
+        ("train: [", ["s.yaml: not valid YAML"]),
+    ],
+)
+def test_a_bad_file_is_refused_by_name_and_key(text: str, parts: list[str], runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
+    refused(runner("toy", "train", "--config", "s.yaml"), *parts)
+    assert not (tmp_path / "runs").exists()
+
+
+# ---------------------------------------------------------------- train
+
+
+def test_training_on_the_phantom_says_so_and_leaves_a_whole_run(trained: Path) -> None:
+    said = (trained / "stdout").read_text(encoding="utf-8")
+    for part in ("generated phantom", "train.epochs 3 (default 20)", "model.width 4 (default 8)", "baseline", "dice"):
+        assert part in said, part
+    summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
+    assert set(summary) >= SUMMARY
+    assert (summary["project"], summary["preset"], summary["data"], summary["status"]) == (
+        "toy",
+        "demo",
+        "phantom",
+        "done",
+    )
+    assert summary["scores"]["dice"] > summary["baseline"]["dice"]
+    assert set(summary["metrics"]) >= {"loss", "bce"}
+    events = [json.loads(line)["event"] for line in (trained / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert set(events) >= {"start", "train", "validation", "checkpoint", "end", "figure"}
+    config = yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["project"], config["preset"], config["source"]) == ("toy", "demo", "phantom")
+    assert config["plugins"] == {"core": summary["versions"]["plugins"]["core"], "project toy": "toy 0.1"}
+    for name in ("train.log", "report.html", "scores.csv"):
+        assert (trained / name).stat().st_size > 0
+    assert len(list((trained / "figures").glob("*.png"))) == 2
+
+
+def test_a_run_repeats_from_its_config(trained: Path, runner: Runner) -> None:
+    done = runner("toy", "config", "--config", trained / "config.yaml")
+    saved = yaml.safe_load((trained / "config.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(done.stdout) == {k: v for k, v in saved.items() if k in yaml.safe_load(done.stdout)}
+
+
+def test_a_run_folder_in_use_or_full_is_refused(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    refused(runner("toy", "train", "--run-dir", trained), str(trained), "not empty", "--resume")
+    copy = shutil.copytree(trained, tmp_path / "run")
+    hold = (
+        "import sys, time, pathlib, runner_core.runfolder as r\n"
+        "with r.RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, copy], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    refused(runner("toy", "train", "--resume", copy), str(copy), "another runner is training")
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+def test_unwritable_and_missing_folders_are_named(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    refused(runner("toy", "train", "--run-dir", "file/run"), "file/run", "--run-dir")
+    refused(runner("toy", "train", "--run-dir", "/proc/run"), "/proc/run", "--run-dir")
+    refused(runner("toy", "train", "--cache.dir", "file/cache"), "file/cache", "--cache.dir")
+    (tmp_path / "empty").mkdir()
+    refused(runner("toy", "train", "--data", "empty"), "empty: no toy data here")
+    assert not list((tmp_path / "runs").glob("toy/*")), "a refused run leaves no folder behind"
+
+
+def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner, tmp_path: Path) -> None:
+    assert runner("toy", "phantom", "data").returncode == 0
+    refused(runner("toy", "phantom", "data"), "data", "not an empty folder")
+    for key in ("p1_a", "p3_b"):
+        path = tmp_path / "data" / f"{key}.npy"
+        path.write_bytes(path.read_bytes()[:200])
+    refused(runner("toy", "train", "--data", "data", "--run-dir", "run"), "p1_a.npy", "p3_b.npy")
+    assert not (tmp_path / "run").exists()
+    assert runner("toy", "check", "--data", "data").returncode == 2
+
+
+def test_resume_of_a_run_of_another_project_is_refused(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    text = (copy / "config.yaml").read_text(encoding="utf-8").replace("project: toy", "project: other")
+    (copy / "config.yaml").write_text(text, encoding="utf-8")
+    for words in (
+        ["train", "--resume", copy],
+        ["evaluate", copy],
+        ["predict", copy, "x", "--out", "y"],
+        ["report", copy],
+    ):
+        refused(runner("toy", *words), "is a run of project 'other', not of 'toy'")
+
+
+def test_resume_refuses_other_settings_and_leaves_the_run_as_it_was(
+    trained: Path, runner: Runner, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    before = (copy / "config.yaml").read_text(encoding="utf-8")
+    refused(runner("toy", "train", "--resume", copy, "--model.width", "5"), "model.width", "4", "5")
+    refused(runner("toy", "train", "--resume", copy, "--preset", "default"), "preset 'demo'")
+    refused(runner("toy", "train", "--resume", tmp_path / "nothing"), "no such run folder")
+    assert (copy / "config.yaml").read_text(encoding="utf-8") == before
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while not list(folder.glob("**/checkpoints/step-*")):
+        assert process.poll() is None, (folder / "out").read_text(encoding="utf-8")
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+LONG = ["--train.epochs", "40", "--train.steps-per-epoch", "10", "--train.deterministic"]
+
+
+def deterministic_log(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in line.items() if k != "timing"} for line in lines]
+
+
+def test_a_killed_run_resumed_is_the_run_never_killed(launch: Launch, tmp_path: Path) -> None:
+    assert launch("toy", "train", "--run-dir", "whole", *LONG).wait(120) == 0
+    killed = launch("toy", "train", "--run-dir", "killed", *LONG)
+    wait_for_checkpoint(tmp_path / "killed", killed)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed" / "summary.json").exists()
+    said = tmp_path / "out"
+    assert launch("toy", "train", "--resume", "killed").wait(120) == 0, said.read_text(encoding="utf-8")
+    assert "going on from the checkpoint of step" in said.read_text(encoding="utf-8")
+    assert deterministic_log(tmp_path / "killed") == deterministic_log(tmp_path / "whole")
+    last = "checkpoints/step-00000400/model.safetensors"
+    assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "killed" / last).read_bytes()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_after_saving_and_it_says_how_to_go_on(
+    number: signal.Signals, code: int, launch: Launch, tmp_path: Path
+) -> None:
+    process = launch("toy", "train", "--train.epochs", "4000", "--train.steps-per-epoch", "10")
+    wait_for_checkpoint(tmp_path / "runs", process)
+    process.send_signal(number)
+    assert process.wait(60) == code
+    (run,) = tmp_path.glob("runs/toy/*")
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    assert f"runner toy train --resume runs/toy/{run.name}" in said
+    assert "Traceback" not in said
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "stopped"
+    assert summary["steps"] > 0
+
+
+def test_resume_alone_takes_the_latest_run(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    refused(runner("toy", "train", "--resume"), "no run of toy")
+    shutil.copytree(trained, tmp_path / "runs" / "toy" / "one")
+    done = runner("toy", "train", "--resume", "--train.workers", "0")
+    assert done.returncode == 0, done.stderr
+    assert "continuing runs/toy/one" in done.stdout
+
+
+def test_an_unexpected_error_names_the_file_with_its_traceback(runner: Runner, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(PROJECT, broken)
+    source = (broken / "toy_project.py").read_text(encoding="utf-8")
+    (broken / "toy_project.py").write_text(source.replace("loss = F.", "loss = F.no_such_"), encoding="utf-8")
+    done = runner("toy", "train", "--run-dir", "run", installed=(broken,))
+    assert done.returncode == 1
+    assert "unexpected AttributeError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "run/train.log" in done.stderr
+    assert "no_such_binary" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
+    done = runner("toy", "train", "--run-dir", "run2", "--debug", installed=(broken,))
+    assert "Traceback" in done.stderr
+
+
+def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "train", "--run-dir", "run", "--train.learning-rate", "1e-12", "--train.epochs", "4")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "constant prediction" in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "unhealthy"
+    assert "constant prediction" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "train", "--run-dir", "run", installed=(PROJECT, EXTENSION))
+    assert done.returncode == 0, done.stderr
+    assert "the toy cache is in use" in done.stdout
+    counts = json.loads((tmp_path / "run" / "counts.json").read_text(encoding="utf-8"))
+    assert counts["start"] == counts["end"] == 1
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert config["plugins"]["extension toyext"] == "toy-extension 0.1"
+    refused(runner("toy", "evaluate", "run"), "trained with the extension 'toyext', which is not installed")
+    assert runner("toy", "evaluate", "run", "--no-extension", "toyext").returncode == 0
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_check_lists_every_faulty_record_the_split_and_the_cost(runner: Runner, tmp_path: Path) -> None:
+    runner("toy", "phantom", "data")
+    good = runner("toy", "check", "--data", "data")
+    assert good.returncode == 0
+    for part in (
+        "10 records in 5 groups",
+        "train: 8 records of 4 groups",
+        "validation: 2 records of 1 groups",
+        "cache (",
+    ):
+        assert part in good.stdout, part
+    np.save(tmp_path / "data" / "p0_a_mask.npy", np.zeros((4, 24, 24), np.uint8))
+    warned = runner("toy", "check", "--data", "data")
+    assert warned.returncode == 0
+    assert "warning  p0_a" in warned.stdout
+    np.save(tmp_path / "data" / "p0_b_mask.npy", np.zeros((3, 24, 24), np.uint8))
+    (tmp_path / "data" / "p2_a.npy").write_bytes(b"not numpy")
+    bad = runner("toy", "check", "--data", "data")
+    assert bad.returncode == 2
+    assert "error    p0_b" in bad.stdout
+    assert "error    p2_a" in bad.stdout
+    assert "2 faulty records, 1 warnings" in bad.stdout
+
+
+# ---------------------------------------------------------------- evaluate, predict, export, report
+
+
+def test_evaluate_scores_with_the_worst_first(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "evaluate", trained, "--split", "all", "--out", "scores")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "scores" / "scores.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 10
+    errors = [float(row["error"]) for row in rows]
+    assert errors == sorted(errors, reverse=True)
+    assert list((tmp_path / "scores").glob("*.png"))
+    by_checkpoint = runner("toy", "evaluate", next(trained.glob("checkpoints/step-*")), "--out", "one")
+    assert by_checkpoint.returncode == 0
+    refused(runner("toy", "evaluate", trained, "--split", "validaton"), "did you mean 'validation'")
+    refused(runner("toy", "evaluate", trained, "--split", "test"), "no test records")
+    refused(runner("toy", "evaluate", trained, "--model.width", "9"), "model.width")
+    refused(runner("toy", "evaluate"), "name the run first")
+
+
+def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    runner("toy", "phantom", "data")
+    (tmp_path / "broken.npy").write_bytes(b"nothing")
+    (tmp_path / "data" / "p1_a_mask.npy").unlink()  # labels are not needed
+    words = ["data/p1_a.npy", "broken.npy", "missing.npy", "data/p2_b.npy"]
+    done = runner("toy", "predict", trained, *words, "--out", "out", "--scaled")
+    assert done.returncode == 2
+    assert "broken.npy" in done.stderr
+    assert "missing.npy: there is no such file" in done.stderr
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        f"{key}_{what}.npy" for key in ("p1_a", "p2_b") for what in ("mask", "probability")
+    }
+    assert np.load(tmp_path / "out" / "p1_a_mask.npy").shape == (4, 24, 24)
+
+
+def test_predictions_never_overwrite_each_other_or_the_inputs(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    runner("toy", "phantom", "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    before = (tmp_path / "data" / "p1_a_mask.npy").read_bytes()
+    refused(runner("toy", "predict", trained, "data/p1_a.npy", "--out", "data"), "output folder")
+    assert (tmp_path / "data" / "p1_a_mask.npy").read_bytes() == before
+    done = runner("toy", "predict", trained, "data/p1_a.npy", "other/p1_a.npy", "--out", "out")
+    assert done.returncode == 2
+    assert "other/p1_a.npy: has the name of" in done.stderr
+    refused(runner("toy", "predict", trained, "--out", "out"), "name the files")
+
+
+def test_export_writes_the_network(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "export", trained, "--out", "net")
+    assert done.returncode == 0, done.stderr
+    assert any((tmp_path / "net").iterdir())
+    refused(runner("toy", "export", trained, "--out", "net"), "not an empty folder")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_project_refused(
+    trained: Path, runner: Runner, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    newest = max(copy.glob("checkpoints/step-*"))
+    with (newest / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x5a")
+    done = runner("toy", "export", copy, "--out", "net")
+    assert done.returncode == 0, done.stderr
+    assert newest.name in done.stdout  # named as damaged
+    assert "damaged" in done.stdout
+    refused(runner("toy", "export", newest, "--out", "net2"), newest.name, "altered")
+
+
+def test_report_is_written_anew(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    copy = shutil.copytree(trained, tmp_path / "run")
+    (copy / "report.html").unlink()
+    done = runner("toy", "report", copy)
+    assert done.returncode == 0, done.stderr
+    assert "data:image/png;base64," in (copy / "report.html").read_text(encoding="utf-8")
+    assert runner("toy", "report").returncode == 2
+
+
+# ---------------------------------------------------------------- cache
+
+
+def test_caches_are_listed_verified_and_pruned(runner: Runner, tmp_path: Path) -> None:
+    runner("toy", "phantom", "data")
+    words = ["--data", "data", "--preset", "demo", "--train.epochs", "1", "--cache.dir", "cache"]
+    assert runner("toy", "train", *words).returncode == 0
+    assert "1 caches" in runner("cache", "list", "--dir", "cache").stdout
+    assert runner("cache", "verify", "--dir", "cache").returncode == 0
+    largest = max((p for p in (tmp_path / "cache").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[100] ^= 1
+    largest.write_bytes(data)
+    damaged = runner("cache", "verify", "--dir", "cache")
+    assert damaged.returncode == 2
+    assert "DAMAGED" in damaged.stdout
+    assert "1 caches removed" in runner("cache", "prune", "--all", "--dir", "cache").stdout
+    assert "0 caches" in runner("cache", "list", "--dir", "cache").stdout

@@ -1,0 +1,178 @@
+"""Settings: preset < file < flags, strict types, round trips."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from runner_core import BadInput, RunConfig
+from runner_core.config.resolve import (
+    differences,
+    dump,
+    read_settings,
+    refuse_nonsense,
+    refuse_other_model,
+    save,
+)
+from runner_core.config.values import flat, overlay, plain
+
+
+@dataclass
+class Inner:
+    rate: float = 0.5
+    name: str | None = None
+    sizes: tuple[int, ...] = (1, 2)
+    pair: tuple[int, float] = (1, 2.0)
+    folder: Path | None = None
+    mode: Literal["on", "off", "auto"] = "auto"
+    table: dict[str, float] = field(default_factory=dict)
+    flag: bool = False
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Outer:
+    count: int = 1
+    inner: Inner = field(default_factory=Inner)
+
+
+inner = st.builds(
+    Inner,
+    rate=st.floats(allow_nan=False, allow_infinity=False),
+    name=st.none() | st.text(),
+    sizes=st.lists(st.integers(), max_size=4).map(tuple),
+    pair=st.tuples(st.integers(), st.floats(allow_nan=False)),
+    folder=st.none() | st.just(Path("/a/b")),
+    mode=st.sampled_from(["on", "off", "auto"]),
+    table=st.dictionaries(st.text(), st.floats(allow_nan=False)),
+    flag=st.booleans(),
+    names=st.lists(st.text()),
+)
+
+
+@given(st.builds(Outer, count=st.integers(), inner=inner))
+def test_settings_survive_yaml(config: Outer) -> None:
+    again = overlay(Outer(), yaml.safe_load(yaml.safe_dump(plain(config))), "file")
+    assert again == config
+
+
+def test_every_shared_setting_survives_yaml() -> None:
+    config = RunConfig()
+    assert overlay(RunConfig(), yaml.safe_load(dump(config)), "file") == config
+
+
+def test_what_is_not_named_keeps_its_value() -> None:
+    base = Outer(count=7, inner=Inner(rate=0.1, sizes=(9,)))
+    changed = overlay(base, {"inner": {"rate": 2}}, "file")
+    assert changed == Outer(count=7, inner=Inner(rate=2.0, sizes=(9,)))
+    assert base.inner.rate == 0.1
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"cuont": 1}, "f.yaml: there is no setting 'cuont'; did you mean 'count'"),
+        ({"inner": {"raet": 1}}, "f.yaml: there is no setting 'inner.raet'; did you mean 'rate'"),
+        ({"count": "many"}, "f.yaml: count must be a whole number, not 'many'"),
+        ({"count": 1.5}, "count must be a whole number"),
+        ({"count": True}, "count must be a whole number"),
+        ({"inner": 3}, "inner must be a section"),
+        ({"inner": {"rate": "fast"}}, "inner.rate must be a number"),
+        ({"inner": {"rate": True}}, "inner.rate must be a number"),
+        ({"inner": {"sizes": 3}}, "inner.sizes must be a list"),
+        ({"inner": {"sizes": [1, "x"]}}, r"inner.sizes\[1\] must be a whole number"),
+        ({"inner": {"pair": [1]}}, "inner.pair must be a list of 2"),
+        ({"inner": {"mode": "atuo"}}, "inner.mode must be one of on, off, auto, not 'atuo'; did you mean 'auto'"),
+        ({"inner": {"flag": "yes please"}}, "inner.flag must be true or false"),
+        ({"inner": {"name": 3}}, "inner.name must be text"),
+        ({"inner": {"table": {"a": "b"}}}, "inner.table.a must be a number"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        overlay(Outer(), values, "f.yaml")
+
+
+def test_what_yaml_1_1_reads_otherwise_is_understood() -> None:
+    read = yaml.safe_load("inner: {rate: 1e-3, mode: off}")
+    assert read == {"inner": {"rate": "1e-3", "mode": False}}  # what PyYAML makes of it
+    config = overlay(Outer(), read, "file")
+    assert config.inner.rate == 0.001
+    assert config.inner.mode == "off"
+
+
+def test_a_projects_own_validation_becomes_bad_input() -> None:
+    @dataclass
+    class Even:
+        number: int = 2
+
+        def __post_init__(self) -> None:
+            if self.number % 2:
+                raise ValueError("number must be even")
+
+    with pytest.raises(BadInput, match="f.yaml: settings: number must be even"):
+        overlay(Even(), {"number": 3}, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1\n- 2", "expected sections"),
+        ("preset: 3", "preset must be text"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_settings_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=message):
+        read_settings(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing.yaml: the settings file cannot be read"):
+        read_settings(tmp_path / "nothing.yaml")
+
+
+def test_a_saved_run_reads_back(tmp_path: Path) -> None:
+    config = RunConfig()
+    config.train.batch_size = 3
+    head = {"project": "toy", "preset": "demo", "source": "phantom", "plugins": {"core": "1"}, "chosen": ["x"]}
+    save(tmp_path / "config.yaml", config, head)
+    file = read_settings(tmp_path / "config.yaml")
+    assert (file.project, file.preset, file.source, file.plugins, file.chosen) == tuple(head.values())
+    assert overlay(RunConfig(), file.sections, "file") == config
+
+
+@pytest.mark.parametrize(
+    "name, value", [("batch_size", 0), ("epochs", -1), ("learning_rate", -1e-3), ("warmup", 1.5), ("seed", -1)]
+)
+def test_numbers_that_no_run_can_mean_are_refused(name: str, value: float) -> None:
+    config = RunConfig()
+    setattr(config.train, name, value)
+    with pytest.raises(BadInput, match=f"train.{name} must be at (least|most)"):
+        refuse_nonsense(config)
+
+
+def test_differences_are_by_dotted_name() -> None:
+    one, other = RunConfig(), RunConfig()
+    other.train.epochs = 3
+    assert differences(one, other) == {"train.epochs": (100, 3)}
+    assert differences(one, RunConfig()) == {}
+    assert set(flat(one)) >= {f"train.{f.name}" for f in dataclasses.fields(one.train)}
+
+
+def test_a_trained_model_is_not_used_with_other_settings(tmp_path: Path) -> None:
+    one, other = RunConfig(), RunConfig()
+    other.train.device, other.data.split, other.cache.mode = "cpu", "none", "memory"
+    refuse_other_model(one, other, tmp_path)
+    other.crop.margin = 9
+    with pytest.raises(BadInput, match="crop.margin: the run has 4, asked for 9"):
+        refuse_other_model(one, other, tmp_path)

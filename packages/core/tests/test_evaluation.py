@@ -1,0 +1,119 @@
+"""Whole-record scores: order, means, tables, pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import matplotlib.image
+import numpy as np
+import pytest
+from runner_core import BadInput, Project, Record, RunConfig
+from runner_core.evaluation import draw_figures, evaluate, write_png, write_scores
+
+
+class Scored(Project):
+    """Its scores are given; its prediction is the record's key."""
+
+    name = "scored"
+    framework = "torch"
+    Config = RunConfig
+    presets: ClassVar = {}
+    monitor = ("dice", "max")
+
+    def __init__(self, scores: Mapping[str, Mapping[str, float]]) -> None:
+        super().__init__(RunConfig())
+        self.scores = scores
+
+    def predict(self, record: Record, infer: Any) -> Any:
+        if record.key == "broken":
+            raise BadInput("broken.nii: cut short")
+        return record.key
+
+    def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
+        return {"dice": 0.5, "hd95": 9.0} if prediction == "trivial" else self.scores[prediction]
+
+    def baseline(self, record: Record) -> Any:
+        return "trivial"
+
+    def figure(self, record: Record, prediction: Any) -> Any:
+        return np.full((2, 3, 3), 7, np.uint8)
+
+
+def records(*keys: str) -> list[Record]:
+    return [Record(key, key[0], {}) for key in keys]
+
+
+SCORES = {
+    "good": {"dice": 0.9, "hd95": 1.0},
+    "bad": {"dice": 0.2, "hd95": 30.0},
+    "lost": {"dice": math.nan, "hd95": math.inf},
+}
+
+
+def run(*keys: str, project: Scored | None = None) -> Any:
+    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys))
+
+
+def test_the_worst_come_first_and_what_is_no_number_is_worst() -> None:
+    assert [r.record.key for r in run("good", "lost", "bad").rows] == ["lost", "bad", "good"]
+
+
+def test_a_smaller_headline_may_be_better() -> None:
+    project = Scored({"a": {"error": 0.1}, "b": {"error": 0.3}})
+    project.monitor = ("loss", "min")  # type: ignore[misc]
+    assert [r.record.key for r in run("a", "b", project=project).rows] == ["b", "a"]
+
+
+def test_means_leave_out_what_is_no_number() -> None:
+    scores = run("good", "bad", "lost")
+    assert scores.means == pytest.approx({"dice": 0.55, "hd95": 15.5})
+    assert scores.baseline == {"dice": 0.5, "hd95": 9.0}
+    assert math.isnan(run("lost").means["dice"])
+
+
+def test_a_record_that_cannot_be_read_is_reported_and_the_others_scored() -> None:
+    scores = run("good", "broken", "bad")
+    assert scores.errors == ["broken.nii: cut short"]
+    assert len(scores.rows) == 2
+
+
+def test_the_table_is_written_as_csv_and_json(tmp_path: Path) -> None:
+    write_scores(run("good", "lost"), tmp_path)
+    with (tmp_path / "scores.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["record"] for r in rows] == ["lost", "good"]
+    assert (rows[1]["dice"], rows[1]["baseline_hd95"]) == ("0.9", "9.0")
+    content = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    assert content["means"]["dice"] == 0.9
+    assert content["records"][0]["scores"] == {"dice": None, "hd95": None}
+
+
+def test_pictures_show_the_worst_the_middle_and_the_best(tmp_path: Path) -> None:
+    project = Scored({f"r{i:02d}": {"dice": i / 100} for i in range(20)})
+    scores = run(*project.scores, project=project)
+    written = draw_figures(project, lambda batch: batch, scores, tmp_path)
+    assert [p.stem for p in written] == ["001-r00", "002-r01", "003-r02", "004-r03", "011-r10", "020-r19"]
+
+
+def test_names_of_pictures_stay_in_their_folder(tmp_path: Path) -> None:
+    project = Scored({"../../x/y": {"dice": 1.0}})
+    written = draw_figures(project, lambda batch: batch, run("../../x/y", project=project), tmp_path)
+    assert [p.parent for p in written] == [tmp_path]
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 1, 3), (6, 4)])
+def test_a_png_reads_back_as_it_was(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    write_png(tmp_path / "p.png", picture)
+    back = np.round(matplotlib.image.imread(tmp_path / "p.png") * 255).astype(np.uint8)
+    assert np.array_equal(back, picture)
+
+
+def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        write_png(tmp_path / "p.png", np.zeros((3, 3, 3)))

@@ -1,0 +1,155 @@
+"""Discovery through entry points, the order of plugins, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_core import BadInput, RunnerError, discovery, hookimpl
+from runner_core.plugins import Plugins
+
+
+def plugin(**functions: Any) -> types.ModuleType:
+    """A plugin module whose hooks are these functions."""
+    module = types.ModuleType("plugin")
+    vars(module).update({name: hookimpl(function) for name, function in functions.items()})
+    return module
+
+
+def extended(*extensions: tuple[str, Any], chosen: tuple[str, ...] = ()) -> Plugins:
+    plugins = Plugins(chosen)
+    plugins.register(plugin(runner_cache=lambda: "core", runner_metrics=lambda: ["core"]), "core")
+    plugins.register(plugin(runner_metrics=lambda: ["project"]), "p", kind="project")
+    for name, extension in extensions:
+        plugins.register(extension, name, kind="extension")
+    return plugins
+
+
+def install(folder: Path, dist: str, group: str, name: str, value: str) -> Path:
+    """Write metadata as a wheel would, so that importlib.metadata finds it on the path."""
+    info = folder / f"{dist}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n", encoding="utf-8")
+    return folder
+
+
+def test_a_project_is_found_by_metadata_without_importing_it(toy: None) -> None:
+    sys.modules.pop("toy_project", None)
+    found = discovery.projects()["toy"]
+    assert (found.distribution, found.version) == ("toy", "0.1")
+    assert found.summary() == "Bright discs in noise, found by a tiny network"
+    assert "toy_project" not in sys.modules
+
+
+def test_only_the_chosen_project_is_loaded(toy: None) -> None:
+    plugins = Plugins.load("toy")
+    assert plugins.names == ["core", "project toy"]
+    assert plugins.project().name == "toy"
+    assert "runner_brainunet" not in plugins.versions
+
+
+def test_an_extension_wins_over_the_core_and_adds_to_it(toy_extension: None, tmp_path: Path) -> None:
+    plugins = Plugins.load("toy")
+    project = plugins.project()(plugins.project().presets["demo"]())
+    cache = plugins.first("runner_cache", project=project, config=project.config)
+    assert type(cache).__name__ == "ToyCache"
+    sinks = plugins.all("runner_sinks", project=project, config=project.config, folder=tmp_path)
+    assert [type(s).__name__ for s in sinks] == ["JsonlSink", "TextSink", "CountingSink"]
+    assert plugins.provides()["extension toyext"] == ["cache", "sinks"]
+    assert plugins.versions["extension toyext"] == "toy-extension 0.1"
+
+
+def test_an_extension_is_switched_off(toy_extension: None) -> None:
+    plugins = Plugins.load("toy", without=["toyext"])
+    assert "extension toyext" not in plugins.names
+
+
+def test_the_order_is_core_project_extensions() -> None:
+    plugins = extended(("e", plugin(runner_metrics=lambda: ["extension"], runner_cache=lambda: "extension")))
+    assert plugins.all("runner_metrics", project=None, config=None) == ["core", "project", "extension"]
+    assert plugins.first("runner_cache", project=None, config=None) == "extension"
+
+
+def test_an_extension_that_gives_none_leaves_it_to_the_core() -> None:
+    plugins = extended(("e", plugin(runner_cache=lambda: None)))
+    assert plugins.first("runner_cache", project=None, config=None) == "core"
+
+
+def test_two_extensions_that_give_the_same_are_refused_until_one_is_chosen() -> None:
+    both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
+    with pytest.raises(BadInput, match="a and b both give 'cache'.*--extension NAME"):
+        extended(*both).first("runner_cache", project=None, config=None)
+    for name in ("a", "b"):
+        assert extended(*both, chosen=(name,)).first("runner_cache", project=None, config=None) == name.upper()
+
+
+def test_two_extensions_of_which_one_declines_need_no_choice() -> None:
+    plugins = extended(("a", plugin(runner_cache=lambda: None)), ("b", plugin(runner_cache=lambda: "B")))
+    assert plugins.first("runner_cache", project=None, config=None) == "B"
+
+
+def test_nobody_gives_it() -> None:
+    with pytest.raises(RunnerError, match="no plugin gives 'engine'"):
+        extended().first("runner_engine", project=None, config=None)
+
+
+def test_an_unknown_hook_is_refused_with_a_hint() -> None:
+    with pytest.raises(BadInput, match="no hook 'runner_cahce'; did you mean 'runner_cache'"):
+        Plugins().register(plugin(runner_cahce=lambda: None), "e", kind="extension")
+
+
+def test_an_unknown_argument_is_refused_with_a_hint() -> None:
+    with pytest.raises(BadInput, match="runner_cache has no argument 'confg'; did you mean 'config'"):
+        Plugins().register(plugin(runner_cache=lambda confg: None), "e", kind="extension")
+
+
+def test_a_hook_without_its_mark_is_refused() -> None:
+    unmarked = types.ModuleType("plugin")
+    vars(unmarked)["runner_cache"] = lambda: None
+    with pytest.raises(BadInput, match="mark runner_cache with @hookimpl"):
+        Plugins().register(unmarked, "e", kind="extension")
+
+
+def test_a_plugin_registered_twice_is_refused() -> None:
+    one = plugin(runner_cache=lambda: None)
+    plugins = extended(("e", one))
+    with pytest.raises(BadInput, match="twice"):
+        plugins.register(one, "other", kind="extension")
+
+
+@pytest.mark.parametrize(
+    "group, find", [(discovery.PROJECTS, discovery.projects), (discovery.EXTENSIONS, discovery.extensions)]
+)
+def test_two_distributions_with_one_name_are_refused(
+    group: str, find: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for dist in ("first_dist", "second_dist"):
+        monkeypatch.syspath_prepend(str(install(tmp_path / dist, dist, group, "same", "nowhere")))
+    with pytest.raises(BadInput, match="'same': first_dist 1.0 and second_dist 1.0; uninstall"):
+        find()
+
+
+def test_a_project_named_like_a_command_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "bad_name", discovery.PROJECTS, "list", "nowhere")))
+    with pytest.raises(BadInput, match="name of a command"):
+        discovery.projects()
+
+
+def test_an_extension_that_cannot_be_imported_says_how_to_go_on(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "broken_ext", discovery.EXTENSIONS, "broken", "nowhere_at_all")))
+    with pytest.raises(BadInput, match="nowhere_at_all.*--no-extension broken"):
+        Plugins.load("toy")
+    assert Plugins.load("toy", without=["broken"]).names == ["core", "project toy"]
+
+
+def test_unknown_names_come_with_hints(toy: None) -> None:
+    with pytest.raises(BadInput, match="did you mean 'toy'"):
+        discovery.find_project("tyo")
+    with pytest.raises(BadInput, match="no extension 'x' is installed"):
+        Plugins.load("toy", chosen=["x"])

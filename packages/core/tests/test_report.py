@@ -1,0 +1,171 @@
+"""The report: one file, complete without network, whatever the run came to."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runner_core.evaluation import write_png
+from runner_core.report import render, write_report
+from runner_core.report.charts import Series, line_chart, nice_ticks, share_bar, thin
+from runner_core.runfolder import RunFolder
+
+VOID = {"meta", "img"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects text and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.words = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(None, "toy", tmp_path / "run")
+    run.config_file.write_text("project: toy\ntrain:\n  epochs: 3\n", encoding="utf-8")
+    return run
+
+
+def finished(run: RunFolder) -> None:
+    """A run with everything a report can show, names in need of escaping included."""
+    events: list[dict[str, Any]] = []
+    for step in range(1, 1001):
+        timing = {"data_wait": 0.1, "compute": 0.8, "other": 0.1}
+        events.append({"event": "train", "step": step, "epoch": 0, "loss": 1 / step, "timing": timing})
+    events.append({"event": "validation", "step": 1000, "epoch": 1, "loss": 0.5, "a<b": 0.9})
+    events.append(
+        {"event": "health", "step": 7, "level": "warning", "rule": "r", "message": "<script>alert(1)</script>"}
+    )
+    run.jsonl.write_text("".join(json.dumps(e) + "\n" for e in events), encoding="utf-8")
+    write_png(run.figures / "001-x.png", np.zeros((4, 4, 3), np.uint8))
+    row = {"record": "<i>r1</i>", "group": "g", "scores": {"dice": 0.91, "hd95": None}, "baseline": {"dice": 0.5}}
+    scores = {"means": {"dice": 0.91, "hd95": None}, "baseline": {"dice": 0.5}, "records": [row], "errors": []}
+    (run.path / "scores.json").write_text(json.dumps(scores), encoding="utf-8")
+    run.write_summary(
+        {
+            **{"project": "toy", "preset": "demo", "data": "phantom", "status": "done", "reason": None},
+            **{"epochs": 1, "steps": 1000, "metrics": {"a<b": 0.9}, "best_step": 1000, "wall_seconds": 75.0},
+            **{
+                "samples_per_second": 1234.0,
+                "data_wait_share": 0.1,
+                "scores": {"dice": 0.91},
+                "baseline": {"dice": 0.5},
+            },
+            **{
+                "peak_memory_bytes": {"host": 1.5e9, "device": 2e9},
+                "health": [],
+                "versions": {"plugins": {"core": "1"}},
+            },
+        }
+    )
+
+
+def test_a_finished_run_is_shown_whole(folder: RunFolder) -> None:
+    finished(folder)
+    page = Page(write_report(folder).read_text(encoding="utf-8"))
+    for part in (
+        "toy",
+        "done",
+        "0.91",
+        "trivial baseline 0.5",
+        "<i>r1</i>",
+        "1,234",
+        "10.0% waiting",
+        "1:15",
+        "epochs: 3",
+    ):
+        assert part in page.words, part
+    assert "plugin: core" in page.words
+
+
+def test_nothing_is_fetched_from_anywhere(folder: RunFolder) -> None:
+    finished(folder)
+    text = render(folder)
+    assert all(a.startswith("data:") for a in Page(text).addresses)
+    assert not re.search(r"https?://|@import|url\(|<script|<link", text)
+
+
+def test_what_the_run_says_is_text_and_never_markup(folder: RunFolder) -> None:
+    finished(folder)
+    text = render(folder)
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_a_run_that_has_only_begun_has_a_report(folder: RunFolder) -> None:
+    page = Page(render(folder))
+    assert "running" in page.words
+
+
+@pytest.mark.parametrize("status", ["unhealthy", "failed", "stopped"])
+def test_a_run_that_ended_badly_says_why(folder: RunFolder, status: str) -> None:
+    folder.write_summary({"project": "toy", "status": status, "reason": "loss was NaN"})
+    assert "loss was NaN" in Page(render(folder)).words
+
+
+points = st.lists(
+    st.tuples(st.integers(0, 10**7), st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-12)),
+    min_size=1,
+    max_size=50,
+)
+
+
+@given(points)
+def test_every_curve_is_a_well_formed_chart_inside_its_frame(values: list[tuple[float, float]]) -> None:
+    svg = ET.fromstring(line_chart("loss <&>", [Series("training", "a", values)], mark=3))
+    places = [p.split(",") for p in svg.find("polyline").get("points").split()]  # type: ignore[union-attr]
+    assert all(-1 <= float(x) <= 481 and -1 <= float(y) <= 241 for x, y in places)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000))
+def test_thinning_keeps_the_extremes(values: list[float]) -> None:
+    before = list(enumerate(values))
+    after = thin(before)
+    assert len(after) <= 402
+    assert set(after) <= set(before)
+    assert {min(values), max(values)} <= {y for _, y in after}
+    assert [x for x, _ in after] == sorted(x for x, _ in after)
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_lie_inside_and_are_few(low: float, span: float) -> None:
+    if low + span > low * (1 + 1e-9):
+        ticks = nice_ticks(low, low + span)
+        slack = 1e-6 * max(span, abs(low))
+        assert all(low - slack <= t <= low + span + slack for t in ticks)
+        assert len(ticks) <= 7
+
+
+def test_the_shares_fill_the_bar() -> None:
+    text = share_bar({"compute": 3.0, "waiting": 1.0, "other": 0.0})
+    widths = [float(w) for w in re.findall(r'width="([\d.]+)%" height="22"/>', text)]
+    assert sum(widths) == pytest.approx(100)
+    assert "compute: 3.0 s (75.0%)" in text

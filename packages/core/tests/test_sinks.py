@@ -1,0 +1,146 @@
+"""Trackers: what is written, and that a failing one never stops a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_core import BadInput
+from runner_core.display import Display
+from runner_core.sinks import JsonlSink, Sinks, TensorBoardSink, TextSink
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def event(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        self.calls += 1
+        raise ConnectionError("no route to the tracker")
+
+    def figure(self, name: str, step: int, png: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_failing_sink_is_dropped_with_one_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    failing = Failing()
+    sinks = Sinks([failing, JsonlSink(tmp_path / "log.jsonl")], said.append)
+    for step in range(3):
+        sinks.event("train", step, {"loss": 1.0})
+    sinks.close()
+    assert failing.calls == 1
+    assert len(said) == 1
+    assert "Failing failed and is switched off" in said[0]
+    assert "no route" in said[0]
+    assert len((tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_each_line_is_there_before_the_next_event(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "log.jsonl")
+    sink.event("train", 1, {"epoch": 0, "loss": np.float32(0.5), "bad": math.nan, "timing": {"seconds": 1.0}})
+    text = (tmp_path / "log.jsonl").read_text(encoding="utf-8")  # before close: a killed run keeps it
+    assert json.loads(text) == {
+        "event": "train", "step": 1, "epoch": 0, "loss": 0.5, "bad": None, "timing": {"seconds": 1.0}
+    }  # fmt: skip
+    sink.close()
+
+
+def test_the_log_may_be_replaced_before_the_first_event(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("old\n", encoding="utf-8")
+    sink = JsonlSink(path)
+    replacement = tmp_path / "new"
+    replacement.write_text("kept\n", encoding="utf-8")
+    replacement.replace(path)
+    sink.event("train", 1, {})
+    sink.close()
+    assert path.read_text(encoding="utf-8").splitlines()[0] == "kept"
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_the_text_log_reads_as_lines(tmp_path: Path) -> None:
+    sink = TextSink(tmp_path / "train.log")
+    sink.event("validation", 7, {"dice": 0.912345678, "timing": {"seconds": 2.0}})
+    sink.close()
+    line = (tmp_path / "train.log").read_text(encoding="utf-8")
+    assert "validation step 7  dice 0.91235  seconds 2" in line
+
+
+def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from runner_core.evaluation import write_png
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_png(tmp_path / "a.png", np.zeros((4, 5, 3), np.uint8))
+    sink = TensorBoardSink(tmp_path / "tb")
+    sink.event("train", 3, {"epoch": 1, "loss": 0.25, "name": "text", "timing": {"samples_per_second": 9.0}})
+    sink.figure("a", 3, tmp_path / "a.png")
+    sink.close()
+    found = EventAccumulator(str(tmp_path / "tb"))
+    found.Reload()
+    assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(3, 0.25)]
+    assert found.Tags()["images"] == ["a"]
+
+
+def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(BadInput, match=r"runner-core\[tensorboard\]"):
+        TensorBoardSink(tmp_path)
+
+
+class Gone(io.StringIO):
+    """A terminal that has been closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_display_whose_terminal_is_gone_falls_silent_and_keeps_the_log(tmp_path: Path) -> None:
+    display = Display(tmp_path / "train.log", Gone())
+    display.say("one")
+    display.start(10, 0, "toy")
+    display.update(5, 0, {"loss": 1.0})
+    display.say("two")
+    display.stop()
+    assert [line[21:] for line in (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()] == ["one", "two"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_a_bar_with_loss_rate_wait_and_eta() -> None:
+    terminal = Terminal()
+    display = Display(stream=terminal)
+    display.start(10, 2, "toy")
+    display.update(10, 1, {"loss": 0.123456, "samples_per_second": 1234.5, "data_wait_share": 0.07})
+    display.say("[not markup]")
+    display.stop()
+    display.stop()
+    text = terminal.getvalue()
+    for part in ("toy", "10/10", "loss 0.1235", "1,234 samples/s", "data wait 7%", "ETA", "[not markup]"):
+        assert part in text
+
+
+def test_elsewhere_there_are_plain_lines() -> None:
+    stream = io.StringIO()
+    display = Display(stream=stream)
+    display.start(4, 0, "toy")
+    for step in range(1, 5):
+        display.update(step, 0, {"loss": 1.0})
+    display.stop()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "toy: steps 0 to 4"
+    assert lines[-1].startswith("step 4/4")
+    assert "\x1b" not in stream.getvalue()
