@@ -214,7 +214,7 @@ class _Ring:
     def batch(self, slot: int, count: int) -> HostBatch:
         buffer = self.buffers[slot]
         self._leases = self._lease[slot] = self._leases + 1
-        # a full batch is the buffer itself, so that an engine finds again what it made of it the last time
+        # A full batch is the buffer itself, so that an engine recognises it and need not wrap its arrays again.
         arrays = buffer if count == self._batch_size else {name: a[:count] for name, a in buffer.items()}
         return HostBatch(arrays, count, partial(self._release, slot, self._leases))
 
