@@ -1,0 +1,109 @@
+"""brainunet through the installed command line: phantom and real scans, from raw files to masks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from conftest import Runner
+
+TINY = ["--preset", "small", "--train.epochs", "1", "--train.steps-per-epoch", "6", "--train.batch-size", "8"]
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None:
+    """The README's first command: the phantom, preset demo."""
+    run = tmp_path / "run"
+    done = runner("brainunet", "train", "--run-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert "phantom" in done.stdout
+    summary = summary_of(run)
+    assert summary["project"] == "brainunet"
+    assert summary["preset"] == "demo"
+    assert summary["data"] == "phantom"
+    assert summary["status"] == "done"
+    assert summary["metrics"]["volume_dice"] >= 0.95
+    assert summary["scores"]["dice"] >= 0.95
+    assert summary["scores"]["dice"] > summary["baseline"]["dice"] + 0.05
+    wanted = ["samples_per_second", "data_wait_share", "peak_memory_bytes", "wall_seconds", "versions", "epochs", "steps"]
+    assert set(wanted) <= set(summary)
+    assert "<svg" in (run / "report.html").read_text() or "data:image/png" in (run / "report.html").read_text()
+    assert list((run / "figures").glob("*.png"))
+    assert (run / "config.yaml").is_file()
+    assert (run / "log.jsonl").is_file()
+    assert list((run / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_real_scans_from_training_to_masks(runner: Runner, real_brains: Path, tmp_path: Path) -> None:
+    """Every step of the way runs on real scans; how good it gets is measured elsewhere (docs)."""
+    run = tmp_path / "run"
+    done = runner("brainunet", "train", "--data", real_brains, "--run-dir", run, *TINY, "--health.mode", "warn",
+                  "--data.split", "group:sub-openms12")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert summary_of(run)["data"] == str(real_brains)
+
+    done = runner("brainunet", "evaluate", run)
+    assert done.returncode == 0, done.stderr
+    assert "sub-openms12_ses-1" in done.stdout
+    assert "sub-openms01" not in done.stdout
+
+    scan = real_brains / "sub-openms04" / "sub-openms04_ses-1_T1w.nii.gz"
+    done = runner("brainunet", "predict", run, scan, "--out", tmp_path / "masks", "--brain")
+    assert done.returncode == 0, done.stderr
+    source = nibabel.load(scan)
+    (written,) = (tmp_path / "masks").glob("*brainmask.nii.gz")
+    mask = nibabel.load(written)
+    assert mask.shape == source.shape
+    assert np.array_equal(mask.affine, source.affine)
+    for code in ("sform_code", "qform_code", "xyzt_units"):
+        assert mask.header[code] == source.header[code]
+    assert set(np.unique(mask.dataobj)) <= {0, 1}
+    (brain,) = (tmp_path / "masks").glob("*brain.nii.gz")
+    stripped = np.asarray(nibabel.load(brain).dataobj)
+    inside = np.asarray(mask.dataobj) > 0
+    assert np.array_equal(stripped[inside], np.asarray(source.dataobj)[inside])
+    assert not stripped[~inside].any()
+
+    done = runner("brainunet", "export", run, "--out", tmp_path / "network")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "network").glob("*.safetensors"))
+
+
+def test_check_lists_every_faulty_scan(runner: Runner, real_brains: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(real_brains, data, copy_function=shutil.copyfile)
+    for folder in [data, *data.iterdir()]:
+        folder.chmod(0o755)
+    torn = data / "sub-openms01" / "sub-openms01_ses-1_T1w.nii.gz"
+    torn.write_bytes(torn.read_bytes()[:200_000])
+    (data / "sub-openms04" / "sub-openms04_ses-1_T1w_brainmask.nii.gz").unlink()
+    no_nifti = data / "sub-openms12" / "sub-openms12_ses-2_T1w.nii.gz"
+    no_nifti.write_text("not a NIfTI")
+    done = runner("brainunet", "check", "--data", data)
+    assert done.returncode == 2
+    said = done.stdout + done.stderr
+    for name in (torn.name, "sub-openms04_ses-1_T1w", no_nifti.name):
+        assert name in said
+    assert "Traceback" not in said
+
+    done = runner("brainunet", "train", "--data", data, "--run-dir", tmp_path / "run", *TINY)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "checkpoints").exists() or not any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_person_on_both_sides_is_refused(runner: Runner, real_brains: Path, tmp_path: Path) -> None:
+    leaking = tmp_path / "split.yaml"
+    leaking.write_text("train: [sub-openms01_ses-1, sub-openms04]\nvalidation: [sub-openms01_ses-2, sub-openms12]\n")
+    done = runner("brainunet", "train", "--data", real_brains, "--run-dir", tmp_path / "run", "--data.split", leaking, *TINY)
+    assert done.returncode == 2
+    assert "sub-openms01" in done.stderr
+    assert "Traceback" not in done.stderr

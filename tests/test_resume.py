@@ -1,0 +1,68 @@
+"""A real project killed with kill -9 at random moments and resumed equals one never killed, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+SETTINGS = ["--train.epochs", "2", "--train.steps-per-epoch", "30", "--checkpoint.every-steps", "7", "--train.batch-size", "4",
+            "--train.deterministic", "True", "--log.every", "5", "--health.mode", "warn", "--checkpoint.keep", "100"]  # fmt: skip
+
+
+def start(run: Path, cache: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [str(Path(sys.executable).with_name("runner")), "brainunet", "train", "--run-dir", str(run), *SETTINGS, *more]
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(run: Path, cache: Path, *more: str) -> None:
+    process = start(run, cache, *more)
+    said, _ = process.communicate(timeout=540)
+    assert process.returncode == 0, said.decode()
+
+
+def logged(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "timing"} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_killed_and_resumed_equals_never_killed(tmp_path: Path, cache_home: Path, workers: str) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    more = ["--train.workers", workers]
+    finish(whole, cache_home, *more)
+    kills, rng = 0, random.Random(int(workers))
+    while kills < 3:
+        process = start(broken, cache_home, *more, *(["--resume"] if kills else []))
+        before = len(list(broken.glob("checkpoints/step-*")))
+        while process.poll() is None and len(list(broken.glob("checkpoints/step-*"))) <= before:
+            time.sleep(0.05)
+        time.sleep(rng.uniform(0, 1.5))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert kills, "the run was over before it could be killed"
+    finish(broken, cache_home, *more, "--resume")
+
+    assert logged(broken) == logged(whole)
+    steps = sorted(p.name for p in (whole / "checkpoints").glob("step-*"))
+    assert sorted(p.name for p in (broken / "checkpoints").glob("step-*")) == steps
+    for name in (steps[0], steps[-1]):
+        for file in (whole / "checkpoints" / name).glob("*.safetensors"):
+            ours, theirs = load_file(broken / "checkpoints" / name / file.name), load_file(file)
+            assert ours.keys() == theirs.keys()
+            for tensor, value in theirs.items():
+                assert ours[tensor].tobytes() == value.tobytes(), tensor
