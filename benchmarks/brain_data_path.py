@@ -141,7 +141,9 @@ def main() -> None:
         print(f"{len(records)} scans ({folder.name}), slices of {config.data.size}², 2 cores or what there is\n")
         print("| data path, without the model | samples/s | ratio |\n|---|---|---|")
         print(f"| seed's way: whole .nii.gz for every slice | {slow:.1f} | 1 |")
-        print(f"| runner, first epoch ({preparation:.1f} s of preparation included) | {first:.0f} | {first / slow:.0f} |")
+        print(
+            f"| runner, first epoch ({preparation:.1f} s of preparation included) | {first:.0f} | {first / slow:.0f} |"
+        )
         print(f"| runner, every later epoch | {warm:.0f} | {warm / slow:.0f} |\n")
 
         train = trainer(setup)

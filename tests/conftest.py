@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data"))
-
-Runner = Callable[..., subprocess.CompletedProcess[str]]
+from workspace import SHARED, Runner
 
 
 @pytest.fixture

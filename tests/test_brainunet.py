@@ -9,7 +9,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from conftest import Runner
+from workspace import Runner
 
 TINY = ["--preset", "small", "--train.epochs", "1", "--train.steps-per-epoch", "6", "--train.batch-size", "8"]
 
@@ -33,7 +33,15 @@ def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None
     assert summary["metrics"]["volume_dice"] >= 0.95
     assert summary["scores"]["dice"] >= 0.95
     assert summary["scores"]["dice"] > summary["baseline"]["dice"] + 0.05
-    wanted = ["samples_per_second", "data_wait_share", "peak_memory_bytes", "wall_seconds", "versions", "epochs", "steps"]
+    wanted = [
+        "samples_per_second",
+        "data_wait_share",
+        "peak_memory_bytes",
+        "wall_seconds",
+        "versions",
+        "epochs",
+        "steps",
+    ]
     assert set(wanted) <= set(summary)
     assert "<svg" in (run / "report.html").read_text() or "data:image/png" in (run / "report.html").read_text()
     assert list((run / "figures").glob("*.png"))
@@ -103,7 +111,9 @@ def test_check_lists_every_faulty_scan(runner: Runner, real_brains: Path, tmp_pa
 def test_a_person_on_both_sides_is_refused(runner: Runner, real_brains: Path, tmp_path: Path) -> None:
     leaking = tmp_path / "split.yaml"
     leaking.write_text("train: [sub-openms01_ses-1, sub-openms04]\nvalidation: [sub-openms01_ses-2, sub-openms12]\n")
-    done = runner("brainunet", "train", "--data", real_brains, "--run-dir", tmp_path / "run", "--data.split", leaking, *TINY)
+    done = runner(
+        "brainunet", "train", "--data", real_brains, "--run-dir", tmp_path / "run", "--data.split", leaking, *TINY
+    )
     assert done.returncode == 2
     assert "sub-openms01" in done.stderr
     assert "Traceback" not in done.stderr

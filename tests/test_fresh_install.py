@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from workspace import ROOT
 
 
 def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,9 @@ def test_brainunet_alone_trains_without_tensorflow(clone: Path, tmp_path: Path) 
     done = run("uv", "sync", "--locked", "--package", "runner-brainunet", "--no-default-groups", cwd=clone, **home)
     assert done.returncode == 0, done.stderr
     python = tmp_path / "environment" / "bin" / "python"
-    found = run(python, "-c", "import importlib.util as u; print(u.find_spec('tensorflow'), u.find_spec('keras'))", cwd=tmp_path)
+    found = run(
+        python, "-c", "import importlib.util as u; print(u.find_spec('tensorflow'), u.find_spec('keras'))", cwd=tmp_path
+    )
     assert found.stdout.split() == ["None", "None"]
 
     done = run(tmp_path / "environment" / "bin" / "runner", "brainunet", "train", "--run-dir", tmp_path / "run",

@@ -19,7 +19,15 @@ SETTINGS = ["--train.epochs", "2", "--train.steps-per-epoch", "30", "--checkpoin
 
 
 def start(run: Path, cache: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [str(Path(sys.executable).with_name("runner")), "brainunet", "train", "--run-dir", str(run), *SETTINGS, *more]
+    command = [
+        str(Path(sys.executable).with_name("runner")),
+        "brainunet",
+        "train",
+        "--run-dir",
+        str(run),
+        *SETTINGS,
+        *more,
+    ]
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Runner
+from workspace import ROOT, Runner
 
 PACKAGES = sorted(p.parent for p in ROOT.glob("packages/*/pyproject.toml"))
 
