@@ -45,7 +45,8 @@ def test_brainunet_alone_trains_without_tensorflow(clone: Path, tmp_path: Path) 
     )
     assert found.stdout.split() == ["None", "None"]
 
-    done = run(tmp_path / "environment" / "bin" / "runner", "brainunet", "train", "--run-dir", tmp_path / "run",
-               "--train.epochs", "1", "--train.steps-per-epoch", "20", "--health.mode", "warn", cwd=tmp_path, **home)  # fmt: skip
+    few = "--train.epochs 1 --train.steps-per-epoch 20 --health.mode warn".split()
+    runner = tmp_path / "environment" / "bin" / "runner"
+    done = run(runner, "brainunet", "train", "--run-dir", tmp_path / "run", *few, cwd=tmp_path, **home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-SETTINGS = ["--train.epochs", "2", "--train.steps-per-epoch", "30", "--checkpoint.every-steps", "7", "--train.batch-size", "4",
-            "--train.deterministic", "True", "--log.every", "5", "--health.mode", "warn", "--checkpoint.keep", "100"]  # fmt: skip
+SETTINGS = (
+    "--train.epochs 2 --train.steps-per-epoch 30 --train.batch-size 4 --train.deterministic True --log.every 5 "
+    "--checkpoint.every-steps 7 --checkpoint.keep 100 --health.mode warn"
+).split()
 
 
 def start(run: Path, cache: Path, *more: str) -> subprocess.Popen[bytes]:
