@@ -69,6 +69,12 @@ def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
     refused(runner("--nonsense"), "unknown option")
 
 
+def test_debug_shows_the_traceback(runner: Runner) -> None:
+    done = runner("toy", "config", "--data", "missing", "--debug")
+    assert "Traceback" in done.stderr
+    assert "BadInput: missing" in done.stderr
+
+
 def test_version(runner: Runner) -> None:
     assert runner("--version").stdout.startswith("runner 0.")
 
@@ -245,12 +251,12 @@ def test_resume_refuses_other_settings_and_leaves_the_run_as_it_was(
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
     limit = time.monotonic() + 60
     while not list(folder.glob("**/checkpoints/step-*")):
-        assert process.poll() is None, (folder / "out").read_text(encoding="utf-8")
+        assert process.poll() is None, "the run ended before it saved a checkpoint"
         assert time.monotonic() < limit
         time.sleep(0.01)
 
 
-LONG = ["--train.epochs", "40", "--train.steps-per-epoch", "10", "--train.deterministic"]
+LONG = ["--train.epochs", "12", "--train.steps-per-epoch", "10", "--train.deterministic"]
 
 
 def deterministic_log(run: Path) -> list[dict[str, Any]]:
@@ -258,6 +264,7 @@ def deterministic_log(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "timing"} for line in lines]
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumed_is_the_run_never_killed(launch: Launch, tmp_path: Path) -> None:
     assert launch("toy", "train", "--run-dir", "whole", *LONG).wait(120) == 0
     killed = launch("toy", "train", "--run-dir", "killed", *LONG)
@@ -269,11 +276,13 @@ def test_a_killed_run_resumed_is_the_run_never_killed(launch: Launch, tmp_path: 
     assert launch("toy", "train", "--resume", "killed").wait(120) == 0, said.read_text(encoding="utf-8")
     assert "going on from the checkpoint of step" in said.read_text(encoding="utf-8")
     assert deterministic_log(tmp_path / "killed") == deterministic_log(tmp_path / "whole")
-    last = "checkpoints/step-00000400/model.safetensors"
+    last = "checkpoints/step-00000120/model.safetensors"
     assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "killed" / last).read_bytes()
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_run_after_saving_and_it_says_how_to_go_on(
     number: signal.Signals, code: int, launch: Launch, tmp_path: Path
 ) -> None:
@@ -310,17 +319,16 @@ def test_an_unexpected_error_names_the_file_with_its_traceback(runner: Runner, t
     assert "run/train.log" in done.stderr
     assert "no_such_binary" in (tmp_path / "run" / "train.log").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
-    done = runner("toy", "train", "--run-dir", "run2", "--debug", installed=(broken,))
-    assert "Traceback" in done.stderr
 
 
 def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
-    done = runner("toy", "train", "--run-dir", "run", "--train.learning-rate", "1e-12", "--train.epochs", "4")
+    done = runner("toy", "train", "--run-dir", "run", "--train.learning-rate", "1e30", "--train.warmup", "0")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "constant prediction" in done.stderr
+    assert "NaN or infinite" in done.stderr
+    assert "Traceback" not in done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "unhealthy"
-    assert "constant prediction" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "NaN or infinite" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_path: Path) -> None:
@@ -374,8 +382,6 @@ def test_evaluate_scores_with_the_worst_first(trained: Path, runner: Runner, tmp
     errors = [float(row["error"]) for row in rows]
     assert errors == sorted(errors, reverse=True)
     assert list((tmp_path / "scores").glob("*.png"))
-    by_checkpoint = runner("toy", "evaluate", next(trained.glob("checkpoints/step-*")), "--out", "one")
-    assert by_checkpoint.returncode == 0
     refused(runner("toy", "evaluate", trained, "--split", "validaton"), "did you mean 'validation'")
     refused(runner("toy", "evaluate", trained, "--split", "test"), "no test records")
     refused(runner("toy", "evaluate", trained, "--model.width", "9"), "model.width")
@@ -387,7 +393,8 @@ def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runn
     (tmp_path / "broken.npy").write_bytes(b"nothing")
     (tmp_path / "data" / "p1_a_mask.npy").unlink()  # labels are not needed
     words = ["data/p1_a.npy", "broken.npy", "missing.npy", "data/p2_b.npy"]
-    done = runner("toy", "predict", trained, *words, "--out", "out", "--scaled")
+    checkpoint = next(trained.glob("checkpoints/step-*"))
+    done = runner("toy", "predict", checkpoint, *words, "--out", "out", "--scaled")
     assert done.returncode == 2
     assert "broken.npy" in done.stderr
     assert "missing.npy: there is no such file" in done.stderr

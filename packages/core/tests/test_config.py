@@ -116,7 +116,7 @@ def test_a_projects_own_validation_becomes_bad_input() -> None:
             if self.number % 2:
                 raise ValueError("number must be even")
 
-    with pytest.raises(BadInput, match="f.yaml: settings: number must be even"):
+    with pytest.raises(BadInput, match=r"f.yaml: settings: number must be even"):
         overlay(Even(), {"number": 3}, "f.yaml")
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_settings_file(tmp_path: Path, text: str, message: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nothing.yaml: the settings file cannot be read"):
+    with pytest.raises(BadInput, match=r"nothing.yaml: the settings file cannot be read"):
         read_settings(tmp_path / "nothing.yaml")
 
 
@@ -174,5 +174,5 @@ def test_a_trained_model_is_not_used_with_other_settings(tmp_path: Path) -> None
     other.train.device, other.data.split, other.cache.mode = "cpu", "none", "memory"
     refuse_other_model(one, other, tmp_path)
     other.crop.margin = 9
-    with pytest.raises(BadInput, match="crop.margin: the run has 4, asked for 9"):
+    with pytest.raises(BadInput, match=r"crop.margin: the run has 4, asked for 9"):
         refuse_other_model(one, other, tmp_path)

@@ -81,7 +81,7 @@ def test_an_extension_that_gives_none_leaves_it_to_the_core() -> None:
 
 def test_two_extensions_that_give_the_same_are_refused_until_one_is_chosen() -> None:
     both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
-    with pytest.raises(BadInput, match="a and b both give 'cache'.*--extension NAME"):
+    with pytest.raises(BadInput, match=r"a and b both give 'cache'.*--extension NAME"):
         extended(*both).first("runner_cache", project=None, config=None)
     for name in ("a", "b"):
         assert extended(*both, chosen=(name,)).first("runner_cache", project=None, config=None) == name.upper()
@@ -129,7 +129,7 @@ def test_two_distributions_with_one_name_are_refused(
 ) -> None:
     for dist in ("first_dist", "second_dist"):
         monkeypatch.syspath_prepend(str(install(tmp_path / dist, dist, group, "same", "nowhere")))
-    with pytest.raises(BadInput, match="'same': first_dist 1.0 and second_dist 1.0; uninstall"):
+    with pytest.raises(BadInput, match=r"'same': first_dist 1.0 and second_dist 1.0; uninstall"):
         find()
 
 
@@ -143,7 +143,7 @@ def test_an_extension_that_cannot_be_imported_says_how_to_go_on(
     toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path, "broken_ext", discovery.EXTENSIONS, "broken", "nowhere_at_all")))
-    with pytest.raises(BadInput, match="nowhere_at_all.*--no-extension broken"):
+    with pytest.raises(BadInput, match=r"nowhere_at_all.*--no-extension broken"):
         Plugins.load("toy")
     assert Plugins.load("toy", without=["broken"]).names == ["core", "project toy"]
 

@@ -31,13 +31,13 @@ def test_two_runs_in_one_second_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x", encoding="utf-8")
-    with pytest.raises(BadInput, match="not empty.*--resume"):
+    with pytest.raises(BadInput, match=r"not empty.*--resume"):
         RunFolder.create(None, "toy", tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(BadInput, match="file/run: cannot write the run folder here.*--run-dir"):
+    with pytest.raises(BadInput, match=r"file/run: cannot write the run folder here.*--run-dir"):
         RunFolder.create(None, "toy", tmp_path / "file" / "run")
 
 
@@ -106,7 +106,7 @@ def test_without_the_checkpoints_line_later_steps_go(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["train", "validation", "checkpoint"]), max_size=20), st.data())
 def test_cutting_then_repeating_gives_the_same_log(tmp_path_factory: Any, kinds: list[str], data: Any) -> None:
-    """Whatever the log and the moment of the kill: cut at a checkpoint, run the rest again, nothing is lost or twice."""
+    """Whatever the moment of the kill: cut at a checkpoint, run the rest again, and nothing is lost or twice."""
     folder = make(tmp_path_factory.mktemp("log") / "run")
     log = [("start", 0), *((kind, number) for number, kind in enumerate(kinds, 1))]
     saved = [number for kind, number in log if kind == "checkpoint"]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def _bad_files(case: _Case) -> None:
     empty = case.folder / "empty"
     empty.mkdir()
     for folder in (empty, case.folder / "missing"):
-        _assert_bad_input(lambda folder=folder: project.records(folder), folder)
+        _assert_bad_input(partial(project.records, folder), folder)
     broken = case.folder / "broken"
     roles = [role for role, file in project.records(case.folder / "phantom")[0].files.items() if file.is_file()]
     for role in roles:
@@ -279,14 +280,15 @@ def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -
 
 
 def _assert_bad_input(call: Callable[[], Any], file: Path) -> None:
+    outcome: Exception | None = None
     try:
         call()
-    except BadInput as error:
-        assert file.name in str(error), f"the message does not name {file.name}: {error}"
-        return
     except Exception as error:
-        raise AssertionError(f"{file} must be refused as BadInput, not {type(error).__name__}: {error}") from error
-    raise AssertionError(f"{file} is broken or missing, and was accepted")
+        outcome = error
+    assert outcome is not None, f"{file} is broken or missing, and was accepted"
+    kind = type(outcome).__name__
+    assert isinstance(outcome, BadInput), f"{file} must be refused as BadInput, not {kind}: {outcome}"
+    assert file.name in str(outcome), f"the message does not name {file.name}: {outcome}"
 
 
 def _silent(text: str) -> None:
