@@ -64,7 +64,7 @@ def disturb() -> None:
     """What another process would start with is not what this one left."""
     torch.manual_seed(random.randrange(1 << 30))
     torch.rand(7)
-    np.random.seed(random.randrange(1 << 30))
+    np.random.seed(random.randrange(1 << 30))  # noqa: NPY002
 
 
 @pytest.mark.parametrize("calls", [1, 2, 5, 9, 10, 11, 12, 20, 26, 33, 39, 44])
@@ -119,9 +119,9 @@ def test_killed_between_log_and_checkpoint(tmp_path, whole, monkeypatch):
         raise Kill
 
     save = Checkpoints.save
-    monkeypatch.setattr(Checkpoints, "save", lambda self, state, step, *rest: (save if step < 6 else never)(
-        self, state, step, *rest
-    ))
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, state, step, *rest: (save if step < 6 else never)(self, state, step, *rest)
+    )
     with pytest.raises(Kill):
         toy.run(toy.small(**EVERYTHING), tmp_path)
     assert toy.log_lines(tmp_path)[-1] == {"event": "checkpoint", "step": 6, "epoch": 2, "best": True}
@@ -146,9 +146,17 @@ def test_damaged_newest_checkpoint(tmp_path, whole):
 
 def test_workers_change_nothing(tmp_path, whole):
     """Two worker processes, killed and resumed: the same run as with none."""
+
+    class Bomb:
+        name = "bomb"
+
+        def observe(self, event):
+            if event.step == 5:  # when its line is logged, between two checkpoints
+                raise Kill
+
     config = toy.small(**EVERYTHING, train__workers=2)
     with pytest.raises(Kill):
-        toy.run(config, tmp_path, project=mortal(14))
+        toy.run(config, tmp_path, rules=[Bomb()])
     toy.run(config, tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
 

@@ -1,4 +1,7 @@
-"""A small torch project on generated arrays, and what a run of it needs: no files, no plugins, no command line."""
+"""A small torch project on generated arrays, and what a run of it needs: no files, no plugins, no command line.
+
+Worker processes import this module: it imports no framework at its top.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 from runner_core.config import RunConfig
-from runner_core.engines.torch import TorchEngine
-from runner_core.engines.torch.checkpoint import SafetensorsFormat
 from runner_core.health import default_rules
 from runner_core.precision import default_precision
 from runner_core.project import Project, Record
@@ -159,6 +160,8 @@ class ToySetup:
 
     @cached_property
     def engine(self):
+        from runner_core.engines.torch import TorchEngine
+
         return TorchEngine(self.project, self.config)
 
     @cached_property
@@ -171,6 +174,8 @@ class ToySetup:
 
     @property
     def checkpoint_format(self):
+        from runner_core.engines.torch.checkpoint import SafetensorsFormat
+
         return SafetensorsFormat()
 
     def metrics(self):
@@ -234,6 +239,7 @@ def log_lines(folder: Path) -> list[dict]:
 def final_state(folder: Path):
     """(values, tensors) of the newest checkpoint, without timing."""
     from runner_core.checkpoint import Checkpoints
+    from runner_core.engines.torch.checkpoint import SafetensorsFormat
 
     checkpoints = Checkpoints(folder / "checkpoints", SafetensorsFormat(), project="enginetoy")
     path, _ = checkpoints.latest()

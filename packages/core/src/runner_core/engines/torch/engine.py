@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ class TorchEngine:
         """Where `train.device` says to compute; BadInput when that is not there."""
         asked = self.config.train.device
         kind, _, number = asked.partition(":")
-        if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
             raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if kind == "cuda" and int(number or 0) >= found:

@@ -35,7 +35,10 @@ class Rewind:
 def too_large(batch_size: int, fits: int) -> BadInput:
     """The message for a step that cannot be split; `fits`: samples of the largest batch that did fit, or 0."""
     if not fits:
-        return BadInput("not even one sample fits into the device's memory: use a smaller model or smaller samples")
+        return BadInput(
+            f"a batch of {batch_size} samples does not fit into the device's memory, nor does any smaller one: use a "
+            "smaller model or smaller samples"
+        )
     return BadInput(
         f"a batch of {batch_size} samples does not fit into the device's memory, and this project's step may not be "
         f"split without changing what is learned; --train.batch-size {fits} fits"

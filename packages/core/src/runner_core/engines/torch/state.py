@@ -28,15 +28,18 @@ def flatten(tree: Any, name: str = "") -> tuple[Json, Tensors]:
 
 
 def _flatten(tree: Any, name: str, tensors: Tensors) -> Json:
+    while name in tensors:  # {"a.b": …, "a": {"b": …}}
+        name += "_"
     if isinstance(tree, torch.Tensor):
         tensors[name] = tree.detach()
         return {TENSOR: name}
     if isinstance(tree, np.ndarray):
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(tree))
+        tensors[name] = torch.from_numpy(np.array(tree, order="C"))
         return {ARRAY: name}
     if isinstance(tree, dict):
         inner = {key: _flatten(value, f"{name}.{key}" if name else str(key), tensors) for key, value in tree.items()}
-        return inner if all(isinstance(key, str) for key in inner) else {PAIRS: [[k, v] for k, v in inner.items()]}
+        plain = all(isinstance(key, str) and key not in _READERS for key in inner)
+        return inner if plain else {PAIRS: [[key, value] for key, value in inner.items()]}
     if isinstance(tree, (list, tuple)):
         items = [_flatten(value, f"{name}.{i}", tensors) for i, value in enumerate(tree)]
         return items if isinstance(tree, list) else {TUPLE: items}

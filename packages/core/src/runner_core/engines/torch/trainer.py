@@ -196,6 +196,8 @@ class TorchTrainer:
                 return size
             except torch.OutOfMemoryError:
                 size //= 2
+            except (ValueError, RuntimeError):  # BatchNorm needs two samples, say
+                return 0
             self._free()
         return 0
 

@@ -1,0 +1,381 @@
+"""What a step costs besides the step: plain PyTorch, runner, and others, in one process on one tiny network.
+
+    uv run --group bench python benchmarks/loop_overhead.py [--steps 2000] [--repetitions 15]
+
+Everyone trains the same network with the same optimizer on the same gathered batches (16 × 32 float32), and reads
+the loss every 50 steps. Repetitions take turns, so that what else the machine does falls on all alike; the table
+shows medians, and the difference between the fastest repetitions, which other work disturbs least. Those who are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from runner_core._cadence import Cadence
+from runner_core._signals import Signals
+from runner_core.config import RunConfig
+from runner_core.engines.torch import TorchEngine
+from runner_core.engines.torch.trainer import TorchTrainer
+from runner_core.health import Health, default_rules
+from runner_core.loader import Loader
+from runner_core.loop import Loop, LoopState, Timing
+from runner_core.metrics import Monitor
+from runner_core.project import Project
+from runner_core.protocols import Precision, SampleSpec, Step
+from runner_core.sampling import order
+from runner_core.setup import Data
+from torch import nn
+from torch.nn import functional as F
+
+BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
+INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
+TARGETS = INPUTS.sum(1, keepdims=True)
+
+Seconds = Callable[[int], float]
+"""Trains some steps; the seconds they took."""
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 1))
+
+
+def optimizer(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+class Batches:
+    """The plain way to the same batches: a permutation, a gather into one buffer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.x, self.y = np.empty((BATCH, FEATURES), np.float32), np.empty((BATCH, 1), np.float32)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        sequence = order(0, 0, ROWS, self.steps * BATCH, True)
+        for step in range(self.steps):
+            rows = sequence[step * BATCH : (step + 1) * BATCH]
+            np.take(INPUTS, rows, axis=0, out=self.x, mode="clip")
+            np.take(TARGETS, rows, axis=0, out=self.y, mode="clip")
+            yield torch.from_numpy(self.x), torch.from_numpy(self.y)
+
+    def of(self, steps: int) -> Batches:
+        self.steps = steps
+        return self
+
+
+def plain() -> Seconds:
+    model, batches = network(), Batches()
+    optim = optimizer(model.parameters())
+
+    def run(steps: int) -> float:
+        begun = time.perf_counter()
+        for step, (x, y) in enumerate(batches.of(steps), 1):
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optim.step()
+            optim.zero_grad()
+            if step % LOG_EVERY == 0:
+                loss.item()
+        return time.perf_counter() - begun
+
+    return run
+
+
+# ---------------------------------------------------------------- runner
+
+
+class Rows:
+    """Samples gathered from the arrays above."""
+
+    spec: ClassVar = {
+        "x": SampleSpec((FEATURES,), np.dtype(np.float32)),
+        "y": SampleSpec((1,), np.dtype(np.float32)),
+    }
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def fill(self, indices: Any, seed: int, epoch: int, out: Any) -> None:
+        np.take(INPUTS, indices, axis=0, out=out["x"], mode="clip")
+        np.take(TARGETS, indices, axis=0, out=out["y"], mode="clip")
+
+
+class Tiny(Project):
+    name = "tiny"
+    framework = "torch"
+
+    def model(self, precision: Precision) -> nn.Module:
+        return network()
+
+    def optimizer(self, groups: Any) -> torch.optim.Optimizer:
+        return optimizer(groups)
+
+    def step(self, model: Any, batch: Any, progress: Any) -> Step:
+        return Step(F.mse_loss(model(batch["x"]), batch["y"]))
+
+
+class Silent:
+    def event(self, kind: str, step: int, values: Any) -> None: ...
+
+    def update(self, step: int, epoch: int, values: Any) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class TinySetup:
+    def __init__(self, config: RunConfig) -> None:
+        self.project, self.config, self.precision = Tiny(config), config, Precision("float32")
+
+    def metrics(self) -> list[Any]:
+        return []
+
+
+class NoStore:
+    device = False
+
+
+def runner() -> Seconds:
+    config = RunConfig()
+    config.train.epochs, config.train.batch_size, config.train.device = 1000, BATCH, "cpu"
+    setup: Any = TinySetup(config)
+    trainer: TorchTrainer | None = None
+    done = 0
+
+    def run(steps: int) -> float:
+        nonlocal trainer, done
+        if trainer is None:
+            data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
+            trainer = TorchEngine(setup.project, config).trainer(_on_cpu(setup), data, 1000 * steps)
+        loader = Loader(
+            Rows(), batch_size=BATCH, seed=0, shuffle=True, steps_per_epoch=steps, workers=0, drop_last=True
+        )
+        silent = Silent()
+        loop = Loop(
+            trainer=trainer,
+            cadence=Cadence(steps, done + 1, LOG_EVERY),
+            batches=loader.batches,
+            validation=None,
+            monitor=Monitor("loss", "min"),
+            patience=None,
+            health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
+            precision="float32",
+            save=lambda *_: None,
+            sinks=silent,
+            display=silent,
+            signals=Signals(),
+        )
+        loop.restore(LoopState(step=done * steps), Timing())
+        done += 1
+        begun = time.perf_counter()
+        loop.run()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def _on_cpu(setup: Any) -> Any:
+    setup.device = TorchEngine(setup.project, setup.config).device()
+    return setup
+
+
+# ---------------------------------------------------------------- others
+
+
+def accelerate() -> Seconds:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = network()
+    model, optim = accelerator.prepare(model, optimizer(model.parameters()))
+    batches = Batches()
+
+    def run(steps: int) -> float:
+        loader = accelerator.prepare(_loader(batches.of(steps)))
+        begun = time.perf_counter()
+        for step, (x, y) in enumerate(loader, 1):
+            loss = F.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optim.step()
+            optim.zero_grad()
+            if step % LOG_EVERY == 0:
+                loss.item()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def fabric() -> Seconds:
+    from lightning.fabric import Fabric
+
+    with contextlib.redirect_stderr(None):
+        fabric = Fabric(accelerator="cpu", devices=1)
+    model = network()
+    model, optim = fabric.setup(model, optimizer(model.parameters()))
+    batches = Batches()
+
+    def run(steps: int) -> float:
+        loader = fabric.setup_dataloaders(_loader(batches.of(steps)))
+        begun = time.perf_counter()
+        for step, (x, y) in enumerate(loader, 1):
+            loss = F.mse_loss(model(x), y)
+            fabric.backward(loss)
+            optim.step()
+            optim.zero_grad()
+            if step % LOG_EVERY == 0:
+                loss.item()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def lightning() -> Seconds:
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+            self.began = self.took = 0.0
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            x, y = batch
+            loss = F.mse_loss(self.network(x), y)
+            if (index + 1) % LOG_EVERY == 0:
+                loss.item()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer(self.parameters())
+
+        def on_train_start(self) -> None:
+            self.began = time.perf_counter()
+
+        def on_train_end(self) -> None:
+            self.took = time.perf_counter() - self.began
+
+    batches = Batches()
+
+    def run(steps: int) -> float:
+        module = Module()
+        trainer = Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, _loader(batches.of(steps)))
+        return module.took
+
+    return run
+
+
+def ignite() -> Seconds:
+    from ignite.engine import create_supervised_trainer
+
+    model, batches = network(), Batches()
+    trainer = create_supervised_trainer(model, optimizer(model.parameters()), F.mse_loss)  # reads every loss
+
+    def run(steps: int) -> float:
+        loader = _loader(batches.of(steps))
+        begun = time.perf_counter()
+        trainer.run(loader, max_epochs=1, epoch_length=steps)
+        return time.perf_counter() - begun
+
+    return run
+
+
+def monai() -> Seconds:
+    from monai.engines import SupervisedTrainer
+
+    model, batches = network(), Batches()
+    optim = optimizer(model.parameters())
+
+    def run(steps: int) -> float:
+        trainer = SupervisedTrainer(
+            device=torch.device("cpu"),
+            max_epochs=1,
+            train_data_loader=[],
+            epoch_length=steps,
+            network=model,
+            optimizer=optim,
+            loss_function=F.mse_loss,
+            prepare_batch=lambda batch, *_: batch,
+        )
+        trainer.data_loader = _loader(batches.of(steps))
+        begun = time.perf_counter()
+        trainer.run()
+        return time.perf_counter() - begun
+
+    return run
+
+
+def _loader(batches: Batches) -> Any:
+    """Batches behind a DataLoader, which these libraries expect; it passes them on as they are."""
+
+    class Dataset(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            return iter(batches)
+
+        def __len__(self) -> int:
+            return len(batches)
+
+    return torch.utils.data.DataLoader(Dataset(), batch_size=None)
+
+
+CONTENDERS: dict[str, Callable[[], Seconds]] = {
+    "plain loop": plain,
+    "runner": runner,
+    "Fabric": fabric,
+    "Accelerate": accelerate,
+    "ignite": ignite,
+    "MONAI": monai,
+    "Lightning": lightning,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--only", nargs="*", default=list(CONTENDERS), help="some of: " + ", ".join(CONTENDERS))
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    ready: dict[str, Seconds] = {}
+    for name in arguments.only:
+        try:
+            ready[name] = CONTENDERS[name]()
+            ready[name](arguments.steps)  # warm up
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    times: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(arguments.repetitions):
+        for name, run in ready.items():
+            times[name].append(run(arguments.steps) / arguments.steps * 1e6)
+    base = times["plain loop"]
+    print(f"\ntorch {torch.__version__}, 1 thread, {arguments.repetitions} × {arguments.steps} steps\n")
+    print("| | µs a step | µs above the plain loop | fastest repetitions compared |\n|---|---|---|---|")
+    for name, values in times.items():
+        above = statistics.median(v - b for v, b in zip(values, base, strict=True))
+        print(f"| {name} | {statistics.median(values):.1f} | {above:+.1f} | {min(values) - min(base):+.1f} |")
+
+
+if __name__ == "__main__":
+    main()

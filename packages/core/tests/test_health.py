@@ -1,0 +1,176 @@
+"""Rules that watch a run, and what their findings do to it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+import engine_toy as toy
+from runner_core._errors import Unhealthy
+from runner_core.config import RunConfig
+from runner_core.health import ConstantPrediction, Health, PrecisionAsked, default_rules
+from runner_core.protocols import Finding, HealthEvent
+
+
+def validation(lowest, highest, step=1):
+    return HealthEvent("validation", step, 0, {"decision_min": lowest, "decision_max": highest, "loss": 1.0})
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 4))
+def test_constant_prediction_counts_in_a_row(constants, patience):
+    rule = ConstantPrediction(patience)
+    in_a_row = 0
+    for constant in constants:
+        finding = rule.observe(validation(0.0, 0.0 if constant else 1.0))
+        in_a_row = in_a_row + 1 if constant else 0
+        assert (finding.level if finding else None) == (
+            None if not in_a_row else "error" if in_a_row >= patience else "warning"
+        )
+    end = rule.observe(HealthEvent("end", 9, 9, {}))
+    assert (end is not None and end.level == "error") == bool(in_a_row)
+
+
+def test_no_decision_is_no_finding():
+    rule = ConstantPrediction(1)
+    assert rule.observe(HealthEvent("validation", 1, 0, {"loss": 1.0})) is None
+    assert rule.observe(HealthEvent("end", 1, 0, {})) is None
+
+
+@pytest.mark.parametrize(
+    "asked, seen, healthy",
+    [
+        ("bfloat16", {"torch.bfloat16": 9, "torch.float32": 1}, True),
+        ("bfloat16", {"torch.float32": 10}, False),
+        ("float16", {"torch.bfloat16": 3}, False),
+        ("float32", {"float32": 3}, True),
+        ("float32", {"torch.bfloat16": 3}, False),
+        ("tf32", {"torch.float32": 3}, True),
+        ("bfloat16", {}, True),  # no layer of a known kind: nothing can be said
+    ],
+)
+def test_precision_asked(asked, seen, healthy):
+    event = HealthEvent("first_step", 1, 0, {"precision_asked": asked, "precision_seen": seen})
+    finding = PrecisionAsked().observe(event)
+    assert (finding is None) == healthy
+    if finding:
+        assert finding.level == "error"
+        assert asked in finding.message
+
+
+class Says:
+    name = "says"
+
+    def __init__(self, level, moment="log"):
+        self.level, self.moment, self.asked = level, moment, 0
+
+    def observe(self, event):
+        self.asked += 1
+        return Finding(self.name, self.level, "something") if event.moment == self.moment else None
+
+
+@pytest.mark.parametrize("level", ["note", "warning", "error"])
+@pytest.mark.parametrize("mode", ["stop", "warn", "off"])
+def test_modes(level, mode):
+    told = []
+    rule = Says(level)
+    health = Health([rule], mode, lambda finding, step, epoch: told.append(finding.level))
+    error = health.observe(HealthEvent("log", 3, 1, {}))
+    assert (error is not None) == (level == "error" and mode == "stop")
+    assert rule.asked == (0 if mode == "off" else 1)
+    expected = "warning" if level == "error" and mode == "warn" else level
+    assert told == ([] if mode == "off" else [expected])
+    assert [f.level for f in health.findings] == told
+
+
+def test_default_rules_follow_the_settings():
+    config = RunConfig()
+    config.health.constant_after = 7
+    rules = default_rules(toy.Toy(toy.ToyConfig()), config)
+    assert [rule.name for rule in rules] == ["constant prediction", "precision"]
+    assert rules[0].patience == 7
+
+
+class AlwaysBackground(toy.Toy):
+    def decision(self, prediction):
+        return (prediction > 1e9).float()
+
+
+def test_a_constant_network_ends_the_run_after_saving(tmp_path):
+    config = toy.small(train__epochs=9)
+    with pytest.raises(Unhealthy, match="decided 0 everywhere in 3 validations in a row") as stopped:
+        toy.run(config, tmp_path, project=AlwaysBackground)
+    assert stopped.value.exit_code == 3
+    summary = stopped.value.summary
+    assert (summary["status"], summary["epochs"]) == ("unhealthy", 3)
+    assert [f["level"] for f in summary["health"]] == ["warning", "error"]
+    assert toy.final_state(tmp_path)[0]["loop"]["step"] == 9
+    events = [line["event"] for line in toy.log_lines(tmp_path)]
+    assert events[-4:] == ["validation", "health", "checkpoint", "end"]
+
+
+def test_a_resumed_run_remembers_how_often(tmp_path):
+    """Two constant validations, then killed: the third is an error although this process saw one only."""
+
+    class Bomb(Says):
+        def observe(self, event):
+            if event.moment == "log" and event.step == 8:
+                raise KeyboardInterrupt
+
+    config = toy.small(train__epochs=9)
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(config, tmp_path, project=AlwaysBackground, rules=[ConstantPrediction(3), Bomb("note")])
+    with pytest.raises(Unhealthy, match="3 validations in a row"):
+        toy.run(config, tmp_path, project=AlwaysBackground, resume=True)
+
+
+def test_constant_at_the_end(tmp_path):
+    """Too few validations to be stopped before: the end of the run is unhealthy all the same."""
+    with pytest.raises(Unhealthy, match="the trained network decides 0 everywhere"):
+        toy.run(toy.small(train__epochs=1), tmp_path, project=AlwaysBackground)
+
+
+def test_warn_goes_on(tmp_path):
+    display = toy.Quiet()
+    config = toy.small(train__epochs=5, health__mode="warn")
+    summary = toy.run(config, tmp_path, project=AlwaysBackground, display=display)
+    assert (summary["status"], summary["epochs"]) == ("done", 5)
+    assert any(text.startswith("WARNING: constant prediction") for text in display.said)
+
+
+def test_precision_that_is_not_on_is_found_in_a_run(tmp_path):
+    """A network that switches autocast off inside: mixed precision was asked for and never computed."""
+    torch = pytest.importorskip("torch")
+
+    class Stubborn(toy.Toy):
+        def step(self, model, batch, progress):
+            with torch.autocast("cpu", enabled=False):
+                return super().step(model, batch, progress)
+
+    config = toy.small(precision__mode="bfloat16")
+    with pytest.raises(Unhealthy, match=r"bfloat16 was asked for, but layers compute otherwise: 2 in float32"):
+        toy.run(config, tmp_path / "off", project=Stubborn)
+    summary = toy.run(config, tmp_path / "on")
+    assert summary["precision"] == {"asked": "bfloat16", "seen": {"torch.bfloat16": 2}}
+
+
+def test_nan_stops_and_is_never_saved(tmp_path):
+    """The third step's loss is NaN: step and term are named, and every checkpoint is from before it."""
+    torch = pytest.importorskip("torch")
+
+    class Fails(toy.Toy):
+        def step(self, model, batch, progress):
+            result = super().step(model, batch, progress)
+            factor = float("nan") if progress.step == 4 and model.training else 1.0
+            return result._replace(loss=result.loss * factor, terms={"bce": result.terms["bce"] * factor})
+
+    with pytest.raises(Unhealthy, match="bce was NaN or infinite in step 5") as stopped:
+        toy.run(toy.small(log__every=100, checkpoint__every_steps=4), tmp_path, project=Fails)
+    assert stopped.value.summary["status"] == "unhealthy"
+    values, tensors = toy.final_state(tmp_path)
+    assert values["loop"]["step"] == 4
+    assert all(t.isfinite().all() for t in tensors.values() if t.dtype == torch.float32)

@@ -1,0 +1,194 @@
+"""When a run logs, validates and saves; what it does when the disk is full, when it stops early, without validation."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+import engine_toy as toy
+from runner_core._cadence import Cadence
+from runner_core._errors import BadInput
+from runner_core._random import stream_seed
+
+cadences = st.builds(
+    Cadence,
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 12)),
+)
+
+
+@given(cadences)
+def test_no_event_is_missed(cadence):
+    """Between a step and `next_event` nothing is due; the last step logs, validates and saves."""
+    step = 0
+    while step < cadence.steps:
+        event = cadence.next_event(step)
+        assert step < event <= cadence.steps
+        for quiet in range(step + 1, event):
+            assert not any(due(quiet) for due in (cadence.logs, cadence.validates, cadence.saves))
+        step = event
+    assert cadence.logs(step)
+    assert cadence.validates(step)
+    assert cadence.saves(step)
+    assert not cadence.validates(0)
+
+
+@given(st.sets(st.tuples(st.integers(0, 2**63), st.integers(0, 10**6), st.integers(0, 64)), min_size=2, max_size=50))
+def test_streams_differ(parts):
+    seeds = {stream_seed(*p) for p in parts}
+    assert len(seeds) == len(parts)
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+def lines(folder, event):
+    return [line for line in toy.log_lines(folder) if line["event"] == event]
+
+
+def test_the_log_of_a_run(tmp_path):
+    summary = toy.run(toy.small(train__epochs=4, validate__every=2, log__every=5), tmp_path)
+    assert [line["step"] for line in lines(tmp_path, "train")] == [5, 10, 12]
+    assert [line["step"] for line in lines(tmp_path, "validation")] == [6, 12]
+    assert [line["step"] for line in lines(tmp_path, "checkpoint")] == [3, 6, 9, 12]
+    start, end = lines(tmp_path, "start"), lines(tmp_path, "end")
+    assert start == [
+        {
+            "event": "start",
+            "step": 0,
+            "epoch": 0,
+            "steps": 12,
+            "steps_per_epoch": 3,
+            "samples": {"train": 30, "validation": 15},
+            "precision": "float32",
+        }
+    ]
+    assert end == [{"event": "end", "step": 12, "epoch": 4, "status": "done"}]
+    assert {"loss", "bce", "spread", "learning_rate"} <= lines(tmp_path, "train")[0].keys()
+    assert summary["metrics"] == {
+        k: v for k, v in lines(tmp_path, "validation")[-1].items() if k not in ("event", "step", "epoch", "best")
+    }
+
+
+def test_the_summary(tmp_path):
+    summary = toy.run(toy.small(), tmp_path)
+    assert (summary["status"], summary["epochs"], summary["steps"]) == ("done", 3, 9)
+    assert 0 < summary["data_wait_share"] < 1
+    assert summary["samples_per_second"] > 0
+    assert summary["peak_memory_bytes"]["host"] > 10_000_000
+    assert summary["peak_memory_bytes"]["device"] == 0
+    assert summary["wall_seconds"] > 0
+    assert summary["versions"]["torch"]
+    json.dumps(summary)
+
+
+def test_time_is_accounted_for(tmp_path):
+    """Wait, compute and other make up the whole, in every line; a slow network shows as compute, slow data as wait."""
+    import time
+
+    class Slow(toy.Toy):
+        def step(self, model, batch, progress):
+            time.sleep(0.02)
+            return super().step(model, batch, progress)
+
+        def augment(self, sample, rng):
+            time.sleep(0.02)
+
+    toy.run(toy.small(train__epochs=1), tmp_path, project=Slow, rules=[])
+    for line in (tmp_path / "log.jsonl").read_text().splitlines():
+        timing = json.loads(line).get("timing", {})
+        if "compute" in timing:
+            parts = timing["data_wait"] + timing["compute"] + timing["other"]
+            assert parts == pytest.approx(timing["seconds"], abs=1e-5)
+            assert timing["data_wait"] > timing["compute"] >= 0.02
+
+
+def test_best_is_kept_and_last_too(tmp_path):
+    class Worsens(toy.Toy):
+        monitor = ("age", "max")
+
+        def metrics(self):
+            class Age:
+                value = 3
+
+                def reset(self):
+                    self.value -= 1
+
+                def update(self, prediction, batch):
+                    pass
+
+                def compute(self):
+                    return {"age": self.value}
+
+            return [Age()]
+
+    summary = toy.run(toy.small(train__epochs=6, checkpoint__keep=2), tmp_path, project=Worsens)
+    assert summary["best_step"] == 3
+    assert summary["metrics"]["age"] == 2
+    kept = sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000003", "step-00000015", "step-00000018"]
+
+
+def test_a_better_validation_is_saved_although_no_checkpoint_is_due(tmp_path):
+    toy.run(toy.small(train__epochs=3, checkpoint__every=100), tmp_path)
+    best = [line["step"] for line in lines(tmp_path, "validation") if line["best"]]
+    assert set(best) <= {line["step"] for line in lines(tmp_path, "checkpoint")}
+
+
+def test_without_validation_the_last_is_the_best(tmp_path):
+    made = toy.Toy(toy.small())
+    summary = toy.run(toy.small(), tmp_path, data=toy.make_data(made, validation=False))
+    assert summary["metrics"] == {}
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": summary["steps"]}
+
+
+def test_unknown_monitored_metric(tmp_path):
+    class Wrong(toy.Toy):
+        monitor = ("acuracy", "max")
+
+    with pytest.raises(BadInput, match="did you mean 'accuracy'"):
+        toy.run(toy.small(), tmp_path, project=Wrong)
+
+
+@pytest.mark.parametrize("fails", [{2}, {3}, {2, 3}])
+def test_a_full_disk_does_not_end_the_run(tmp_path, fails, monkeypatch):
+    """It is said, the last good checkpoint stays, training goes on; at the end it is said again if the last failed."""
+    from runner_core.engines.torch.checkpoint import SafetensorsFormat
+
+    write, calls = SafetensorsFormat.write, []
+
+    def full(self, folder, state):
+        calls.append(folder)
+        if len(calls) in fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, folder, state)
+
+    monkeypatch.setattr(SafetensorsFormat, "write", full)
+    display = toy.Quiet()
+    summary = toy.run(toy.small(), tmp_path, display=display)
+    assert summary["status"] == "done"
+    assert sum("no space left" in text and "training goes on" in text for text in display.said) == len(fails)
+    kept = {int(p.name[5:]) for p in (tmp_path / "checkpoints").glob("step-*")}
+    good = {3 * n for n in (1, 2, 3) if n not in fails}
+    assert kept == good
+    assert summary["best_step"] in good
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"] == summary["best_step"]
+    assert bool(summary["unsaved"]) == (3 in fails)
+    assert ("the end of this run is not saved" in display.said[-1]) == (3 in fails)
+
+
+def test_no_records_to_train_on(tmp_path):
+    made = toy.Toy(toy.small())
+    data = toy.make_data(made)
+    data.splits = {"train": [], "validation": [0]}
+    with pytest.raises(BadInput, match="no records to train on"):
+        toy.run(toy.small(), tmp_path, data=data)

@@ -1,0 +1,545 @@
+"""The torch trainer against plain PyTorch: gradients, clipping, averages, schedules, memory, precision."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+import engine_toy as toy
+from runner_core._errors import BadInput, OutOfSpace, Unhealthy
+from runner_core.protocols import HostBatch, Precision, Progress, Step
+
+torch = pytest.importorskip("torch")
+from runner_core.engines.torch import precision  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+class Linear(toy.Toy):
+    """Least squares; no augmentation, nothing random."""
+
+    splittable = True
+    monitor = ("loss", "min")
+
+    def on_device(self, batch, statistics, rng):
+        return batch
+
+    def model(self, precision):
+        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def optimizer(self, groups):
+        return torch.optim.SGD(groups, lr=self.config.train.learning_rate)
+
+    def step(self, model, batch, progress):
+        prediction = model(batch["x"])
+        loss = F.mse_loss(prediction.float(), batch["y"])
+        return Step(loss, {"mse": loss, "constant": 2.0}, prediction)
+
+    def decision(self, prediction):
+        return prediction
+
+    def metrics(self):
+        return []
+
+
+def config(**settings):
+    base = {"train__schedule": "constant", "train__warmup": 0.0, "train__batch_size": 7, "train__epochs": 1}
+    return toy.small(**{**base, **settings})
+
+
+def trainer(project=Linear, steps=10, **settings):
+    made = project(config(**settings))
+    data = toy.make_data(made)
+    setup = toy.ToySetup(made)
+    return setup.engine.trainer(setup, data, steps)
+
+
+def host_batch(seed=0, count=7, scale=1.0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 6), dtype=np.float32) * np.float32(scale)
+    released = Counter()
+    batch = HostBatch({"x": x, "y": x.sum(1, keepdims=True) ** 2}, count, lambda: released.update(["released"]))
+    return batch, released
+
+
+def reference(network, batch, optimizer):
+    loss = F.mse_loss(network(torch.from_numpy(batch.arrays["x"])), torch.from_numpy(batch.arrays["y"]))
+    optimizer.zero_grad()
+    loss.backward()
+    return loss
+
+
+def close(one, other, tolerance=1e-6):
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 7, 20])
+def test_accumulation_is_exact(accumulate):
+    """Seven samples in micro-batches of 7, 4+3, 3+3+1, …: the gradient and the loss of the whole batch."""
+    ours = trainer(train__accumulate=accumulate)
+    plain = copy.deepcopy(ours.network)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    losses = []
+    for step in range(5):
+        batch, released = host_batch(step, count=7 if step < 4 else 5)
+        losses.append(reference(plain, batch, optimizer).item())
+        optimizer.step()
+        ours.train_step(batch, step)
+        assert released == {"released": 1}
+    close(ours.network, plain)
+    log = ours.read_log()
+    assert log["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert log["mse"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert log["constant"] == pytest.approx(2.0)
+
+
+def test_clipping_and_its_norm():
+    ours = trainer(train__clip=0.1)
+    plain = copy.deepcopy(ours.network)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    norms = []
+    for step in range(3):
+        batch, _ = host_batch(step)
+        reference(plain, batch, optimizer)
+        gradients = torch.cat([p.grad.flatten() for p in plain.parameters()]).double()
+        norms.append(gradients.norm().item())
+        for p in plain.parameters():
+            p.grad.mul_(min(1.0, 0.1 / norms[-1]))
+        optimizer.step()
+        ours.train_step(batch, step)
+    close(ours.network, plain, 1e-5)
+    assert ours.read_log()["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+
+
+def test_average_of_the_weights():
+    """Against the recurrence written out; validation and inference compute with it; training does not."""
+    ours = trainer(train__ema=0.9, train__learning_rate=0.1)
+    expected = {n: p.detach().double().clone() for n, p in ours.network.named_parameters()}
+    for step in range(20):
+        ours.train_step(host_batch(step)[0], step)
+        decay = min(0.9, (1 + step + 1) / (10 + step + 1))
+        for name, p in ours.network.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * p.detach().double()
+    own = copy.deepcopy(ours.network.state_dict())
+    averaged = copy.deepcopy(ours.network)
+    averaged.load_state_dict({n: t.float() for n, t in expected.items()})
+    batch, _ = host_batch(99)
+    with torch.no_grad():
+        loss = F.mse_loss(averaged(torch.from_numpy(batch.arrays["x"])), torch.from_numpy(batch.arrays["y"]))
+    assert ours.validate([batch])["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert all(torch.equal(own[n], t) for n, t in ours.network.state_dict().items())
+    for name, tensor in ours.state().tensors.items():
+        if name.startswith("ema."):
+            torch.testing.assert_close(tensor, expected[name[4:]].float())
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_schedules(schedule):
+    ours = trainer(steps=10, train__schedule=schedule, train__warmup=0.4, train__learning_rate=2.0)
+    seen = []
+    for step in range(10):
+        ours.train_step(host_batch(step, scale=0.0)[0], step)
+        seen.append(ours.read_log()["learning_rate"])
+    after = {
+        "constant": [2.0] * 6,
+        "cosine": [1 + math.cos(math.pi * i / 6) for i in range(6)],
+        "linear": [2 - i / 3 for i in range(6)],
+    }
+    assert seen == pytest.approx([0.5, 1.0, 1.5, 2.0, *after[schedule]])
+
+
+def test_a_projects_own_schedule_and_after_step():
+    class Own(Linear):
+        seen: list[Progress] = []  # noqa: RUF012
+
+        def schedule(self, progress):
+            return None if progress.step == 0 else 0.5**progress.step
+
+        def after_step(self, model, progress):
+            self.seen.append(progress)
+
+    ours = trainer(Own, train__learning_rate=1.0)
+    rates = []
+    for step in range(3):
+        ours.train_step(host_batch(step)[0], step)
+        rates.append(ours.read_log()["learning_rate"])
+    assert rates == [1.0, 0.5, 0.25]
+    assert [p.step for p in Own.seen] == [0, 1, 2]
+    assert Own.seen[0].steps == 10
+
+
+def test_default_optimizer_is_adamw():
+    class Default(Linear):
+        def optimizer(self, groups):
+            return None
+
+    ours = trainer(Default, train__weight_decay=0.3, train__learning_rate=0.01)
+    plain = copy.deepcopy(ours.network)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.3)
+    for step in range(5):
+        batch, _ = host_batch(step)
+        reference(plain, batch, optimizer)
+        optimizer.step()
+        ours.train_step(batch, step)
+    close(ours.network, plain)
+
+
+# ---------------------------------------------------------------- validation
+
+
+def test_validation_weights_by_samples_and_leaves_training_alone():
+    """Batches of 7, 7 and 2: the mean over all 16 samples; modes and random streams as before."""
+
+    class Random(Linear):
+        def step(self, model, batch, progress):
+            torch.rand(3)  # a project that draws in validation
+            return super().step(model, batch, progress)
+
+    ours = trainer(Random)
+    ours.network[1].eval()  # a part that the project holds still
+    batches = [host_batch(i, count)[0] for i, count in enumerate([7, 7, 2])]
+    x = np.concatenate([b.arrays["x"] for b in batches])
+    y = np.concatenate([b.arrays["y"] for b in batches])
+    with torch.no_grad():
+        out = ours.network(torch.from_numpy(x))
+    before = torch.get_rng_state()
+    values = ours.validate(batches)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert values["loss"] == pytest.approx(F.mse_loss(out, torch.from_numpy(y)).item(), rel=1e-6)
+    assert values["constant"] == 2.0
+    assert (values["decision_min"], values["decision_max"]) == pytest.approx((out.min().item(), out.max().item()))
+    assert [m.training for m in ours.network] == [True, False, True]
+
+
+def test_metrics_may_keep_what_they_are_given():
+    """A buffer of the ring is refilled after release; what a metric kept must not change with it."""
+
+    class Keeps:
+        def reset(self):
+            self.kept = []
+
+        def update(self, prediction, batch):
+            self.kept.append(batch["x"])
+
+        def compute(self):
+            return {"sum": float(torch.cat(self.kept).sum())}
+
+    class WithMetric(Linear):
+        def metrics(self):
+            return [Keeps()]
+
+    buffer = np.zeros((4, 6), np.float32)
+
+    def batches():
+        for value in (1.0, 2.0, 3.0):
+            buffer[...] = value
+            yield HostBatch({"x": buffer, "y": np.zeros((4, 1), np.float32)}, 4, lambda: None)
+
+    assert trainer(WithMetric).validate(batches())["sum"] == 24 * (1 + 2 + 3)
+
+
+def test_buffers_are_read_anew_although_their_views_are_kept():
+    ours, plain = trainer(), trainer()
+    batch, _ = host_batch(0)
+    for step in range(3):
+        fresh, _ = host_batch(step)
+        for name, array in batch.arrays.items():
+            array[...] = fresh.arrays[name]
+        ours.train_step(batch, step)
+        plain.train_step(fresh, step)
+    close(ours.network, plain.network, 0)
+
+
+# ---------------------------------------------------------------- not finite
+
+
+def test_nan_names_the_first_step_and_the_term():
+    class Fails(Linear):
+        def step(self, model, batch, progress):
+            loss, terms, prediction = super().step(model, batch, progress)
+            bad = torch.log(torch.tensor(-1.0)) if progress.step in (3, 5) else torch.tensor(0.0)
+            return Step(loss + bad, {**terms, "wrong": bad}, prediction)
+
+    ours = trainer(Fails)
+    for step in range(3):
+        ours.train_step(host_batch(step)[0], step)
+    ours.state()
+    for step in range(3, 7):
+        ours.train_step(host_batch(step)[0], step)
+    with pytest.raises(Unhealthy, match="wrong was NaN or infinite in step 4"):
+        ours.state()
+    log = ours.read_log()
+    assert (log["nonfinite_step"], log["nonfinite_term"]) == (4, "wrong")
+
+
+def test_an_overflowing_gradient_is_caught_before_a_checkpoint():
+    """The loss was finite, the weights are not."""
+
+    class Overflows(Linear):
+        def step(self, model, batch, progress):
+            loss, _, _ = super().step(model, batch, progress)
+            return Step(loss + torch.sqrt(torch.clamp(model[0].weight[0, 0] * 0, min=0)))  # d√x at 0 is infinite
+
+    ours = trainer(Overflows)
+    ours.train_step(host_batch()[0], 0)
+    with pytest.raises(Unhealthy, match=r"0.weight \(a weight\) became NaN or infinite while the loss was finite"):
+        ours.state()
+
+
+def test_buffers_that_are_infinite_by_design_are_fine():
+    class Masked(Linear):
+        def model(self, precision):
+            network = super().model(precision)
+            network.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+            return network
+
+    ours = trainer(Masked)
+    ours.train_step(host_batch()[0], 0)
+    assert ours.state().tensors["model.mask"][1] == -math.inf
+
+
+# ---------------------------------------------------------------- out of memory
+
+
+def hungry(limit: int, base=Linear):
+    """A project that has memory for `limit` samples at once, and whose step changes what a retry must restore."""
+
+    class Hungry(base):
+        def model(self, precision):
+            return nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+
+        def step(self, model, batch, progress):
+            result = super().step(model, batch, progress)
+            if len(batch["x"]) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return result
+
+    return Hungry
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_out_of_memory_halves_the_micro_batch(accumulate):
+    """Then everything is as if the micro-batch had been that small from the start: buffers and dropout too."""
+    both = []
+    for micro_batches in (accumulate, 4):
+        both.append(trainer(hungry(2), train__accumulate=micro_batches, train__batch_size=8))  # seeds the generators
+        for step in range(3):
+            both[-1].train_step(host_batch(step, 8)[0], step)
+    ours, small = both
+    assert ours.state().values["torch"]["micro"] == 2
+    for (name, a), b in zip(ours.state().tensors.items(), small.state().tensors.values(), strict=True):
+        assert torch.equal(a, b), name
+    notes = ours.read_log()["notes"]
+    assert "in micro-batches of 2" in notes[-1]
+    assert not ours.read_log()["notes"]
+
+
+def test_out_of_memory_in_the_middle_of_accumulation():
+    """The second micro-batch fails: the gradients of the first are not counted twice."""
+
+    class Once(Linear):
+        calls = 0
+
+        def step(self, model, batch, progress):
+            Once.calls += 1
+            if Once.calls == 2:
+                raise torch.OutOfMemoryError
+            return super().step(model, batch, progress)
+
+    ours = trainer(Once, train__accumulate=2)
+    plain = copy.deepcopy(ours.network)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05)
+    batch, _ = host_batch()
+    reference(plain, batch, optimizer)
+    optimizer.step()
+    ours.train_step(batch, 0)
+    close(ours.network, plain)
+
+
+def test_a_step_that_may_not_be_split_names_the_size_that_fits():
+    class Whole(hungry(3)):
+        splittable = False
+
+    ours = trainer(Whole, train__batch_size=15)
+    with pytest.raises(BadInput, match=r"a batch of 15 samples does not fit.*--train.batch-size 3 fits"):
+        ours.train_step(host_batch(0, 15)[0], 0)
+
+
+@pytest.mark.parametrize("splittable", [True, False])
+def test_no_batch_fits(splittable):
+    class Never(Linear):
+        def step(self, model, batch, progress):
+            raise torch.OutOfMemoryError
+
+    Never.splittable = splittable
+    with pytest.raises(BadInput, match="nor does any smaller one"):
+        trainer(Never).train_step(host_batch()[0], 0)
+
+
+# ---------------------------------------------------------------- precision
+
+
+class Convs(toy.Toy):
+    """Layers of which one must stay float32."""
+
+    def model(self, precision):
+        return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Sequential(nn.Conv2d(4, 1, 1)))
+
+
+def toy_batch(count=8):
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 255, (count, 2, 8, 8), dtype=np.uint8)
+    return HostBatch({"image": image, "mask": (image[:, 1:] > 128).astype(np.uint8)}, count, lambda: None)
+
+
+def mixed(monkeypatch, policy):
+    made = Convs(config(train__batch_size=8))
+    setup = toy.ToySetup(made)
+    setup.__dict__["precision"] = policy
+    return setup.engine.trainer(setup, toy.make_data(made), 10)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16", "float16"])
+def test_what_layers_compute_in(monkeypatch, compute):
+    ours = mixed(monkeypatch, Precision(compute))
+    ours.train_step(toy_batch(), 0)
+    assert ours.read_log()["precision_seen"] == {f"torch.{compute}": 2}
+    assert {p.dtype for p in ours.network.parameters()} == {torch.float32}
+    assert not any(m._forward_hooks for m in ours.network.modules())
+
+
+def test_modules_that_stay_float32(monkeypatch):
+    ours = mixed(monkeypatch, Precision("bfloat16", keep_float32=("2",)))
+    ours.train_step(toy_batch(), 0)
+    assert ours.read_log()["precision_seen"] == {"torch.bfloat16": 1, "torch.float32": 1}
+    with pytest.raises(BadInput, match="no submodule 'head' to keep"):
+        mixed(monkeypatch, Precision("bfloat16", keep_float32=("head",)))
+
+
+def test_float16_scales_the_loss_and_resumes_the_scale(monkeypatch):
+    """Gradients below float16's range survive; an overflow halves the scale and skips the step."""
+    ours = mixed(monkeypatch, Precision("float16"))
+    first = copy.deepcopy(ours.network.state_dict())
+    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    ours.train_step(toy_batch(), 0)
+    assert all(torch.equal(first[n], t) for n, t in ours.network.state_dict().items())
+    assert ours._scaler.get_scale() == 2.0**119
+    assert "nonfinite_step" not in ours.read_log()
+    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    ours.train_step(toy_batch(), 1)
+    assert not torch.equal(first["0.weight"], ours.network.state_dict()["0.weight"])
+    again = mixed(monkeypatch, Precision("float16"))
+    again.load_state(ours.state())
+    assert again._scaler.get_scale() == 2.0**10
+
+
+def test_mixed_precision_gradients_are_near_the_true_ones(monkeypatch):
+    """bfloat16 has 8 bits of significand: two steps of training stay within a few of its units of float32's."""
+    results = []
+    for policy in (Precision("float32"), Precision("bfloat16")):
+        ours = mixed(monkeypatch, policy)
+        for step in range(2):
+            ours.train_step(toy_batch(), step)
+        results.append(ours.read_log()["loss"])
+    assert results[0] != results[1]
+    assert results[0] == pytest.approx(results[1], rel=0.02)
+
+
+def test_tf32_is_forbidden_in_float32():
+    precision.set_backends(Precision("tf32"))
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "high"
+    precision.set_backends(Precision("float32"))
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_inference_matches_validation_mode():
+    ours = trainer()
+    x = np.random.default_rng(0).standard_normal((5, 6), dtype=np.float32)
+
+    class Infer(Linear):
+        def infer(self, model, batch):
+            return {"out": model(batch["x"]), "half": model(batch["x"]).bfloat16()}
+
+    ours.project = Infer(ours.project.config)
+    out = ours.infer()({"x": x})
+    expected = ours.network.eval()(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(out["out"], expected, rtol=1e-6)
+    assert out["half"].dtype == np.float32
+
+
+# ---------------------------------------------------------------- the set on the device
+
+
+def test_device_resident_rows_are_the_gathered_ones():
+    from runner_core.engines.torch.gather import DeviceRows
+    from runner_core.loader import Loader
+    from runner_core.samples import RowSamples
+
+    host, device = toy.MemoryStore(), toy.MemoryStore(device=True)
+    fields = {"image": (-2, 0, 1), "mask": (0,)}
+    options = {"batch_size": 5, "seed": 3, "shuffle": True}
+    one = Loader(RowSamples(host, fields, [1, 4, 5]), **options)
+    samples = RowSamples(device, fields, [1, 4, 5])
+    gather = DeviceRows(samples, CPU)
+    for a, b in zip(one.batches(0), Loader(samples, **options).batches(0), strict=True):
+        got = gather({name: torch.from_numpy(array) for name, array in b.arrays.items()})
+        assert got.keys() == a.arrays.keys()
+        for name, array in a.arrays.items():
+            np.testing.assert_array_equal(got[name].numpy(), array)
+        a.release(), b.release()
+
+
+def test_a_run_with_the_set_on_the_device_is_the_same_run(tmp_path):
+    class NoAugment(toy.Toy):
+        augment = toy.Project.augment
+
+    for name, store in (("host", toy.MemoryStore()), ("device", toy.MemoryStore(device=True))):
+        made = NoAugment(toy.small())
+        toy.run(toy.small(), tmp_path / name, project=NoAugment, data=toy.make_data(made, store))
+    toy.assert_equal_runs(tmp_path / "host", tmp_path / "device")
+
+
+def test_a_set_larger_than_the_device(monkeypatch):
+    from runner_core.engines.torch import gather
+    from runner_core.samples import RowSamples
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    samples = RowSamples(toy.MemoryStore(device=True), {"image": (0,)}, [0])
+    monkeypatch.setattr(gather.torch, "empty", full)
+    with pytest.raises(OutOfSpace, match=r"use cache\.mode memmap"):
+        gather.DeviceRows(samples, CPU)
+    with pytest.raises(BadInput, match="samples that are rows"):
+        gather.DeviceRows(object(), CPU)
+
+
+# ---------------------------------------------------------------- compile
+
+
+@pytest.mark.slow
+def test_compiled_training_equals_eager(tmp_path):
+    """Observing the precision runs the network once before it is compiled, and leaves no trace of it."""
+    losses = []
+    for setting in ("off", "on"):
+        ours = trainer(toy.Toy, train__compile=setting, train__batch_size=8)
+        ours.network[3].p = 0.0
+        for step in range(3):
+            ours.train_step(toy_batch(), step)
+        log = ours.read_log()
+        assert log["precision_seen"] == {"torch.float32": 2}
+        losses.append(log["loss"])
+        assert not any("_orig_mod" in name for name in ours.state().tensors)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
