@@ -23,7 +23,7 @@ def overview() -> int:
             (f"runner {name} train --data DIR", "train on your own data"),
             (f"runner {name} check --data DIR", "audit your data first"),
             (f"runner {name} --help", f"all commands of {name}"),
-            ("runner list", "projects and extensions; --hooks: what each provides"),
+            ("runner list", "projects and extensions that are active; --hooks: what each provides"),
             ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
             ("runner cache list|verify|prune", "caches of prepared data on this machine"),
         ]
@@ -56,7 +56,8 @@ def project_help(plugin: Plugin) -> int:
 
 
 def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -> None:
-    for title, plugins in (("projects", list(projects)), ("extensions", list(extensions))):
+    active = "extensions, active in every project (`--no-extension NAME` switches one off)"
+    for title, plugins in (("projects", list(projects)), (active, list(extensions))):
         if plugins:
             print(f"{title}:")
             _table([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])

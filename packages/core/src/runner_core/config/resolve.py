@@ -21,11 +21,12 @@ from runner_core.project import Project
 PHANTOM = "phantom"
 """What `source` says when a run trains on the built-in phantom."""
 
+_FREE_SECTIONS = ("cache", "precision", "log")
 _FREE = (
-    *("cache.", "data.", "precision.", "log."),
+    *("data.split", "data.validation_fraction"),
     *("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last"),
 )
-"""Beginnings of settings that a trained model may be used with as one likes; the others made it what it is."""
+"""Settings that a trained model may be used with as one likes; the others made it what it is."""
 
 _LEAST: Mapping[str, float] = {
     "cache.workers": 0,
@@ -137,7 +138,11 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path) -> None:
     """BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with."""
-    changed = {k: v for k, v in differences(saved, wanted).items() if not k.startswith(_FREE)}
+    changed = {
+        name: values
+        for name, values in differences(saved, wanted).items()
+        if name not in _FREE and name.partition(".")[0] not in _FREE_SECTIONS
+    }
     if changed:
         lines = "\n".join(f"  - {name}: the run has {was!r}, asked for {now!r}" for name, (was, now) in changed.items())
         raise BadInput(f"{run} was trained with other settings:\n{lines}\nleave these flags out")

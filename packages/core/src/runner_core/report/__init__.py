@@ -129,7 +129,7 @@ def _curves(events: list[dict[str, Any]], summary: Event) -> str:
         series = [Series("training", "a", _points(train, name)), Series("validation", "b", _points(validation, name))]
         series = [s for s in series if s.points]
         if series:
-            charts.append(line_chart(name, series, mark=summary.get("best_step")))
+            charts.append(line_chart(name, series, summary.get("best_step"), log=name != "learning_rate"))
     return f'<div class="charts">{"".join(charts)}</div>' if charts else ""
 
 

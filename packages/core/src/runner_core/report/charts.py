@@ -36,13 +36,13 @@ class _Axis(NamedTuple):
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
 
-def line_chart(title: str, series: Sequence[Series], mark: float | None = None) -> str:
-    """An SVG chart over steps; `mark`: the step of the best checkpoint. The y axis is logarithmic for positive
-    values that span more than two decades."""
+def line_chart(title: str, series: Sequence[Series], mark: float | None = None, log: bool = True) -> str:
+    """An SVG chart over steps; `mark`: the step of the best checkpoint. With `log` the y axis is logarithmic for
+    positive values that span more than two decades."""
     thinned = [s._replace(points=thin(s.points)) for s in series]
     xs = [x for s in thinned for x, _ in s.points]
     ys = [y for s in thinned for _, y in s.points]
-    log = min(ys) > 0 and max(ys) / min(ys) > 100
+    log = log and min(ys) > 0 and max(ys) / min(ys) > 100
     x_axis = _Axis(*_widened(min(xs), max(xs)), _LEFT, _WIDTH - _RIGHT)
     low, high = (min(ys) / 1.1, max(ys) * 1.1) if log else _widened(min(ys), max(ys), 0.06)
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, log)
@@ -130,7 +130,7 @@ def _line(line: Series, x_axis: _Axis, y_axis: _Axis) -> str:
             f"{y:.5g} at step {x:g}</title></circle>"
             for (px, py), (x, y) in zip(places, line.points, strict=True)
         )
-    return f'<polyline class="{line.kind}" points="{path}"/>{dots}'
+    return f'<polyline class="{line.kind}" fill="none" stroke="currentColor" points="{path}"/>{dots}'
 
 
 def _legend(title: str, series: Sequence[Series]) -> str:
