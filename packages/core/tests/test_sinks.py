@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,7 @@ def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
 
 
 def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(BadInput, match=r"runner-core\[tensorboard\]"):
         TensorBoardSink(tmp_path)
 
