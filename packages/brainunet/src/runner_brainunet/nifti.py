@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def spacing(image: Any) -> tuple[float, ...]:
 def read_data(image: Any, path: Path) -> Array:
     """Voxels (x, y, z) as float32, scaled as the header says. Raises BadInput: truncated, damaged, NaN, infinite."""
     try:
+        if path.name.endswith(".gz"):
+            # whole, so that the checksum at the file's end is read: nibabel stops before it
+            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
         data = np.asarray(image.dataobj, dtype=np.float32)
     except (OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: truncated or damaged ({_short(error)}). Copy or download it again.") from error

@@ -54,14 +54,3 @@ class UNet(nn.Module):
         for level in range(len(skips) - 1, -1, -1):
             x = self.merge[level](torch.cat((skips[level], self.up[level](x)), dim=1))
         return self.head(x)
-
-
-def parameters(channels: int, features: Sequence[int]) -> int:
-    """Number of parameters, without building the network."""
-
-    def double(a: int, b: int) -> int:
-        return 9 * a * b + 9 * b * b + 4 * b
-
-    total = sum(double(a, b) for a, b in pairwise((channels, *features)))
-    total += sum(4 * a * b + a + double(2 * a, a) for a, b in pairwise(features))
-    return total + features[0] + 1

@@ -1,0 +1,68 @@
+"""What `check` says about files that can be read and still look wrong."""
+
+from __future__ import annotations
+
+import nibabel
+import numpy as np
+
+
+def rules(project, scan) -> dict[str, str]:
+    (record,) = project.records(scan.parent)
+    return {f.rule: f.message for f in project.check(record)}
+
+
+def test_a_good_scan_has_no_findings(project, write_head) -> None:
+    assert rules(project, write_head()) == {}
+
+
+def test_a_brain_of_impossible_size(project, write_head) -> None:
+    mask = np.zeros((40, 48, 36), np.uint8)
+    mask[18:22, 20:28, 14:20] = 1
+    assert "0.02 litres" in rules(project, write_head(mask=mask))["volume"]
+
+
+def test_a_mask_that_is_cut(project, write_head) -> None:
+    mask = np.zeros((40, 48, 36), np.uint8)
+    mask[10:30, 10:38, 14:36] = 1
+    assert "reaches the last slice of axis 2" in rules(project, write_head(mask=mask))["border"]
+
+
+def test_a_mask_in_pieces(project, write_head) -> None:
+    scan = write_head()
+    path = scan.with_name(scan.name.replace(".nii", "_brainmask.nii"))
+    image = nibabel.load(path)
+    mask = np.asarray(image.dataobj).copy()
+    mask[1:7, 1:7, 1:7] = 1
+    nibabel.save(nibabel.Nifti1Image(mask, image.affine), path)
+    assert "2 separate pieces; the second has 216 voxels" in rules(project, scan)["pieces"]
+
+
+def test_a_label_map_instead_of_a_scan(project, write_head) -> None:
+    scan = np.zeros((40, 48, 36), np.uint8)
+    scan[10:30, 10:38, 8:28] = 3
+    assert "only 2 grey values" in rules(project, write_head(scan=scan))["intensity"]
+
+
+def test_odd_spacing_and_extent(project, write_head) -> None:
+    found = rules(project, write_head(affine=np.diag([1.0, 1.0, 9.0, 1.0])))
+    assert "1.00 × 1.00 × 9.00 mm" in found["spacing"]
+    assert "40 × 48 × 324 mm" in found["extent"]
+
+
+def test_forms_that_disagree_or_are_missing(project, write_head) -> None:
+    scan = write_head()
+    image = nibabel.load(scan)
+    image.set_qform(np.diag([5.0, 5.0, 5.0, 1.0]), 1)
+    moved = np.diag([5.0, 5.0, 5.0, 1.0])
+    moved[1, 3] = 12
+    image.set_sform(moved, 1)
+    mask = scan.with_name(scan.name.replace(".nii", "_brainmask.nii"))
+    nibabel.save(nibabel.Nifti1Image(np.asarray(nibabel.load(mask).dataobj), moved), mask)
+    nibabel.save(image, scan)
+    assert "disagree by up to 12.0 mm" in rules(project, scan)["orientation"]
+    image.set_sform(None, 0)
+    image.set_qform(None, 0)
+    nibabel.save(image, scan)
+    mask.unlink()
+    (record,) = project.inputs(scan)
+    assert any("left and right are a guess" in f.message for f in project.check(record))

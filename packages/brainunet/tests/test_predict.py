@@ -1,0 +1,212 @@
+"""From any scan to its mask: place, header, stripped volume; with a network that knows the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nibabel.affines import apply_affine
+from runner_brainunet.project import BrainPredictOptions, BrainUNet
+from runner_core import BadInput
+from runner_core.protocols import Arrays
+from scipy import ndimage
+
+
+def bright_is_brain(arrays: Arrays) -> Arrays:
+    """Stands in for a trained network: a voxel of the middle slice is brain where it is bright."""
+    middle = arrays["image"].shape[1] // 2
+    return {"prediction": (arrays["image"][:, middle : middle + 1].astype(np.float32) - 150) / 10}
+
+
+def oblique(degrees: float, spacing: tuple[float, float, float], order: tuple[int, ...], flips: tuple[int, ...]):
+    angle = np.radians(degrees)
+    turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+    matrix = np.zeros((3, 3))
+    for column, row in enumerate(order):
+        matrix[row, column] = flips[column] * spacing[column]
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ matrix
+    affine[:3, 3] = (17, -23, 41)
+    return affine
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.floats(-25, 25), st.tuples(*[st.floats(3, 6)] * 3), st.permutations(range(3)),
+    st.tuples(*[st.sampled_from([-1, 1])] * 3),
+)  # fmt: skip
+def test_the_mask_lies_where_the_brain_is(project, write_head, degrees, spacing, order, flips) -> None:
+    """Oblique, flipped, permuted, anisotropic: centre within half a voxel, overlap high, header untouched."""
+    shape = tuple(int(190 / s) for s in spacing)
+    affine = oblique(degrees, spacing, tuple(order), flips)
+    scan = write_head(affine=affine, shape=shape, spacing=spacing)
+    (record,) = project.records(scan.parent)
+    mask = project.predict(record, bright_is_brain)
+    truth = np.asarray(nibabel.load(record.files["mask"]).dataobj) > 0
+    assert mask.shape == truth.shape
+    places = [apply_affine(affine, ndimage.center_of_mass(m)) for m in (mask, truth)]
+    assert np.linalg.norm(places[0] - places[1]) < 0.5 * min(spacing)
+    assert project.score(record, mask)["dice"] > 0.93
+    out = scan.parent.parent.parent / "out"
+    (written,) = project.write(record, mask, out)
+    assert_same_place(scan, written)
+
+
+def assert_same_place(scan: Path, written: Path) -> None:
+    before, after = nibabel.load(scan), nibabel.load(written)
+    assert after.shape == before.shape
+    for name in ("sform_code", "qform_code", "xyzt_units", "srow_x", "srow_y", "srow_z", "quatern_b", "quatern_c",
+                 "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z", "pixdim", "descrip"):  # fmt: skip
+        assert np.array_equal(before.header[name], after.header[name]), name
+    assert after.header.endianness == before.header.endianness
+    if "mask" in written.name:
+        assert after.get_data_dtype().newbyteorder("=") == np.uint8
+        assert set(np.unique(after.dataobj)) == {0, 1}
+
+
+@pytest.mark.parametrize("codes", [(1, 2), (0, 1), (3, 0), (0, 0)])
+@pytest.mark.parametrize("endian", ["<", ">"])
+@pytest.mark.parametrize("dtype, slope, inter", [(np.int16, 1, 0), (np.uint8, 2.5, 10), (np.float32, 1, 0)])
+def test_headers_survive(project, write_head, codes, endian, dtype, slope, inter) -> None:
+    scan = write_head()
+    image = nibabel.load(scan)
+    affine = oblique(12, (5, 5, 5), (0, 1, 2), (-1, 1, 1))
+    header = nibabel.Nifti1Header(endianness=endian)
+    header.set_data_dtype(dtype)
+    header.set_data_shape(image.shape)
+    header.set_qform(affine, codes[0])
+    header.set_sform(affine if codes[1] else None, codes[1])
+    header.set_xyzt_units("mm", "sec")
+    header["descrip"] = b"scanner 7"
+    header.set_slope_inter(slope, inter)
+    header["cal_max"] = 1200
+    raw = (np.asarray(image.dataobj) / 4).astype(np.dtype(dtype).newbyteorder(endian))
+    new = nibabel.Nifti1Image(raw, None, header)
+    new.header.set_slope_inter(slope, inter)
+    nibabel.save(new, scan)
+    project.predict_options = BrainPredictOptions(brain=True)
+    (record,) = project.inputs(scan)
+    mask = project.predict(record, bright_is_brain)
+    assert mask.any()
+    written = project.write(record, mask, scan.parent / "out")
+    assert [p.name for p in written] == [f"{record.key}_brainmask.nii.gz", f"{record.key}_brain.nii.gz"]
+    for path in written:
+        assert_same_place(scan, path)
+    before, after = nibabel.load(scan), nibabel.load(written[1])
+    assert after.get_data_dtype() == before.get_data_dtype()
+    assert np.array_equal(before.dataobj.get_unscaled()[mask], after.dataobj.get_unscaled()[mask])
+    assert np.abs(np.asarray(after.dataobj)[~mask]).max() <= abs(slope) / 2
+    header = nibabel.load(written[0]).header
+    assert float(header["cal_max"]) == 1
+
+
+def test_a_single_volume_in_four_dimensions(project, write_head) -> None:
+    scan = write_head()
+    image = nibabel.load(scan)
+    nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine), scan)
+    (record,) = project.inputs(scan)
+    mask = project.predict(record, bright_is_brain)
+    (written,) = project.write(record, mask, scan.parent / "out")
+    assert nibabel.load(written).shape == (40, 48, 36, 1)
+
+
+def test_one_brain_without_holes(project, write_head) -> None:
+    """A bright spot elsewhere is dropped; a dark spot inside is filled."""
+    scan = write_head()
+    image = nibabel.load(scan)
+    data = np.asarray(image.dataobj).copy()
+    data[19:22, 23:26, 17:20] = 0
+    data[34:38, 23:26, 17:20] = 600
+    nibabel.save(nibabel.Nifti1Image(data, image.affine), scan)
+    (record,) = project.records(scan.parent)
+    mask = project.predict(record, bright_is_brain)
+    _, pieces = ndimage.label(mask)
+    assert pieces == 1
+    assert mask[20, 24, 18]
+    assert not mask[36, 24, 18]
+
+
+def test_nothing_found_is_an_empty_mask(project, write_head) -> None:
+    (record,) = project.records(write_head().parent)
+    mask = project.predict(record, lambda arrays: {"prediction": np.full((len(arrays["image"]), 1, 64, 64), -9.0)})
+    assert mask.shape == (40, 48, 36)
+    assert not mask.any()
+    scores = project.score(record, mask)
+    assert scores["dice"] == 0
+    assert scores["hd95_mm"] == np.inf
+
+
+def test_views_are_fused(project, write_head) -> None:
+    """Each view is asked once per slice that is not empty (and once mirrored)."""
+    asked = []
+
+    def infer(arrays: Arrays) -> Arrays:
+        asked.append(len(arrays["image"]))
+        return bright_is_brain(arrays)
+
+    (record,) = project.records(write_head().parent)
+    project.predict(record, infer)
+    three = sum(asked)
+    asked.clear()
+    project.config.predict.flip = False
+    project.predict(record, infer)
+    assert three == 2 * sum(asked)
+
+
+def test_prepare_is_pure(project, write_head) -> None:
+    (record,) = project.records(write_head().parent)
+    decoded = project.decode(record)
+    kept = {name: array.copy() for name, array in decoded.arrays.items()}
+    first, second = project.prepare(decoded), project.prepare(replace(decoded))
+    assert set(first) == {"image", "mask", "view"}
+    for name in first:
+        assert np.array_equal(first[name], second[name])
+        assert first[name].dtype == np.uint8
+        assert len(first[name]) == len(first["image"])
+    for name, array in kept.items():
+        assert np.array_equal(array, decoded.arrays[name])
+
+
+def test_the_prepared_mask_is_the_truth(project, write_head) -> None:
+    """Slices fused and brought back to the scanner: what the network is taught is the mask that was given."""
+    (record,) = project.records(write_head().parent)
+    rows = iter(project.pipeline(record).arrays["mask"].astype(np.float32) * 20 - 10)
+
+    def infer(arrays: Arrays) -> Arrays:
+        return {"prediction": np.stack([next(rows) for _ in arrays["image"]])[:, None]}
+
+    project.config.predict.flip = False
+    image_rows = project.pipeline(record).arrays["image"]
+    rows = iter((project.pipeline(record).arrays["mask"].astype(np.float32) * 20 - 10)[image_rows.any(axis=(1, 2))])
+    assert project.score(record, project.predict(record, infer))["dice"] > 0.97
+
+
+def test_an_unwritable_folder_is_named(project, write_head, tmp_path) -> None:
+    (record,) = project.records(write_head().parent)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(BadInput, match="cannot be written"):
+        project.write(record, np.zeros((40, 48, 36), bool), blocked / "out")
+
+
+def test_figures_show_prediction_and_truth(project, write_head) -> None:
+    (record,) = project.records(write_head().parent)
+    truth = np.asarray(nibabel.load(record.files["mask"]).dataobj) > 0
+    picture = project.figure(record, truth)
+    assert picture.dtype == np.uint8
+    assert picture.ndim == 3
+    colours = {tuple(c) for c in picture.reshape(-1, 3)}
+    assert (255, 225, 60) in colours
+    assert (60, 220, 90) not in colours
+    shifted = np.roll(truth, 4, axis=0)
+    assert {(255, 70, 50), (60, 220, 90)} <= {tuple(c) for c in project.figure(record, shifted).reshape(-1, 3)}
+
+
+def test_the_baseline_is_worse_than_the_truth(project: BrainUNet, write_head) -> None:
+    (record,) = project.records(write_head().parent)
+    assert project.score(record, project.baseline(record))["dice"] < 0.9
