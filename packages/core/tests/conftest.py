@@ -82,10 +82,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
 def launch(tmp_path: Path, cache_home: Path) -> Callable[..., subprocess.Popen[str]]:
     """As `runner`, but returns the running process; what it says goes into the file `out`."""
 
-    def start(*words: str | Path) -> subprocess.Popen[str]:
+    def start(*words: str | Path, installed: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
+        env = environment(cache_home, *installed)
         with (tmp_path / "out").open("a", encoding="utf-8") as out:
-            return subprocess.Popen(
-                command(*words), cwd=tmp_path, env=environment(cache_home), text=True, stdout=out, stderr=out
-            )
+            return subprocess.Popen(command(*words), cwd=tmp_path, env=env, text=True, stdout=out, stderr=out)
 
     return start

@@ -224,6 +224,33 @@ def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner
     assert runner("toy", "check", "--data", "data").returncode == 2
 
 
+def test_interrupted_before_training_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "slow"
+    shutil.copytree(PROJECT, script)
+    source = (script / "toy_project.py").read_text(encoding="utf-8")
+    slow = source.replace("def records(self, root", "def _records(self, root")
+    slow = slow.replace(
+        "    def inputs(self",
+        "    def records(self, root):\n        import time\n        time.sleep(60)\n\n    def inputs(self",
+        1,
+    )
+    (script / "toy_project.py").write_text(slow, encoding="utf-8")
+    process = launch("toy", "train", "--run-dir", "run", "--data", ".", installed=(script,))
+    limit = time.monotonic() + 60
+    while not (tmp_path / "run" / "train.log").exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_terminal_without_the_signs_gets_others(runner: Runner) -> None:
+    done = runner("toy", "train", "--help", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
 def test_resume_of_a_run_of_another_project_is_refused(trained: Path, runner: Runner, tmp_path: Path) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
     text = (copy / "config.yaml").read_text(encoding="utf-8").replace("project: toy", "project: other")
@@ -452,7 +479,18 @@ def test_report_is_written_anew(trained: Path, runner: Runner, tmp_path: Path) -
 
 def test_caches_are_listed_verified_and_pruned(runner: Runner, tmp_path: Path) -> None:
     runner("toy", "phantom", "data")
-    words = ["--data", "data", "--preset", "demo", "--train.epochs", "1", "--cache.dir", "cache"]
+    words = [
+        "--data",
+        "data",
+        "--preset",
+        "demo",
+        "--train.epochs",
+        "1",
+        "--train.steps-per-epoch",
+        "2",
+        "--cache.dir",
+        "cache",
+    ]
     assert runner("toy", "train", *words).returncode == 0
     assert "1 caches" in runner("cache", "list", "--dir", "cache").stdout
     assert runner("cache", "verify", "--dir", "cache").returncode == 0

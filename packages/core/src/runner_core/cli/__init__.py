@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 
 from runner_core._errors import BadInput, RunnerError, did_you_mean
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code: 0 done, 1 unexpected, 2 bad input, 3 unhealthy, 130/143 signals."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a sign gets a ? instead of an error
+            stream.reconfigure(errors="replace")
     try:
         return _dispatch(arguments)
     except RunnerError as error:

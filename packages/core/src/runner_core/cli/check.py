@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from runner_core._errors import BadInput
+from runner_core.cache.build import run_all
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
+from runner_core.pipeline import RecordPipeline
 from runner_core.project import Record
 from runner_core.protocols import Finding
 from runner_core.setup import Setup
@@ -23,8 +27,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
     print(f"{folder}: {len(records)} records in {len({r.group for r in records})} groups")
     counts = dict.fromkeys(_LEVELS, 0)
     good: list[Record] = []
-    for record in records:
-        findings = list(faults(setup, record))
+    for record, findings in _audit(setup, records):
         for finding in findings:
             counts[finding.level] += 1
             print(f"{finding.level:<8} {record.key}: {finding.message}")
@@ -38,14 +41,31 @@ def check(name: str, arguments: Sequence[str]) -> int:
     return 2 if faulty or not whole else 0
 
 
-def faults(setup: Setup, record: Record) -> Iterator[Finding]:
-    """What is wrong with one record: what preparing it refuses, and what the project's own check finds."""
-    try:
-        setup.pipeline(record)
-    except BadInput as error:
-        yield Finding("decode", "error", str(error))
-        return
-    yield from setup.project.check(record)
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong with a record: what preparing it refuses, else what the project's own check finds. Picklable."""
+
+    pipeline: RecordPipeline
+
+    def __call__(self, task: tuple[int, Record]) -> tuple[int, list[Finding]]:
+        number, record = task
+        try:
+            self.pipeline(record)
+            return number, list(self.pipeline.project.check(record))
+        except (BadInput, OSError) as error:
+            return number, [Finding("decode", "error", str(error))]
+
+
+def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, list[Finding]]]:
+    """Findings of each record, in the records' order, however many processes look for them."""
+    processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
+    done: dict[int, list[Finding]] = {}
+    shown = 0
+    for number, findings in run_all(Faults(setup.pipeline), enumerate(records), min(processes, len(records) // 4)):
+        done[number] = findings
+        while shown in done:
+            yield records[shown], done.pop(shown)
+            shown += 1
 
 
 def _plans(setup: Setup, records: Sequence[Record]) -> bool:

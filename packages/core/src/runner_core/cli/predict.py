@@ -19,6 +19,8 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     started = start_from_run(name, "predict", PredictOptions, arguments)
     options, setup = started.options, started.setup
     records, failed = _inputs(setup, options)
+    if not records:
+        return BadInput.exit_code
     make_folder(options.out)
     infer, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")

@@ -28,23 +28,38 @@ def train(name: str, arguments: Sequence[str]) -> int:
     folder = started.run or RunFolder.create(None, name, started.options.run_dir)
     started.run = folder
     with folder.lock():
-        display = Display(folder.log)
-        previous = None if fresh else folder.config_file.read_text(encoding="utf-8")
+        before = None if fresh else folder.config_file.read_text(encoding="utf-8")
+        logged = _last_logged(folder)
         save(folder.config_file, started.setup.config, started.head)
         try:
-            return _train(started, folder, display, resume=not fresh)
-        except (Stopped, Unhealthy):
+            return _train(started, folder, Display(folder.log), resume=not fresh)
+        except (Stopped, Unhealthy):  # saved, and told
             raise
-        except RunnerError:
-            if previous is not None:  # refused: the run stays what it was
-                folder.config_file.write_text(previous, encoding="utf-8")
-            elif not folder.jsonl.exists():  # nothing was trained: leave no empty run behind
-                _discard(folder)
+        except BaseException as error:
+            _leave(started, folder, error, before, trained=_last_logged(folder) != logged)
             raise
-        except Exception as error:
-            save_traceback(error, folder.log)
-            folder.write_summary(_summary(started, {"status": "failed", "reason": f"{type(error).__name__}: {error}"}))
-            raise
+
+
+def _leave(started: Started[Any], folder: RunFolder, error: BaseException, before: str | None, trained: bool) -> None:
+    """After an error or an interruption: what is left says how it ended, and a refusal leaves everything as it was.
+
+    `before`: config.yaml of the run that was to be continued, None for a new one.
+    """
+    expected = isinstance(error, (RunnerError, KeyboardInterrupt, SystemExit))
+    if not expected:
+        save_traceback(error, folder.log)
+    if before is not None and not trained:
+        folder.config_file.write_text(before, encoding="utf-8")
+    elif expected and not trained:
+        _discard(folder)
+    elif folder.read_summary().get("status") != "done" or not expected:
+        reason = f"{type(error).__name__}: {error}"
+        folder.write_summary(_summary(started, folder.read_summary() | {"status": "failed", "reason": reason}))
+
+
+def _last_logged(folder: RunFolder) -> int:
+    """When log.jsonl was last written to; 0 where nothing was trained yet."""
+    return folder.jsonl.stat().st_mtime_ns if folder.jsonl.exists() else 0
 
 
 def _train(started: Started[Any], folder: RunFolder, display: Display, resume: bool) -> int:
@@ -56,8 +71,9 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     data = open_data(setup, display.say)
     sinks = Sinks(setup.sinks(folder.path), display.say)
     try:
-        summary = run_training(setup, data, folder, sinks, display, resume)
-        summary = _summary(started, summary | _score(started, data, display, sinks))
+        summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
+        folder.write_summary(summary)  # scoring takes time: should it fail, the training is on record
+        summary |= _score(started, data, display, sinks)
         folder.write_summary(summary)
     except (Stopped, Unhealthy) as error:
         folder.write_summary(_summary(started, getattr(error, "summary", {})))
