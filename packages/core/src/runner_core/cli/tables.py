@@ -27,15 +27,15 @@ def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
     if setup.preset == "demo":
         changed = smaller(setup)
         if changed:
-            yield "made smaller than the preset default: " + "; ".join(changed)
+            yield "made smaller than the preset default, by: " + "; ".join(changed)
 
 
 def smaller(setup: Setup) -> list[str]:
-    """Where the settings differ from the preset default, leaving out how the run is kept and logged."""
+    """Where the settings differ from the preset default, model and training first; not how the run is kept."""
     usual = from_preset(type(setup.project), "default")
     changed = [
         f"{name} {_text(now)} (default {_text(was)})"
-        for name, (was, now) in differences(usual, setup.config).items()
+        for name, (was, now) in sorted(differences(usual, setup.config).items(), key=_importance)
         if not name.startswith(("cache.", "log.", "health.", "checkpoint."))
     ]
     return changed[:_SHOWN] + ([f"… {len(changed) - _SHOWN} more in config.yaml"] if len(changed) > _SHOWN else [])
@@ -61,6 +61,12 @@ def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]
     yield f"run folder: {folder.path}   report: {folder.report_file}"
     name = summary["project"]
     yield f"next: runner {name} predict {folder.path} INPUT… --out DIR"
+
+
+def _importance(item: tuple[str, Any]) -> int:
+    """Model, then training, then the rest, each in the order of the settings."""
+    section = item[0].partition(".")[0]
+    return {"model": 0, "train": 1}.get(section, 2)
 
 
 def _number(value: Any) -> str:
