@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch.metrics import Function, MonaiMetric, Overlap, TorchMetric  # noqa: E402
+from runner_core.engines.torch.metrics import Function, MonaiMetric, Overlap, TorchMetric, count_true  # noqa: E402
 
 
 def batches(seed, lengths=(5, 1, 4), records=3, empty=False):
@@ -51,6 +51,16 @@ def test_overlap_is_that_of_whole_records(seed, lengths, records):
 
 def test_overlap_of_nothing_with_nothing_is_one():
     assert fed(Overlap(read), batches(0, empty=True)) == {"dice": 1.0, "iou": 1.0}
+
+
+@given(st.integers(0, 4), st.integers(0, 9000), st.floats(0, 1), st.integers(0, 9))
+@settings(max_examples=80, deadline=None)
+def test_counts_in_lanes(samples, size, share, offset):
+    """All sizes and memory offsets: all true, so that lanes are as full as they can be, included."""
+    values = np.random.default_rng(size).random(samples * size + offset) <= share
+    mask = torch.from_numpy(values)[offset:].view(samples, size)
+    assert count_true(mask).tolist() == values[offset:].reshape(samples, size).sum(1).tolist()
+    assert count_true(~mask[:, ::2]).tolist() == (~mask[:, ::2]).numpy().sum(1).tolist()
 
 
 def test_reset_forgets():

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 from runner_core.engines.torch import precision  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -192,6 +193,24 @@ def test_default_optimizer_is_adamw():
         optimizer.step()
         ours.train_step(batch, step)
     close(ours.network, plain)
+
+
+def test_the_optimizers_hooks_and_label_are_kept():
+    """The trainer steps past PyTorch's wrapper, but not past those who look: hooks and profilers."""
+    ours = trainer()
+    ours.train_step(host_batch()[0], 0)
+    calls = []
+    hook = ours.optimizer.register_step_pre_hook(lambda *_: calls.append("own"))
+    ours.train_step(host_batch()[0], 1)
+    hook.remove()
+    every = register_optimizer_step_post_hook(lambda *_: calls.append("global"))
+    ours.train_step(host_batch()[0], 2)
+    every.remove()
+    ours.train_step(host_batch()[0], 3)
+    assert calls == ["own", "global"]
+    with torch.profiler.profile() as profile:
+        ours.train_step(host_batch()[0], 4)
+    assert any(event.key.startswith("Optimizer.step") for event in profile.key_averages())
 
 
 # ---------------------------------------------------------------- validation

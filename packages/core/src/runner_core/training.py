@@ -91,6 +91,7 @@ class _Run:
                 setup.checkpoint_format,
                 project=setup.name,
                 keep=config.checkpoint.keep,
+                plugins=setup.plugins.versions,
                 versions=self.versions,
                 say=display.say,
             )

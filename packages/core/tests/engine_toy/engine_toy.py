@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -149,6 +150,7 @@ class ToySetup:
 
     project: Project
     rules: list | None = None
+    plugins: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(versions={"core": "0"}))
 
     @property
     def config(self):

@@ -19,7 +19,14 @@ from runner_core.engines.torch.ema import Average, averaged
 from runner_core.engines.torch.gather import DeviceRows
 from runner_core.engines.torch.inference import evaluating, make_infer
 from runner_core.engines.torch.oom import Rewind, too_large
-from runner_core.engines.torch.optim import LearningRate, build_optimizer, clip, same_layout, trained_parameters
+from runner_core.engines.torch.optim import (
+    LearningRate,
+    build_optimizer,
+    clip,
+    quick_step,
+    same_layout,
+    trained_parameters,
+)
 from runner_core.engines.torch.state import flatten, read_generators, seed_generators, unflatten, write_generators
 from runner_core.engines.torch.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch.transfer import feed
@@ -47,6 +54,7 @@ class TorchTrainer:
         self._cast = precision.autocast(setup.precision, device)
         self._scaler = precision.grad_scaler(setup.precision, device)
         self.optimizer = build_optimizer(project, self.network, config)
+        self._step_optimizer = quick_step(self.optimizer)
         self._parameters = trained_parameters(self.optimizer)
         self._rate = LearningRate(project, self.optimizer, config)
         self._average = None if config.ema is None else Average(self.network, config.ema)
@@ -159,7 +167,7 @@ class TorchTrainer:
                 self._scaler.unscale_(self.optimizer)
             self._log.add(progress.step, {GRADIENT_NORM: clip(self._parameters, self.config.clip)})
         if self._scaler is None:
-            self.optimizer.step()
+            self._step_optimizer()
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()

@@ -7,7 +7,6 @@ import torch
 
 from runner_core.protocols import Array, Arrays, HostBatch, Tensors
 
-
 MOST_BUFFERS = 64
 
 
