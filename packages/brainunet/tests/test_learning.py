@@ -50,7 +50,7 @@ def test_losses_are_their_definitions() -> None:
     p = 1 / (1 + np.exp(-z))
     logits, target = torch.from_numpy(z), torch.from_numpy(t)
     assert float(bce_loss(logits, target)) == pytest.approx(-np.mean(t * np.log(p) + (1 - t) * np.log(1 - p)))
-    assert float(dice_loss(logits, target)) == pytest.approx(1 - (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1))
+    assert float(dice_loss(logits, target)) == pytest.approx(1 - (2 * (p * t).sum() + 100) / (p.sum() + t.sum() + 100))
     for loss in (bce_loss, dice_loss):
         assert torch.autograd.gradcheck(lambda x, f=loss: f(x, target), (logits.clone().requires_grad_(),))
 
@@ -120,7 +120,7 @@ def test_all_parts_off_is_the_identity() -> None:
 
 def test_image_and_mask_move_together() -> None:
     """Geometry alone: where the mask says brain, the picture of the mask is bright."""
-    only = AugmentConfig(contrast=0, surround=0, bias=0, gain=0, noise=0, blur=0, decoy=0)
+    only = AugmentConfig(contrast=0, gamma=0, surround=0, bias=0, gain=0, noise=0, blur=0, decoy=0)
     _, mask, view = batch()
     for seed in range(10):
         image, moved = augment(

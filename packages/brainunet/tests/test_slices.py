@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_brainunet.slices import AXIS, Layout, mirror, otsu, to_uint8, windows
+from runner_core.cache import default_cache
 from scipy import ndimage
 
 VIEWS = ("axial", "coronal", "sagittal")
@@ -48,12 +49,19 @@ def test_axes_of_each_view() -> None:
 
 
 def test_windows_match_what_training_reads(project, write_head) -> None:
-    """Prediction's windows are the rows that RowSamples gathers: the same neighbours at every end."""
-    rows = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
-    stack = windows(rows, 3)
-    assert np.array_equal(stack[2], rows[1:4])
-    assert np.array_equal(stack[0], rows[[0, 0, 1]])
-    assert np.array_equal(stack[4], rows[[3, 4, 4]])
+    """Prediction's windows are the rows that training gathers: the same neighbours at every end."""
+    project.config.cache.mode = "memory"
+    write_head()
+    records = project.records(write_head("sub-02/sub-02_ses-1_T1w").parent.parent)
+    store = default_cache(project, project.config).open(project.pipeline, records, lambda text: None)
+    samples = project.samples(store, [1], "train")
+    out = {name: np.empty((len(samples), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    samples.fill(np.arange(len(samples)), seed=0, epoch=0, out=out)
+    prepared = project.pipeline(records[1]).arrays
+    assert np.array_equal(out["image"], windows(prepared["image"], 3))
+    assert np.array_equal(out["mask"][:, 0], prepared["mask"])
+    assert np.array_equal(out["view"].reshape(-1, 1), prepared["view"])
+    assert set(out["record"]) == {1}
 
 
 def test_no_slice_has_a_neighbour_of_another_view() -> None:

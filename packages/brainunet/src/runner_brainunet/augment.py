@@ -123,6 +123,8 @@ def _intensity(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> Te
     size = (image.shape[2], image.shape[3])
     if c.contrast:
         image = curve(image, torch.exp(rng.normal(8) * c.contrast))
+    if c.gamma:
+        image = image.clamp(1e-4, 1) ** torch.exp(rng.uniform(-1, 1, 1, 1, 1) * c.gamma)
     if c.surround:
         image = image * _surround(mask, c, rng, size)
     if c.bias:

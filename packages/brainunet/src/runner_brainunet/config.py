@@ -62,6 +62,8 @@ class AugmentConfig:
     """Standard deviation of the smooth displacement, as a share of the slice."""
     contrast: float = 0.7
     """Logarithmic spread of the slopes of a random rising intensity curve (0: the identity)."""
+    gamma: float = 0.8
+    """Largest logarithm of the exponent of a power law on the intensities."""
     surround: float = 0.6
     """Logarithmic spread of how bright everything outside the brain is against the brain (fat, muscle, bone)."""
     bias: float = 0.3
@@ -128,9 +130,10 @@ def demo() -> BrainConfig:
     """The phantom in about a minute: small, with mild augmentation."""
     config = small()
     config.augment = AugmentConfig(
-        rotate=10, scale=0.12, stretch=0.06, shear=0.05, shift=0.05, contrast=0.3, surround=0.2, bias=0.15,
+        rotate=10, scale=0.12, stretch=0.06, shear=0.05, shift=0.05, contrast=0.3, gamma=0.2, surround=0.2, bias=0.15,
         noise=0.03, blur=0.5, crop=0.0, decoy=0.0,
     )  # fmt: skip
+    config.data.validation_fraction = 0.3
     config.train.learning_rate = 5e-3
     config.train.epochs, config.train.steps_per_epoch = 6, 35
     config.validate.every, config.checkpoint.every = 3, 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ def surface_scores(prediction: Array, truth: Array, spacing: Sequence[float]) ->
     # an empty border: a mask that touches its array's end has its surface there all the same
     p, t = (torch.from_numpy(np.pad(mask[box], 1).astype(np.float32))[None, None] for mask in (prediction, truth))
     settings = {"include_background": True, "spacing": [float(s) for s in spacing]}
-    distance = compute_hausdorff_distance(p, t, percentile=95, **settings)
-    surface = compute_surface_dice(p, t, class_thresholds=[1.0], use_subvoxels=True, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # MONAI's own use of its own old argument
+        distance = compute_hausdorff_distance(p, t, percentile=95, **settings)
+        surface = compute_surface_dice(p, t, class_thresholds=[1.0], use_subvoxels=True, **settings)
     return float(distance), float(surface)
