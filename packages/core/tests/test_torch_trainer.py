@@ -208,7 +208,7 @@ def test_the_optimizers_hooks_and_label_are_kept():
     every.remove()
     ours.train_step(host_batch()[0], 3)
     assert calls == ["own", "global"]
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         ours.train_step(host_batch()[0], 4)
     assert any(event.key.startswith("Optimizer.step") for event in profile.key_averages())
 

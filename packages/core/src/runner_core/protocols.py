@@ -144,7 +144,8 @@ class SampleSpec(NamedTuple):
 class Samples(Protocol):
     """The samples of one split: a pure function of (seed, epoch, index). Picklable."""
 
-    spec: Mapping[str, SampleSpec]
+    @property
+    def spec(self) -> Mapping[str, SampleSpec]: ...
 
     def __len__(self) -> int: ...
 

@@ -54,9 +54,7 @@ class Setup:
 
     @cached_property
     def precision(self) -> Precision:
-        return self.plugins.first(
-            "runner_precision", project=self.project, config=self.config, device=self.device
-        )
+        return self.plugins.first("runner_precision", project=self.project, config=self.config, device=self.device)
 
     @cached_property
     def cropper(self) -> Cropper:
