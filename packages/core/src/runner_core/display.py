@@ -97,7 +97,8 @@ class Display:
                 self._gone = True
             return
         now = time.monotonic()
-        if now - self._plain_at >= _PLAIN_SECONDS or step >= self._total:
+        pause = max(_PLAIN_SECONDS, (now - self._began) / 20)  # a run of days fills no logs
+        if now - self._plain_at >= pause or step >= self._total:
             self._plain_at = now
             remaining = (now - self._began) / max(1, step - self._first) * (self._total - step)
             self.print(
