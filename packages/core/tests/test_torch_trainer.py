@@ -545,7 +545,41 @@ def test_a_set_larger_than_the_device(monkeypatch):
         gather.DeviceRows(object(), CPU)
 
 
-# ---------------------------------------------------------------- compile
+# ---------------------------------------------------------------- memory layout, compile
+
+
+def test_channels_last_learns_the_same_and_survives_a_checkpoint():
+    """Convolutions over 2 and 3 axes; what resumes has the layout, of the optimizer's state too."""
+
+    class Volumes(Linear):
+        def model(self, precision):
+            return nn.Sequential(
+                nn.Unflatten(1, (2, 1, 3)),
+                nn.Conv2d(2, 4, (1, 3), padding=(0, 1)),
+                nn.Unflatten(2, (1, 1)),
+                nn.Conv3d(4, 3, (1, 1, 3), padding=(0, 0, 1)),
+                nn.Flatten(),
+                nn.Linear(9, 1),
+            )
+
+        def optimizer(self, groups):
+            return torch.optim.AdamW(groups, lr=0.01)
+
+    last, plain = (trainer(Volumes, train__channels_last=setting) for setting in ("on", "auto"))
+    last.network[1].weight.data.copy_(plain.network[1].weight)
+    for name, tensor in plain.network.state_dict().items():
+        last.network.state_dict()[name].copy_(tensor)
+    for step in range(3):
+        for one in (last, plain):
+            one.train_step(host_batch(step)[0], step)
+    close(last.network, plain.network, 1e-5)
+    again = trainer(Volumes, train__channels_last="on")
+    again.load_state(last.state())
+    for one in (last, again):
+        two, three = one.network[1].weight, one.network[3].weight
+        assert two.is_contiguous(memory_format=torch.channels_last)
+        assert three.is_contiguous(memory_format=torch.channels_last_3d)
+        assert one.optimizer.state[three]["exp_avg"].stride() == three.stride() != plain.network[3].weight.stride()
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from runner_core.config import RunConfig
 from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
+from runner_core.engines.torch.placement import place
 from runner_core.engines.torch.state import unflatten
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate
@@ -76,7 +77,7 @@ class TorchEngine:
         """The network of a checkpoint (averaged weights where there are some), and its inference function."""
         device = torch_device(setup.device)
         network, statistics = self._network(setup, state)
-        network.to(device).eval().requires_grad_(False)
+        place(network, setup.project, device).eval().requires_grad_(False)
         precision.set_backends(setup.precision)
         precision.keep_float32(network, setup.precision, device)
         cast = precision.autocast(setup.precision, device)

@@ -27,6 +27,7 @@ from runner_core.engines.torch.optim import (
     same_layout,
     trained_parameters,
 )
+from runner_core.engines.torch.placement import place, wanted
 from runner_core.engines.torch.state import flatten, read_generators, seed_generators, unflatten, write_generators
 from runner_core.engines.torch.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch.transfer import feed
@@ -46,11 +47,9 @@ class TorchTrainer:
         self.device, self.rank, self.steps = device, rank, steps
         self._per_epoch = max(1, steps // config.epochs)
         seed_generators(config.seed)
-        self.network: nn.Module = project.model(setup.precision).to(device)
-        if self._wanted("channels_last"):
-            self.network.to(memory_format=torch.channels_last)
+        self.network: nn.Module = place(project.model(setup.precision), project, device)
         precision.keep_float32(self.network, setup.precision, device)
-        self._compile = self._wanted("compile")
+        self._compile = wanted("compile", project, device)
         self._cast = precision.autocast(setup.precision, device)
         self._scaler = precision.grad_scaler(setup.precision, device)
         self.optimizer = build_optimizer(project, self.network, config)
@@ -71,11 +70,6 @@ class TorchTrainer:
         self._rewind = Rewind(self.network, device) if project.splittable else None
         self._notes: list[str] = []
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
-
-    def _wanted(self, setting: str) -> bool:
-        """compile, channels_last: as set, or (auto) on a GPU where the project measured it faster."""
-        value = getattr(self.config, setting)
-        return value == "on" or (value == "auto" and self.device.type == "cuda" and setting in self.project.faster_with)
 
     # ------------------------------------------------------------ one step
 
