@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import shutil
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,7 +86,7 @@ def test_every_mode_reads_what_the_pipeline_prepares(place, mode, workers):
     regions = [(slice(2, 4),), (slice(None), slice(3, 5), slice(0, 1)), (slice(1, 7, 2), slice(2, 3)), ()]
     for region in regions:
         assert np.array_equal(store.arrays["image"].read(1, region), store.arrays["image"].read(1)[region])
-    again = pickle.loads(pickle.dumps(store)) if mode != "memory" else store
+    again = ForkingPickler.loads(ForkingPickler.dumps(store)) if mode != "memory" else store
     assert np.array_equal(again.arrays["image"].read(3), store.arrays["image"].read(3))
     store.close()
 

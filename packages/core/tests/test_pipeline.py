@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ def test_predict_can_share_decode_and_crop(record):
 
 def test_pickled_pipeline_does_the_same(record):
     pipeline = RecordPipeline(RowsToy(RunConfig()), NoCrop())
-    again = pickle.loads(pickle.dumps(pipeline))
+    again = ForkingPickler.loads(ForkingPickler.dumps(pipeline))
     assert again.settings == pipeline.settings
     assert np.array_equal(again(record).arrays["mask"], pipeline(record).arrays["mask"])
 

@@ -11,13 +11,13 @@ the phantom. A broken promise is an AssertionError that says which one.
 
 from __future__ import annotations
 
-import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +147,16 @@ def _pure(case: _Case) -> None:
     after = setup.pipeline(first)
     _assert_equal(before.arrays, after.arrays, "prepare, called twice on one record")
     assert before.meta == after.meta, "prepare returns other meta for the same record"
-    elsewhere = pickle.loads(pickle.dumps(setup.pipeline))(first)  # noqa: S301 - our own bytes
+    elsewhere = _sent(setup.pipeline)(first)
     _assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
     for name, array in before.arrays.items():
         assert array.dtype != object, f"prepared array {name!r} holds Python objects"
     assert list(setup.project.check(first)) is not None
+
+
+def _sent(thing: Any) -> Any:
+    """`thing` as another process would receive it."""
+    return ForkingPickler.loads(ForkingPickler.dumps(thing))
 
 
 def _splits(case: _Case) -> None:
@@ -178,7 +183,7 @@ def _samples(case: _Case) -> None:
         _assert_equal(one, _fill(samples, indices), f"{side} samples filled twice")
         backwards = {name: array[::-1] for name, array in _fill(samples, indices[::-1]).items()}
         _assert_equal(one, backwards, f"{side} samples filled in another order")
-        elsewhere: Samples = pickle.loads(pickle.dumps(samples))  # noqa: S301 - our own bytes
+        elsewhere: Samples = _sent(samples)
         _assert_equal(one, _fill(elsewhere, indices), f"{side} samples in another process")
 
 
