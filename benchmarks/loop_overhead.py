@@ -24,12 +24,13 @@ import numpy as np
 import torch
 from runner_core._cadence import Cadence
 from runner_core._signals import Signals
+from runner_core._timing import Timing
 from runner_core.config import RunConfig
 from runner_core.engines.torch import TorchEngine
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.health import Health, default_rules
 from runner_core.loader import Loader
-from runner_core.loop import Loop, LoopState, Timing
+from runner_core.loop import Loop, LoopState
 from runner_core.metrics import Monitor
 from runner_core.project import Project
 from runner_core.protocols import Precision, SampleSpec, Step

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from runner_core._cadence import Cadence
 from runner_core._errors import OutOfSpace, Stopped, Unhealthy
 from runner_core._signals import Signals
+from runner_core._timing import Timing
 from runner_core.health import Health
 from runner_core.metrics import Monitor
 from runner_core.protocols import Finding, HealthEvent, HostBatch, Json, Trainer
@@ -53,41 +54,6 @@ class LoopState:
 
     def json(self) -> dict[str, Json]:
         return asdict(self)
-
-
-@dataclass
-class Timing:
-    """Nanoseconds of training: waiting for data, in `train_step` (and reading its numbers), and in all; samples.
-
-    Validation and saving are not training: `total` leaves them out.
-    """
-
-    wait: int = 0
-    compute: int = 0
-    total: int = 0
-    samples: int = 0
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.samples * 1e9 / self.total if self.total else 0.0
-
-    @property
-    def data_wait_share(self) -> float:
-        return self.wait / self.total if self.total else 0.0
-
-    def since(self, before: Timing) -> Timing:
-        return Timing(*(getattr(self, name) - getattr(before, name) for name in asdict(self)))
-
-    def shown(self) -> dict[str, float]:
-        """Seconds and shares, as logged."""
-        other = max(0, self.total - self.wait - self.compute)
-        return {
-            "seconds": round(self.total / 1e9, 6),
-            "data_wait": round(self.wait / 1e9, 6),
-            "compute": round(self.compute / 1e9, 6),
-            "other": round(other / 1e9, 6),
-            "samples_per_second": round(self.samples_per_second, 3),
-        }
 
 
 class Loop:

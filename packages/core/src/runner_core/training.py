@@ -13,10 +13,11 @@ from runner_core._cadence import Cadence
 from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core._resume import fingerprint, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
+from runner_core._timing import Timing
 from runner_core.checkpoint import Checkpoints
 from runner_core.health import Health
 from runner_core.loader import Loader
-from runner_core.loop import Display, Loop, LoopState, Sinks, Timing
+from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
 from runner_core.project import Project
 from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer

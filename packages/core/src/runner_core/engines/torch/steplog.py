@@ -1,4 +1,4 @@
-"""Losses of the steps since the last log line, left on the device until somebody reads them."""
+"""What must stay finite: weights, and losses, which stay on the device until somebody reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runner_core.protocols import Json
+from runner_core.protocols import Json, Tensors
 
 GRADIENT_NORM = "gradient_norm"
 
@@ -72,3 +72,16 @@ class StepLog:
     def load(self, state: Mapping[str, Json]) -> None:
         self._steps = {name: list(steps) for name, (steps, _) in state.items()}
         self._values = {name: list(values) for name, (_, values) in state.items()}
+
+
+class Weights:
+    """Tensors that were finite at the start and should stay so (a mask of −inf may be a buffer by design)."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = {name: t.detach() for name, t in tensors.items() if bool(t.isfinite().all())}
+
+    def first_nonfinite(self) -> str | None:
+        """Name of the first tensor that holds NaN or an infinity; one wait for the device."""
+        largest = torch._foreach_norm(list(self._tensors.values()), float("inf"))
+        finite = torch.stack([norm.float() for norm in largest]).isfinite().tolist()
+        return None if all(finite) else list(self._tensors)[finite.index(False)]

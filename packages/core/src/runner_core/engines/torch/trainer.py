@@ -29,7 +29,7 @@ from runner_core.engines.torch.optim import (
 )
 from runner_core.engines.torch.placement import place, wanted
 from runner_core.engines.torch.state import flatten, read_generators, seed_generators, unflatten, write_generators
-from runner_core.engines.torch.steplog import GRADIENT_NORM, StepLog
+from runner_core.engines.torch.steplog import GRADIENT_NORM, StepLog, Weights
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
 from runner_core.loop import not_finite
@@ -57,7 +57,7 @@ class TorchTrainer:
         self._parameters = trained_parameters(self.optimizer)
         self._rate = LearningRate(project, self.optimizer, config)
         self._average = None if config.ema is None else Average(self.network, config.ema)
-        self._finite = [(n, t.detach()) for n, t in averaged(self.network).items() if bool(t.isfinite().all())]
+        self._weights = Weights(averaged(self.network))
         self._feed = feed(device)
         self._gather = DeviceRows(data.samples["train"], device) if data.store.device else None
         own = partial(_overrides, project)
@@ -288,12 +288,11 @@ class TorchTrainer:
         bad = self._log.first_nonfinite()
         if bad is not None:
             raise Unhealthy(not_finite(*bad))
-        names, tensors = zip(*self._finite, strict=True)
-        largest = torch.stack(torch._foreach_norm(list(tensors), float("inf"))).isfinite().tolist()
-        if not all(largest):
+        name = self._weights.first_nonfinite()
+        if name is not None:
             raise Unhealthy(
-                f"{names[largest.index(False)]} (a weight) became NaN or infinite while the loss was finite: a "
-                "gradient overflowed. No checkpoint holds such weights; set train.clip or a lower train.learning_rate"
+                f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
+                "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
             )
 
     # ------------------------------------------------------------ the device
