@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from runner_core._errors import BadInput
 from runner_core.project import Project, Record
@@ -32,6 +31,8 @@ class Row:
     record: Record
     scores: Mapping[str, float]
     baseline: Mapping[str, float]
+    prediction: Any = None
+    """Kept for its picture where there are few records; more of them might not fit in memory."""
 
 
 @dataclass
@@ -57,13 +58,14 @@ def evaluate(
     errors: list[str] = []
     for number, record in enumerate(records, 1):
         try:
-            scores = dict(project.score(record, project.predict(record, infer)))
+            prediction = project.predict(record, infer)
+            scores = dict(project.score(record, prediction))
             trivial = project.baseline(record)
             baseline = {} if trivial is None else dict(project.score(record, trivial))
         except BadInput as error:
             errors.append(str(error))
             continue
-        rows.append(Row(record, scores, baseline))
+        rows.append(Row(record, scores, baseline, prediction if len(records) <= FIGURES else None))
         say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(scores)}")
     rows.sort(key=lambda row: _goodness(project, row))
     return Scores(rows, _means([r.scores for r in rows]), _means([r.baseline for r in rows]), errors)
@@ -92,7 +94,8 @@ def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -
     """Pictures of the worst records, a middle one and the best, as far as the project draws any."""
     written = []
     for place, row in _worth_seeing(scores.rows):
-        picture = project.figure(row.record, project.predict(row.record, infer))
+        prediction = project.predict(row.record, infer) if row.prediction is None else row.prediction
+        picture = project.figure(row.record, prediction)
         if picture is None:
             break
         path = folder / f"{place}-{_file_name(row.record.key)}.png"
@@ -105,15 +108,7 @@ def write_png(path: Path, picture: Array) -> None:
     """Write (H, W, 3) or (H, W) uint8 as PNG."""
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or (picture.ndim == 3 and picture.shape[2] != 3):
         raise ValueError(f"a picture is (H, W, 3) or (H, W) uint8, not {picture.shape} {picture.dtype}")
-    height, width = picture.shape[:2]
-    rows = np.ascontiguousarray(picture).reshape(height, -1)
-    raw = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1).tobytes()  # filter type 0 before each row
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if picture.ndim == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 6)), (b"IEND", b""))
-    with path.open("wb") as file:
-        file.write(b"\x89PNG\r\n\x1a\n")
-        for kind, body in chunks:
-            file.write(struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)))
+    Image.fromarray(picture).save(path, "PNG")
 
 
 def shown_scores(scores: Mapping[str, float]) -> str:
