@@ -25,6 +25,7 @@ def config() -> BrainConfig:
     config = small()
     config.data.size = 64
     config.data.spacing = 4.0
+    config.predict.threshold = 0.5
     config.model.features = (4, 8)
     return config
 

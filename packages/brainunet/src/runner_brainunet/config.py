@@ -62,7 +62,7 @@ class AugmentConfig:
     """Standard deviation of the smooth displacement, as a share of the slice."""
     contrast: float = 0.7
     """Logarithmic spread of the slopes of a random rising intensity curve (0: the identity)."""
-    gamma: float = 0.8
+    gamma: float = 0.5
     """Largest logarithm of the exponent of a power law on the intensities."""
     surround: float = 0.6
     """Logarithmic spread of how bright everything outside the brain is against the brain (fat, muscle, bone)."""
@@ -86,6 +86,8 @@ class PredictConfig:
     """Average with the prediction of the mirrored head; takes twice the time."""
     fill_holes: bool = True
     """Fill holes inside the mask."""
+    threshold: float = 0.5
+    """Brain is where the probability exceeds this, in prediction and in the validation metrics."""
 
 
 @dataclass
@@ -123,6 +125,9 @@ def small() -> BrainConfig:
     config.train.learning_rate = 3e-3
     config.train.epochs, config.train.steps_per_epoch = 24, 100
     config.validate.every, config.checkpoint.every = 4, 4
+    # Strong augmentation blurs borders, and the Dice loss then counts the doubtful voxels in: at 0.5 masks were 9 %
+    # too large on the very scans that were trained on, at 0.8 2 %.
+    config.predict.threshold = 0.75
     return config
 
 
@@ -133,6 +138,7 @@ def demo() -> BrainConfig:
         rotate=10, scale=0.12, stretch=0.06, shear=0.05, shift=0.05, contrast=0.3, gamma=0.2, surround=0.2, bias=0.15,
         noise=0.03, blur=0.5, crop=0.0, decoy=0.0,
     )  # fmt: skip
+    config.predict.threshold = 0.5
     config.data.validation_fraction = 0.3
     config.train.learning_rate = 5e-3
     config.train.epochs, config.train.steps_per_epoch = 6, 35

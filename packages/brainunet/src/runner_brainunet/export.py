@@ -42,5 +42,6 @@ def _description(config: BrainConfig) -> dict[str, Any]:
             "intensity": "0.5th percentile of the volume to 99.5th of the head → 0 to 1, rounded to 1/255",
             "axes": {"axial": "y, x", "coronal": "z, x", "sagittal": "z, y"},
         },
-        "output": "logits of the middle slice; brain where the mean sigmoid over the views exceeds 0.5",
+        "output": "logits of the middle slice; brain where the mean sigmoid over the views exceeds the threshold",
+        "threshold": config.predict.threshold,
     }

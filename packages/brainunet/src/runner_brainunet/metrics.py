@@ -13,7 +13,9 @@ class VolumeOverlap:
     With several views each voxel counts once per view. Nothing is read from the device before `compute`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cut: float = 0.0) -> None:
+        """`cut`: brain is where the logit exceeds it."""
+        self._cut = cut
         self._counts: list[Any] = []
         self._records: list[Any] = []
 
@@ -22,7 +24,7 @@ class VolumeOverlap:
 
     def update(self, prediction: Any, batch: dict[str, Any]) -> None:
         """`prediction`: logits (B, 1, H, W); `batch`: mask (B, 1, H, W) in {0, 1}, record (B,) int64."""
-        p = prediction.detach() > 0
+        p = prediction.detach() > self._cut
         t = batch["mask"] > 0.5
         dims = (1, 2, 3)
         # clone: the loader may reuse the memory of `record`

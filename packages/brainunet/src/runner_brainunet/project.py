@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,6 +63,15 @@ class BrainUNet(Project):
             raise BadInput(f"data.neighbours is {data.neighbours}; 1, 3 or 5 slices can be seen at once")
         if not data.spacing > 0:
             raise BadInput(f"data.spacing is {data.spacing}; a voxel needs a size above 0 mm")
+
+        if not 0 < self.config.predict.threshold < 1:
+            raise BadInput(f"predict.threshold is {self.config.predict.threshold}; a probability lies between 0 and 1")
+
+    @property
+    def _cut(self) -> float:
+        """The logit of `predict.threshold`."""
+        threshold = self.config.predict.threshold
+        return math.log(threshold / (1 - threshold))
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -141,17 +151,17 @@ class BrainUNet(Project):
         from runner_brainunet.losses import bce_loss, dice_loss
 
         logits = model(batch["image"]).float()
-        terms = {"bce": bce_loss(logits, batch["mask"]), "dice": dice_loss(logits, batch["mask"])}
+        terms = {"bce_loss": bce_loss(logits, batch["mask"]), "dice_loss": dice_loss(logits, batch["mask"])}
         weights = self.config.loss
-        return Step(weights.bce * terms["bce"] + weights.dice * terms["dice"], terms, logits)
+        return Step(weights.bce * terms["bce_loss"] + weights.dice * terms["dice_loss"], terms, logits)
 
     def decision(self, prediction: Any) -> Any:
-        return prediction > 0
+        return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
         from runner_brainunet.metrics import VolumeOverlap
 
-        return (VolumeOverlap(),)
+        return (VolumeOverlap(self._cut),)
 
     # ------------------------------------------------------------ whole records
 
@@ -162,7 +172,7 @@ class BrainUNet(Project):
         layout = self._layout(decoded.arrays["image"].shape)
         head = layout.fuse(self._probability(prepared["image"], prepared["view"][:, 0], infer))
         probability = Grid.from_json(decoded.meta["grid"]).to_scanner(box.restore(head))
-        return one_brain(probability > 0.5, self.config.predict.fill_holes)
+        return one_brain(probability > self.config.predict.threshold, self.config.predict.fill_holes)
 
     def _probability(self, rows: Array, view: Array, infer: Infer) -> Array:
         """Slices (rows, h, w) uint8 → probability (rows, h, w) float32; empty slices are not asked about."""
