@@ -149,3 +149,10 @@ def test_impossible_settings(config, setting: str, value: object, message: str) 
     setattr(config.data, setting, value)
     with pytest.raises(BadInput, match=message):
         BrainUNet(config)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 3.0])
+def test_a_threshold_that_is_no_probability(config, threshold: float) -> None:
+    config.predict.threshold = threshold
+    with pytest.raises(BadInput, match="between 0 and 1"):
+        BrainUNet(config)

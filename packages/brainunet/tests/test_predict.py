@@ -141,6 +141,23 @@ def test_nothing_found_is_an_empty_mask(project, write_head) -> None:
     assert scores["hd95_mm"] == np.inf
 
 
+def test_a_higher_threshold_gives_a_smaller_mask(project, write_head) -> None:
+    (record,) = project.records(write_head().parent)
+
+    def doubtful(arrays: Arrays) -> Arrays:
+        """Probability 0.6 where it is rather bright, 0.99 where very bright."""
+        image = arrays["image"][:, 1:2].astype(np.float32)
+        return {"prediction": np.where(image > 200, 5.0, np.where(image > 60, 0.4, -5.0))}
+
+    sizes = []
+    for threshold in (0.5, 0.75):
+        project.config.predict.threshold = threshold
+        sizes.append(int(project.predict(record, doubtful).sum()))
+        assert project.decision(np.array(project._cut + 0.01))
+        assert not project.decision(np.array(project._cut - 0.01))
+    assert sizes[1] < 0.8 * sizes[0]
+
+
 def test_views_are_fused(project, write_head) -> None:
     """Each view is asked once per slice that is not empty (and once mirrored)."""
     asked = []
