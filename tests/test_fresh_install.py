@@ -31,12 +31,38 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """An environment and runner's caches of this test alone; uv's own downloads are shared."""
+    uv_cache = os.environ.get("UV_CACHE_DIR") or run("uv", "cache", "dir", cwd=ROOT).stdout.strip()
+    return {
+        "UV_PROJECT_ENVIRONMENT": str(tmp_path / "environment"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "UV_CACHE_DIR": uv_cache,
+    }
+
+
+NEUTRAL = """
+import importlib, pkgutil, runner_core, sys
+for module in pkgutil.walk_packages(runner_core.__path__, "runner_core."):
+    if not module.name.startswith("runner_core.engines."):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_alone_needs_no_framework(clone: Path, tmp_path: Path, home: dict[str, str]) -> None:
+    done = run("uv", "sync", "--locked", "--package", "runner-core", "--no-default-groups", cwd=clone, **home)
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path / "environment" / "bin" / "python", "-c", NEUTRAL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path / "environment" / "bin" / "runner", "list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_brainunet_alone_trains_without_tensorflow(clone: Path, tmp_path: Path) -> None:
-    home = {"UV_PROJECT_ENVIRONMENT": str(tmp_path / "environment"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    if "UV_CACHE_DIR" not in os.environ:  # uv's own downloads are shared; only runner's caches are to be fresh
-        home["UV_CACHE_DIR"] = run("uv", "cache", "dir", cwd=ROOT).stdout.strip()
+def test_brainunet_alone_trains_without_tensorflow(clone: Path, tmp_path: Path, home: dict[str, str]) -> None:
     done = run("uv", "sync", "--locked", "--package", "runner-brainunet", "--no-default-groups", cwd=clone, **home)
     assert done.returncode == 0, done.stderr
     python = tmp_path / "environment" / "bin" / "python"
