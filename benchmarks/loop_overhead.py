@@ -111,7 +111,7 @@ class Rows:
     def __len__(self) -> int:
         return ROWS
 
-    def fill(self, indices: Any, seed: int, epoch: int, out: Any) -> None:
+    def fill(self, indices: Any, positions: Any, seed: int, epoch: int, out: Any) -> None:
         np.take(INPUTS, indices, axis=0, out=out["x"], mode="clip")
         np.take(TARGETS, indices, axis=0, out=out["y"], mode="clip")
 
@@ -148,6 +148,7 @@ class TinySetup:
 
 class NoStore:
     device = False
+    identity = ""
 
 
 def runner() -> Seconds:

@@ -56,7 +56,8 @@ def test_windows_match_what_training_reads(project, write_head) -> None:
     store = default_cache(project, project.config).open(project.pipeline, records, lambda text: None)
     samples = project.samples(store, [1], "train")
     out = {name: np.empty((len(samples), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
-    samples.fill(np.arange(len(samples)), seed=0, epoch=0, out=out)
+    numbers = np.arange(len(samples))
+    samples.fill(numbers, numbers, seed=0, epoch=0, out=out)
     prepared = project.pipeline(records[1]).arrays
     assert np.array_equal(out["image"], windows(prepared["image"], 3))
     assert np.array_equal(out["mask"][:, 0], prepared["mask"])

@@ -91,6 +91,20 @@ def test_every_mode_reads_what_the_pipeline_prepares(place, mode, workers):
     store.close()
 
 
+def test_the_identity_is_of_the_files_and_the_settings(place):
+    modes = ("memmap", "blosc2", "memory", "device", "off")
+    whole = {place.open(mode=mode).identity for mode in modes}
+    assert len(whole) == 1
+    others = {
+        place.open(mode="off", dtype="int16").identity,
+        place.open(mode="off", crop=CentreCrop((4, 4, 4))).identity,
+    }
+    np.save(place.data / "a0.npy", np.ones((5, 16, 16), np.uint8))
+    changed = {place.open(mode=mode).identity for mode in modes}
+    assert len(changed) == 1
+    assert len(whole | others | changed) == 4
+
+
 def test_what_is_read_cannot_be_written(place):
     with pytest.raises(ValueError, match="read-only"):
         place.open(mode="memmap").arrays["image"].read(0)[...] = 0

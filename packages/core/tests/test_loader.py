@@ -35,7 +35,7 @@ class Numbers:
     def __len__(self):
         return self.length
 
-    def fill(self, indices, seed, epoch, out):
+    def fill(self, indices, positions, seed, epoch, out):
         out["image"][...] = indices[:, None]
         out["record"][...] = indices
 
@@ -133,6 +133,22 @@ class Pictures(Numbers):
         from rows_toy import RemoteNumbers
 
         return RemoteNumbers, (19,)
+
+
+class Places(Numbers):
+    """Samples that tell their places in the epoch's sequence."""
+
+    def fill(self, indices, positions, seed, epoch, out):
+        out["image"][...] = positions[:, None]
+
+
+def test_samples_are_told_their_positions():
+    options = {"batch_size": 2, "seed": 0, "shuffle": True, "steps_per_epoch": 5}
+    whole = [b["image"][:, 0].tolist() for b in read(Loader(Places(3), **options))]
+    assert whole == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert [b["image"][:, 0].tolist() for b in read(Loader(Places(3), **options), first_step=3)] == whole[3:]
+    share = Loader(Places(3), rank=1, ranks=2, **options | {"batch_size": 1})
+    assert [b["image"][0, 0] for b in read(share)] == [1, 3, 5, 7, 9]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

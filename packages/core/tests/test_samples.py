@@ -20,12 +20,12 @@ def store_of(tmp_path, arrays, device=False):
         path.write_bytes(b"".join(np.ascontiguousarray(a).tobytes() for a in records))
         stored[name] = FlatArray(path, records[0].dtype, [a.shape for a in records])
     count = len(next(iter(arrays.values())))
-    return PreparedStore([f"r{i}" for i in range(count)], [{}] * count, stored, device)
+    return PreparedStore([f"r{i}" for i in range(count)], [{}] * count, stored, "", device=device)
 
 
 def filled(samples, indices):
     out = {n: np.empty((len(indices), *s.shape), s.dtype) for n, s in samples.spec.items()}
-    samples.fill(np.asarray(indices), 0, 0, out)
+    samples.fill(np.asarray(indices), np.arange(len(indices)), 0, 0, out)
     return out
 
 

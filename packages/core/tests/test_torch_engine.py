@@ -97,7 +97,7 @@ def test_a_loaded_network_scores_as_the_trained_one_did(trained):
     store = toy.MemoryStore()
     samples = setup.project.samples(store, [4, 5], "validation")
     out = {name: np.empty((len(samples), *s.shape), s.dtype) for name, s in samples.spec.items()}
-    samples.fill(np.arange(len(samples)), 0, 0, out)
+    samples.fill(np.arange(len(samples)), np.arange(len(samples)), 0, 0, out)
     logits = infer({"image": out["image"]})["logits"]
     last = [line for line in toy.log_lines(folder) if line["event"] == "validation"][-1]
     assert ((logits > 0) == (out["mask"] > 0)).mean() == pytest.approx(last["accuracy"], abs=1e-6)

@@ -237,7 +237,8 @@ class _Fill:
         self.into(arrays, epoch, position, indices)
 
     def into(self, arrays: Arrays, epoch: int, position: int, indices: Array) -> None:
-        self._samples.fill(indices, self._seed, epoch, arrays)
+        positions = np.arange(position, position + len(indices))
+        self._samples.fill(indices, positions, self._seed, epoch, arrays)
         if self._augment is not None:
             for i in range(len(indices)):
                 # By position, not by sample number: a sample that comes twice in an epoch is augmented in two ways.

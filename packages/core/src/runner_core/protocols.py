@@ -101,6 +101,8 @@ class Store(Protocol):
     arrays: Mapping[str, StoredArray]
     device: bool
     """True when the user asked that the whole set live on the accelerator (`cache.mode: device`)."""
+    identity: str
+    """Digest of what the arrays were made of: the records' files, in order, and the pipeline's settings."""
 
     def close(self) -> None: ...
 
@@ -142,15 +144,19 @@ class SampleSpec(NamedTuple):
 
 
 class Samples(Protocol):
-    """The samples of one split: a pure function of (seed, epoch, index). Picklable."""
+    """The samples of one split: a pure function of (seed, epoch, position, index). Picklable."""
 
     @property
     def spec(self) -> Mapping[str, SampleSpec]: ...
 
     def __len__(self) -> int: ...
 
-    def fill(self, indices: Array, seed: int, epoch: int, out: Arrays) -> None:
-        """Write samples `indices` (int64) into `out`: per name an array (len(indices), *shape)."""
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Write samples `indices` (int64) into `out`: per name an array (len(indices), *shape).
+
+        `positions` (int64): their places in the epoch's sequence. What is random takes its generator from them
+        (`sample_rng(seed, epoch, position, stream=1)`), so that a sample drawn twice in an epoch differs.
+        """
         ...
 
 

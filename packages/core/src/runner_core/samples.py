@@ -61,7 +61,7 @@ class RowSamples:
     def __len__(self) -> int:
         return len(self.row_numbers)
 
-    def fill(self, indices: Array, seed: int, epoch: int, out: Arrays) -> None:
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Gather samples `indices` into `out`; nothing here is random."""
         rows = self.row_numbers[indices]
         records = self.record_of_sample[indices]

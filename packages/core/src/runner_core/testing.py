@@ -269,7 +269,7 @@ def _names(metric: Any) -> list[str]:
 
 def _fill(samples: Samples, indices: Any) -> Arrays:
     out = {name: np.empty((len(indices), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
-    samples.fill(indices, 3, 5, out)
+    samples.fill(indices, np.asarray(indices), 3, 5, out)
     return out
 
 

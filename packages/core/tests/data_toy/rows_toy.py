@@ -75,7 +75,7 @@ class Failing:
     def __len__(self) -> int:
         return 100
 
-    def fill(self, indices, seed, epoch, out) -> None:
+    def fill(self, indices, positions, seed, epoch, out) -> None:
         if self.how == "sleep":
             time.sleep(60)
         if self.how == "bad":
@@ -92,7 +92,7 @@ class RemoteNumbers:
     def __len__(self) -> int:
         return self.length
 
-    def fill(self, indices, seed, epoch, out) -> None:
+    def fill(self, indices, positions, seed, epoch, out) -> None:
         out["image"][...] = indices[:, None]
         out["record"][...] = indices
 
@@ -106,5 +106,5 @@ class Frameworks(RemoteNumbers):
         super().__init__(3)
         self.spec = {"image": SampleSpec((1,), np.dtype(np.uint8))}
 
-    def fill(self, indices, seed, epoch, out) -> None:
+    def fill(self, indices, positions, seed, epoch, out) -> None:
         out["image"][...] = len({"torch", "tensorflow", "keras"} & set(sys.modules))

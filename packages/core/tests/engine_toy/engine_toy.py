@@ -52,6 +52,7 @@ class MemoryStore:
         self.keys = [f"r{i}" for i in range(records)]
         self.meta = [{} for _ in range(records)]
         self.device = device
+        self.identity = f"{records} records of {rows} rows, seed {seed}"
 
     def close(self):
         pass

@@ -34,7 +34,7 @@ from runner_core.cache.folder import (
 from runner_core.cache.identity import FileMark, Identities, hash_record
 from runner_core.cache.progress import progress
 from runner_core.cache.size import Estimator, Size, in_words
-from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore
+from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
 from runner_core.project import Record
 from runner_core.protocols import CachePlan, Pipeline, Store
 
@@ -202,7 +202,8 @@ class PreparedCache:
     def _live(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> PreparedStore:
         """cache.mode off: every record is prepared once now, for its shapes, and again whenever it is read."""
         say("cache.mode off: every record is prepared once to learn its shape, and again at every read")
-        tasks = [Task(i, record, identity="") for i, record in enumerate(records)]
+        known = self._index.lookup(records)
+        tasks = [Task(i, record, identity) for i, (record, identity) in enumerate(zip(records, known, strict=True))]
         processes = min(self._processes(len(tasks)), len(tasks))
         with progress("preparing records", len(tasks), say) as advance:
             outcomes = []
@@ -212,12 +213,15 @@ class PreparedCache:
         outcomes.sort(key=lambda o: o.number)
         if errors := [o.error for o in outcomes if o.error]:
             raise DataErrors(errors)
+        self._index.remember([mark for o in outcomes for mark in o.marks])
         live = LiveRecords(pipeline, records)
         arrays = {
             name: LiveArray(live, name, np.dtype(part.dtype), [o.parts[name].shape for o in outcomes])
             for name, part in outcomes[0].parts.items()
         }
-        return PreparedStore([r.key for r in records], [o.meta for o in outcomes], arrays)
+        keys = [r.key for r in records]
+        identity = store_identity(pipeline.settings, keys, [o.identity for o in outcomes])
+        return PreparedStore(keys, [o.meta for o in outcomes], arrays, identity)
 
 
 def _marks_if_readable(record: Record) -> list[FileMark]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from runner_core._workers import SharedMemory
 from runner_core.cache.folder import CacheMeta, mark_used, open_shared, read_meta
+from runner_core.cache.identity import digest_json
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline, StoredArray
 
@@ -32,10 +33,13 @@ class PreparedStore:
         keys: Sequence[str],
         meta: Sequence[Mapping[str, Json]],
         arrays: Mapping[str, StoredArray],
+        identity: str,
+        *,
         device: bool = False,
         folder: Path | None = None,
     ) -> None:
-        self.keys, self.meta, self.arrays, self.device, self.folder = keys, meta, arrays, device, folder
+        self.keys, self.meta, self.arrays, self.identity = keys, meta, arrays, identity
+        self.device, self.folder = device, folder
         self._lock: int | None = None
 
     @classmethod
@@ -44,7 +48,10 @@ class PreparedStore:
         lock = open_shared(folder)
         try:
             meta = read_meta(folder)
-            store = cls(meta.keys, meta.meta, _open_arrays(folder, meta, mode), mode == "device", folder)
+            identity = store_identity(meta.settings, meta.keys, meta.identities)
+            store = cls(
+                meta.keys, meta.meta, _open_arrays(folder, meta, mode), identity, device=mode == "device", folder=folder
+            )
         except BaseException:
             os.close(lock)
             raise
@@ -64,6 +71,11 @@ class PreparedStore:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lock": None}  # the parent's lock stands for its workers
+
+
+def store_identity(settings: Mapping[str, Json], keys: Sequence[str], identities: Sequence[str]) -> str:
+    """Digest of what prepared arrays were made of; the same for every mode."""
+    return digest_json([dict(settings), list(keys), list(identities)])
 
 
 def _open_arrays(folder: Path, meta: CacheMeta, mode: str) -> dict[str, StoredArray]:
