@@ -186,6 +186,19 @@ def test_the_ring_is_allocated_by_the_engine():
     assert asked == [((5, 3), np.dtype(np.int32)), ((5,), np.dtype(np.int64))] * 2
 
 
+def test_shared_buffers_are_pinned_once_and_a_block_of_batches_fits():
+    pinned = []
+    loader = Loader(Pictures(), batch_size=2, seed=0, shuffle=True, prefetch=1, block=3, workers=1, pin=pinned.append)
+    try:
+        held = [next(batches) for batches in [loader.batches(0)] for _ in range(5)]
+        (memory,) = pinned
+        assert memory.dtype == np.uint8
+        assert all(np.shares_memory(memory, a) for b in held for a in b.arrays.values())
+    finally:
+        loader.close()
+    Loader(Pictures(), batch_size=2, seed=0, shuffle=True, pin=pytest.fail)  # `allocate` pins those
+
+
 def test_bad_settings():
     with pytest.raises(BadInput, match=r"7 samples do not fill one batch of 16: set train\.batch_size to 3 or less"):
         Loader(Numbers(7), batch_size=8, seed=0, shuffle=True, drop_last=True, ranks=2)

@@ -20,6 +20,7 @@ from runner_core.sampling import order, sample_rng
 
 Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 Augment = Callable[[Arrays, np.random.Generator], None]
+Pin = Callable[[Array], None]
 
 _ALIGNMENT = 64
 
@@ -28,9 +29,10 @@ class Loader:
     """Batches of `batch_size` samples (per rank), epoch by epoch.
 
     `workers` 0: the calling process fills each batch when it is asked for (fastest for a gather from memory); more:
-    spawned processes fill ahead into shared memory. Either way the ring has `prefetch` + 2 buffers, and one is
-    refilled only after its batch was released. `steps_per_epoch` None: one pass over the samples; more steps go on
-    with further permutations. `allocate` makes the buffers when workers is 0.
+    spawned processes fill ahead into shared memory. Either way the ring has `block` + `prefetch` + 1 buffers (`block`:
+    batches that go to the device at once), and one is refilled only after its batch was released. `steps_per_epoch`
+    None: one pass over the samples; more steps go on with further permutations. `allocate` makes the buffers when
+    workers is 0; otherwise `pin`, where given, gets their memory (uint8, all of it) once, to page-lock it.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Loader:
         steps_per_epoch: int | None = None,
         workers: int = 0,
         prefetch: int = 2,
+        block: int = 1,
         allocate: Allocate = np.empty,
+        pin: Pin | None = None,
         augment: Augment | None = None,
         drop_last: bool = False,
         rank: int = 0,
@@ -57,7 +61,10 @@ class Loader:
         self._share = (rank, ranks)
         self._global_batch = batch_size * ranks
         self.steps_per_epoch, self._count = self._length(steps_per_epoch, drop_last)
-        self._ring = _Ring(samples.spec, batch_size, prefetch + 2, SharedMemory if workers else None, allocate)
+        slots = block + prefetch + 1
+        self._ring = _Ring(samples.spec, batch_size, slots, SharedMemory if workers else None, allocate)
+        if pin is not None and workers:
+            pin(self._ring.memory)
         self._active: Iterator[HostBatch] | None = None
         fill = _Fill(samples, augment, seed, self._ring if workers else None)
         self._fill = fill
@@ -202,6 +209,12 @@ class _Ring:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._shared, self._layout, self.buffers = state["shared"], state["layout"], []
         self._attach(state["slots"])
+
+    @property
+    def memory(self) -> Array:
+        """All the shared memory, bytes."""
+        assert self._shared is not None
+        return np.frombuffer(self._shared.memory, np.uint8)
 
     def acquire(self) -> int:
         """The buffer released last: its memory is the likeliest to be in the processor's cache."""
