@@ -360,23 +360,23 @@ def test_auto_takes_blosc2_where_the_disk_is_short(place, monkeypatch):
     assert place.capability().plan(place.pipeline, place.records).mode == "memmap"
     free(monkeypatch, 1_000_000)
     plan = place.capability().plan(place.pipeline, place.records)
-    assert "since a memory map takes about 1.28 MB and the disk of" in plan.notes[0]
+    assert "since a memory map takes about 1.3 MB and the disk of" in plan.notes[0]
     place.open()
     assert place.folders()[0].suffix == ".blosc2"
 
 
 def test_refused_before_anything_is_written(place, monkeypatch):
     compressible(place)
-    with pytest.raises(OutOfSpace, match=r"1\.28 MB of disk, cache\.max_gb allows 1 MB: set cache\.mode to blosc2"):
+    with pytest.raises(OutOfSpace, match=r"1\.3 MB of disk, cache\.max_gb allows 1\.0 MB: set cache\.mode to blosc2"):
         place.open(mode="memmap", max_gb=0.001)
-    with pytest.raises(OutOfSpace, match=r"max_gb allows 0\.0001 MB: set cache\.max_gb to 0\.01"):
+    with pytest.raises(OutOfSpace, match=r"max_gb allows 100 B: set cache\.max_gb to 0\.01"):
         place.open(max_gb=1e-7)
     free(monkeypatch, 100)
     with pytest.raises(OutOfSpace, match=r"the disk of .* has \(less 5 %\) .*: set cache\.dir to a disk with"):
         place.open()
     monkeypatch.undo()
     monkeypatch.setattr("runner_core.cache.choose.available_ram", lambda: 1000)
-    with pytest.raises(OutOfSpace, match=r"1\.28 MB of RAM, 0.001 MB are available: set cache.mode to memmap"):
+    with pytest.raises(OutOfSpace, match=r"1\.3 MB of RAM, 1\.0 kB are available: set cache.mode to memmap"):
         place.open(mode="memory")
     assert not place.folders()
     assert not place.left_over()
@@ -419,7 +419,7 @@ def test_a_full_disk_where_nothing_can_be_mounted(place, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(write.FlatFile, "append", full)
-    with pytest.raises(OutOfSpace, match=r"is full: the cache takes about 0\.0\d+ MB, .* GB are free now"):
+    with pytest.raises(OutOfSpace, match=r"is full: the cache takes about \d+\.\d kB, .* GB are free now"):
         place.open()
     assert not place.left_over()
 

@@ -12,29 +12,32 @@ either the whole checkpoint or none, so the newest one that verifies is always a
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from runner_core._errors import BadInput, OutOfSpace
+from runner_core._files import NO_SPACE, flush, hash_file
 from runner_core.protocols import CheckpointFormat, State
 
 MANIFEST = "manifest.json"
 BEST = "best.json"
-REPLACED = ".replaced-"
+REPLACED, DAMAGED = ".replaced-", ".damaged-"
 FORMAT_VERSION = 1
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Damaged(BadInput):
     """A checkpoint folder is torn or altered; the message says which file."""
+
+
+class OtherFormat(BadInput):
+    """A whole checkpoint that another version of the runner wrote."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,18 @@ class Manifest:
 
     @staticmethod
     def loads(text: str) -> Manifest:
-        """Raises ValueError when the text is not a manifest or was altered."""
+        """Raises ValueError when the text is not a manifest or was altered, OtherFormat when it is not of this
+        format version."""
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("checksum", None) != _checksum_of(content):
             raise ValueError("its checksum does not match its content")
-        if content["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"it has format version {content['format_version']}; this runner reads {FORMAT_VERSION}")
+        unknown = content.keys() - {f.name for f in fields(Manifest)}
+        if content["format_version"] != FORMAT_VERSION or unknown:
+            writer = "an older" if content["format_version"] < FORMAT_VERSION else "a newer"
+            raise OtherFormat(
+                f"was written by {writer} runner: its format version is {content['format_version']}, "
+                f"this runner reads {FORMAT_VERSION}; use the runner that wrote it"
+            )
         return Manifest(**content)
 
 
@@ -87,6 +96,7 @@ class Checkpoints:
         self.plugins = dict(plugins or {})
         self.versions = dict(versions or {})
         self.say = say
+        self._verified: Path | None = None
 
     # ------------------------------------------------------------ writing
 
@@ -94,6 +104,7 @@ class Checkpoints:
         """Write the checkpoint of `step`, then drop old ones. Raises OutOfSpace, leaving the others untouched."""
         final = self.folder / f"step-{step:08d}"
         temporary = self.folder / f".writing-{final.name}"
+        self._verified = None
         try:
             _remove(temporary)
             temporary.mkdir(parents=True)
@@ -104,7 +115,7 @@ class Checkpoints:
                 _remove(replaced)
                 os.rename(final, replaced)
             os.rename(temporary, final)
-            _flush(self.folder)
+            flush(self.folder)
             _remove(replaced)
             if is_best:
                 self.set_best(step)
@@ -123,38 +134,65 @@ class Checkpoints:
         """Flush every file, then write the manifest: it is last, so that it vouches for files that are there."""
         files = {}
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            _flush(path)
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": checksum(path)}
+            flush(path)
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
         manifest = Manifest(self.project, step, epoch, metric, files, self.plugins, self.versions)
         (folder / MANIFEST).write_text(manifest.dumps(), encoding="utf-8")
-        _flush(folder / MANIFEST)
-        _flush(folder)
+        flush(folder / MANIFEST)
+        flush(folder)
 
     def set_best(self, step: int) -> None:
         """Name the best checkpoint, atomically."""
         temporary = self.folder / f".writing-{BEST}"
         temporary.write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, self.folder / BEST)
-        _flush(self.folder)
+        flush(self.folder)
 
-    def start(self, step: int, best: int | None) -> None:
+    def start(self, step: int, best: int | None) -> bool:
         """Make the folder agree with a run that stands at `step` (0: a fresh one) with its best at step `best`.
 
-        Removes what a kill left half-written and the checkpoints after `step`, which are damaged or they would
-        have been resumed from.
+        Removes what a kill left half-written, and sets aside the checkpoints after `step`, which are damaged or they
+        would have been resumed from. False when the best one is gone or damaged: then none is named as the best.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self._steps().values():  # a kill came while this one was being replaced
             if path.name.startswith(REPLACED):
                 os.rename(path, path.with_name(path.name.removeprefix(REPLACED)))
         for leftover in self.folder.glob(".*-step-*"):
-            _remove(leftover)
+            if not leftover.name.startswith(DAMAGED):
+                _remove(leftover)
         for later, path in self._steps().items():
             if later > step:
-                _remove(path)
-        if best is not None and best in self._steps():
+                self._set_aside(path)
+        whole = best is None or self._is_whole(best)
+        if best is not None and whole:
             self.set_best(best)
+        else:
+            (self.folder / BEST).unlink(missing_ok=True)
+        return whole
+
+    def _is_whole(self, step: int) -> bool:
+        """Is there a checkpoint of `step` that verifies? A damaged one is set aside."""
+        path = self._steps().get(step)
+        if path is None:
+            return False
+        try:
+            if path != self._verified:
+                self.verify(path)
+        except Damaged as error:
+            self.say(str(error))
+            self._set_aside(path)
+            return False
+        return True
+
+    def _set_aside(self, path: Path) -> None:
+        """Out of the way of new checkpoints, for whoever wants to know what happened to it."""
+        name, number = f"{DAMAGED}{path.name}", 1
+        while (aside := path.with_name(name if number == 1 else f"{name}-{number}")).exists():
+            number += 1
+        os.rename(path, aside)
+        self.say(f"{path.name} is set aside as {aside.name}")
 
     def _prune(self) -> None:
         steps = self._steps()
@@ -170,7 +208,8 @@ class Checkpoints:
         return bool(self._steps())
 
     def latest(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that verifies; damaged ones are reported and passed over."""
+        """The newest checkpoint that verifies; damaged ones are reported and passed over. Raises BadInput where
+        the newest whole one is not this runner's or not this project's: what it holds must not be lost."""
         for _, path in sorted(self._steps().items(), reverse=True):
             try:
                 return path, self.verify(path)
@@ -189,21 +228,24 @@ class Checkpoints:
         return self.latest()
 
     def verify(self, path: Path) -> Manifest:
-        """Its manifest. Raises Damaged naming the file that is torn or altered, BadInput for another project's."""
+        """Its manifest. Raises Damaged naming the file that is torn or altered, BadInput for another project's or
+        another runner's."""
         manifest = read_manifest(path)
         for name, written in manifest.files.items():
             file = path / name
             if not _inside(path, file) or not file.is_file():
                 raise Damaged(f"{file} is missing: the checkpoint is damaged")
-            if file.stat().st_size != written["bytes"] or checksum(file) != written["xxh3_128"]:
+            if file.stat().st_size != written["bytes"] or hash_file(file) != written["xxh3_128"]:
                 raise Damaged(f"{file} was altered after it was written: the checkpoint is damaged")
         if manifest.project != self.project:
             raise BadInput(f"{path} is a checkpoint of project {manifest.project}, not of {self.project}")
+        self._verified = path
         return manifest
 
     def load(self, path: Path, device: str = "cpu") -> State:
-        """The state in a checkpoint that `latest` or `best` gave, or that the user named. Verifies it again."""
-        self.verify(path)
+        """The state in a checkpoint that `latest` or `best` gave, or that the user named, which is verified first."""
+        if path != self._verified:
+            self.verify(path)
         return self.format.read(path, device)
 
     def _steps(self) -> dict[int, Path]:
@@ -222,36 +264,20 @@ class Checkpoints:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint folder, its files not verified. Raises Damaged."""
+    """The manifest of a checkpoint folder, its files not verified. Raises Damaged, OtherFormat."""
     file = path / MANIFEST
     try:
         return Manifest.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Damaged(f"{path} has no {MANIFEST}: not a whole checkpoint") from None
+    except OtherFormat as error:
+        raise OtherFormat(f"{path} {error}") from None
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise Damaged(f"{file} is damaged: {error}") from error
 
 
-def checksum(path: Path) -> str:
-    """xxh3_128 of a file, in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _checksum_of(content: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
-
-
-def _flush(path: Path) -> None:
-    """fsync a file or a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(path: Path) -> None:

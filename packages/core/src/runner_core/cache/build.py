@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from runner_core._errors import BadInput, DataErrors, OutOfSpace
+from runner_core._files import NO_SPACE, flush, size_text
 from runner_core._workers import Work, Workers
 from runner_core.cache.folder import (
     TEMPORARY,
@@ -23,20 +24,17 @@ from runner_core.cache.folder import (
     Format,
     Say,
     cache_folder,
-    sync_folder,
     unwritable,
     write_meta,
 )
 from runner_core.cache.identity import FileMark, Identities, hash_record, record_identity, unchanged
 from runner_core.cache.progress import progress
-from runner_core.cache.size import in_words
 from runner_core.cache.stored import PreparedStore
 from runner_core.cache.write import ArrayWriter, FlatFile, as_bytes
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline
 
 Result = TypeVar("Result")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Part(NamedTuple):
@@ -97,7 +95,7 @@ class Prepare:
         try:
             parts = {name: self._write(number, i, a) for i, (name, a) in enumerate(prepared.arrays.items())}
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in NO_SPACE:
                 return Outcome(number, full=True)
             raise
         if identity is None:
@@ -164,10 +162,10 @@ class Builder:
             meta = self._write(temporary, say)
             folder = cache_folder(self.parent, meta.keys, meta.identities, self.form)
             write_meta(temporary, meta)
-            sync_folder(temporary)
+            flush(temporary)
             if not folder.exists():  # it may: files that only moved are known by their contents
                 temporary.rename(folder)
-                sync_folder(self.parent)
+                flush(self.parent)
             return folder
         except OSError as error:
             raise self._disk_error(error) from error
@@ -239,16 +237,16 @@ class Builder:
         size = sum(f.stat().st_size for f in temporary.glob("array-*"))
         if size > self.max_bytes:
             raise OutOfSpace(
-                f"the cache grew beyond {in_words(self.max_bytes)} (expected: {self.needs}); raise cache.max_gb, "
+                f"the cache grew beyond {size_text(self.max_bytes)} (expected: {self.needs}); raise cache.max_gb, "
                 "or set cache.mode to blosc2 or off"
             )
 
     def _disk_error(self, error: OSError) -> BadInput:
-        if error.errno not in _FULL:
+        if error.errno not in NO_SPACE:
             return unwritable(self.parent, error)
         free = shutil.disk_usage(self.parent).free
         return OutOfSpace(
-            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {in_words(free)} are free now; "
+            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {size_text(free)} are free now; "
             "set cache.dir to a larger disk, or cache.mode to blosc2 or off. What was written is removed again"
         )
 

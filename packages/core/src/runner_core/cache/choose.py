@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner_core._errors import OutOfSpace
+from runner_core._files import size_text
 from runner_core.cache.folder import Format
-from runner_core.cache.size import Size, available_ram, in_words
+from runner_core.cache.size import Size, available_ram
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
@@ -37,7 +38,7 @@ def choose_mode(config: CacheConfig, folder: Path, built: Collection[Format], si
         mode, why = _automatic(config, folder, built, size)
     if mode == "memory" and size.plain > (there := available_ram()):
         raise OutOfSpace(
-            f"cache.mode memory takes {in_words(size.plain)} of RAM, {in_words(there)} are available: set cache.mode "
+            f"cache.mode memory takes {size_text(size.plain)} of RAM, {size_text(there)} are available: set cache.mode "
             "to memmap, which needs none of its own"
         )
     form = format_of(mode)
@@ -45,7 +46,7 @@ def choose_mode(config: CacheConfig, folder: Path, built: Collection[Format], si
     limit = _disk_limit(config, folder)
     if form not in built and wanted > limit.size:
         raise OutOfSpace(
-            f"the cache takes about {in_words(wanted)} of disk, {limit.source} {in_words(limit.size)}: "
+            f"the cache takes about {size_text(wanted)} of disk, {limit.source} {size_text(limit.size)}: "
             + _remedy(size, limit, form)
         )
     return mode, why
@@ -65,7 +66,7 @@ def _automatic(config: CacheConfig, folder: Path, built: Collection[Format], siz
     if size.plain <= limit.size or size.compressed > limit.size:
         return "memmap", ""
     return "blosc2", (
-        f"blosc2, since a memory map takes about {in_words(size.plain)} and {limit.source} {in_words(limit.size)}"
+        f"blosc2, since a memory map takes about {size_text(size.plain)} and {limit.source} {size_text(limit.size)}"
     )
 
 
@@ -79,9 +80,9 @@ def _disk_limit(config: CacheConfig, folder: Path) -> Limit:
 
 def _remedy(size: Size, limit: Limit, form: Format) -> str:
     if form == "flat" and size.compressed <= limit.size:
-        return f"set cache.mode to blosc2 (about {in_words(size.compressed)})"
+        return f"set cache.mode to blosc2 (about {size_text(size.compressed)})"
     if limit.from_setting:
         return (
             f"set cache.max_gb to {math.ceil(size.compressed / 1e7) / 100} with cache.mode blosc2, or cache.mode to off"
         )
-    return f"set cache.dir to a disk with {in_words(size.compressed)} free (cache.mode blosc2), or cache.mode to off"
+    return f"set cache.dir to a disk with {size_text(size.compressed)} free (cache.mode blosc2), or cache.mode to off"

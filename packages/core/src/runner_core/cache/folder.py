@@ -23,7 +23,8 @@ from typing import Any, Literal
 import filelock
 
 from runner_core._errors import BadInput
-from runner_core.cache.identity import digest_json, hash_file
+from runner_core._files import hash_file
+from runner_core.cache.identity import digest_json
 from runner_core.protocols import Json
 
 Format = Literal["flat", "blosc2"]
@@ -194,14 +195,6 @@ def unwritable(folder: Path, error: OSError) -> BadInput:
         f"the cache folder {folder} cannot be written: {error.strerror or error}; set cache.dir to a folder that can, "
         "or cache.mode to off"
     )
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damage(folder: Path, what: str) -> str:

@@ -18,10 +18,9 @@ from urllib.parse import quote
 import xxhash
 
 from runner_core._errors import BadInput
+from runner_core._files import hash_file
 from runner_core.project import Record
 from runner_core.protocols import Json
-
-_BLOCK = 1 << 22
 
 
 class FileMark(NamedTuple):
@@ -37,16 +36,6 @@ def digest_json(value: Json) -> str:
     """32 hex digits of a JSON value, the same for any order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def hash_file(path: Path | str) -> str:
-    """xxh3_128 of a file's contents (32 hex digits)."""
-    state = xxhash.xxh3_128()
-    block = memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            state.update(block[:count])
-    return state.hexdigest()
 
 
 def hash_record(record: Record) -> list[FileMark]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runner_core._errors import BadInput, DataErrors
+from runner_core._files import size_text
 from runner_core.cache.build import Builder, Prepare, Task, run_all
 from runner_core.cache.choose import choose_mode, format_of
 from runner_core.cache.folder import (
@@ -33,7 +34,7 @@ from runner_core.cache.folder import (
 )
 from runner_core.cache.identity import FileMark, Identities, hash_record
 from runner_core.cache.progress import progress
-from runner_core.cache.size import Estimator, Size, in_words
+from runner_core.cache.size import Estimator, Size
 from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
 from runner_core.project import Record
 from runner_core.protocols import CachePlan, Pipeline, Store
@@ -172,7 +173,7 @@ class PreparedCache:
             processes=self._processes(len(records) - len(reuse)),
             index=self._index,
             max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
-            needs=in_words(plan.disk_bytes),
+            needs=size_text(plan.disk_bytes),
         )
         try:
             return builder.build(say)

@@ -84,14 +84,5 @@ def available_ram() -> int:
     return available
 
 
-def in_words(count: float) -> str:
-    """Bytes as people read them.
-
-    >>> in_words(3_000_000_000)
-    '3 GB'
-    """
-    return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
-
-
 def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))

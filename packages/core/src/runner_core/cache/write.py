@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
+from runner_core._files import flush, hash_file
 from runner_core.cache.folder import ArrayMeta, Damaged, Format
-from runner_core.cache.identity import hash_file
 from runner_core.cache.stored import BloscArray
 from runner_core.protocols import Array
 
@@ -58,8 +57,7 @@ class ArrayWriter:
         assert self._file is not None
         assert self._dtype is not None
         self._file.close()
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
+        flush(self._path)
         checksum = hash_file(self._path)
         content = checksum if self._form == "flat" else self._read_back()
         if content != self._content.hexdigest():

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner_core._errors import BadInput
+from runner_core._files import size_text
 from runner_core.cache import manage
 from runner_core.cache.manage import Entry
-from runner_core.cli.data import size_text
 
 
 def cache(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runner_core._errors import BadInput
+from runner_core._files import size_text
 from runner_core.phantoms import phantom_folder
 from runner_core.project import Record
 from runner_core.protocols import CachePlan
@@ -67,17 +68,6 @@ def describe_plan(plan: CachePlan) -> str:
     place = f" in {plan.folder}" if plan.folder else ""
     notes = "".join(f"\n  {note}" for note in plan.notes)
     return f"cache ({plan.mode}): {', '.join(parts) or 'takes nothing'}{ready}{place}{notes}"
-
-
-def size_text(size: float) -> str:
-    """
-    >>> size_text(3_200_000_000)
-    '3.2 GB'
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size:.0f} B"
 
 
 def _files(*records: Record) -> str:
