@@ -69,6 +69,33 @@ def writes_elsewhere(own: Any) -> Any:
     return lambda self, record, prediction, out: own(self, record, prediction, out.parent)
 
 
+def moody_predict(own: Any) -> Any:
+    calls: list[int] = []
+
+    def predict(self: Any, record: Any, infer: Any) -> Any:
+        calls.append(1)
+        return {"mask": own(self, record, infer), "threshold": 0.1 * len(calls)}
+
+    return predict
+
+
+class Opaque:
+    __slots__ = ()
+
+
+class BatchMean:
+    """The mean over batches of the batch's mean: it depends on the batch size, and has no value before data."""
+
+    def reset(self) -> None:
+        self.means: list[Any] = []
+
+    def update(self, prediction: Any, batch: Any) -> None:
+        self.means.append(prediction.double().mean() ** 2)
+
+    def compute(self) -> dict[str, Any]:
+        return {"batch_mean": sum(self.means) / len(self.means)}
+
+
 @pytest.mark.parametrize(
     "name, make, message",
     [
@@ -78,6 +105,9 @@ def writes_elsewhere(own: Any) -> Any:
         ("_record", one_group, "two groups"),
         ("presets", frozen_preset, "must make a new one"),
         ("write", writes_elsewhere, "outside of"),
+        ("predict", moody_predict, "predict, called twice: 'threshold' differs"),
+        ("predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing that can be compared"),
+        ("metrics", lambda own: lambda self: [BatchMean()], "metric 'batch_mean' depends on the batch size"),
         ("monitor", lambda own: ("dice", "max"), "dice"),
     ],
 )

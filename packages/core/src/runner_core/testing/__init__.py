@@ -14,10 +14,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import numpy as np
 import yaml
 
 from runner_core import discovery
-from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.resolve import dump, refuse_nonsense
 from runner_core.config.values import overlay
@@ -34,13 +32,24 @@ from runner_core.loader import Loader
 from runner_core.phantoms import write_phantom
 from runner_core.plugins import Plugins
 from runner_core.project import Project, Record
-from runner_core.protocols import Arrays, Samples, State
+from runner_core.protocols import Arrays, Metric, Samples, State
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Data, Setup
 from runner_core.splits import split
+from runner_core.testing.compare import assert_bad_input, assert_equal, sent
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 _STEPS = 2
+
+
+class _Watched(Setup):
+    """A setup that remembers the metrics it made, for what they hold after a validation."""
+
+    made: Sequence[Metric] = ()
+
+    def metrics(self) -> list[Metric]:
+        self.made = found = super().metrics()
+        return found
 
 
 @dataclass
@@ -52,14 +61,14 @@ class _Case:
     folder: Path
     made: dict[str, Any] = field(default_factory=dict)
 
-    def setup(self) -> Setup:
+    def setup(self) -> _Watched:
         config = self.kind.presets["demo"]()
         config.cache.dir = self.folder / "cache"
         config.train.epochs, config.train.steps_per_epoch = 1, _STEPS
         config.train.device, config.train.deterministic = "cpu", True
         config.train.warmup = 0.0  # else two steps might train at a learning rate of 0
         config.health.mode = "warn"  # two steps need not get anywhere
-        return Setup(self.kind(config), config, "demo", self.folder / "phantom", self.plugins)
+        return _Watched(self.kind(config), config, "demo", self.folder / "phantom", self.plugins)
 
     @property
     def records(self) -> Sequence[Record]:
@@ -112,7 +121,7 @@ def _phantom(case: _Case) -> None:
         for role, file in record.files.items():
             assert file.exists(), f"record {record.key}: its {role} {file} does not exist"
     one, other = project.decode(records[0]).arrays, project.decode(again[0]).arrays
-    _assert_equal(one, other, "phantom written twice from one seed")
+    assert_equal(one, other, "phantom written twice from one seed")
     shutil.rmtree(second)
 
 
@@ -122,7 +131,7 @@ def _bad_files(case: _Case) -> None:
     empty = case.folder / "empty"
     empty.mkdir()
     for folder in (empty, case.folder / "missing"):
-        _assert_bad_input(partial(project.records, folder), folder)
+        assert_bad_input(partial(project.records, folder), folder)
     broken = case.folder / "broken"
     roles = [role for role, file in project.records(case.folder / "phantom")[0].files.items() if file.is_file()]
     for role in roles:
@@ -134,7 +143,7 @@ def _bad_files(case: _Case) -> None:
         def read(record: Record = record) -> Any:
             return project.decode(next(r for r in project.records(broken) if r.key == record.key))
 
-        _assert_bad_input(read, file)
+        assert_bad_input(read, file)
         shutil.rmtree(broken)
 
 
@@ -145,18 +154,13 @@ def _pure(case: _Case) -> None:
     before = setup.pipeline(first)
     setup.pipeline(second)
     after = setup.pipeline(first)
-    _assert_equal(before.arrays, after.arrays, "prepare, called twice on one record")
+    assert_equal(before.arrays, after.arrays, "prepare, called twice on one record")
     assert before.meta == after.meta, "prepare returns other meta for the same record"
-    elsewhere = _sent(setup.pipeline)(first)
-    _assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
+    elsewhere = sent(setup.pipeline)(first)
+    assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
     for name, array in before.arrays.items():
         assert array.dtype != object, f"prepared array {name!r} holds Python objects"
     assert list(setup.project.check(first)) is not None
-
-
-def _sent(thing: Any) -> Any:
-    """`thing` as another process would receive it."""
-    return ForkingPickler.loads(ForkingPickler.dumps(thing))
 
 
 def _splits(case: _Case) -> None:
@@ -180,11 +184,11 @@ def _samples(case: _Case) -> None:
         indices = np.arange(min(len(samples), 6), dtype=np.int64)
         assert len(indices), f"there are no {side} samples"
         one = _fill(samples, indices)
-        _assert_equal(one, _fill(samples, indices), f"{side} samples filled twice")
+        assert_equal(one, _fill(samples, indices), f"{side} samples filled twice")
         backwards = {name: array[::-1] for name, array in _fill(samples, indices[::-1]).items()}
-        _assert_equal(one, backwards, f"{side} samples filled in another order")
-        elsewhere: Samples = _sent(samples)
-        _assert_equal(one, _fill(elsewhere, indices), f"{side} samples in another process")
+        assert_equal(one, backwards, f"{side} samples filled in another order")
+        elsewhere: Samples = sent(samples)
+        assert_equal(one, _fill(elsewhere, indices), f"{side} samples in another process")
 
 
 def _training(case: _Case) -> None:
@@ -223,11 +227,7 @@ def _use(case: _Case) -> None:
     _, infer = setup.engine.load(setup, case.made["state"])
     record = data.records[data.splits["validation"][0]]
     prediction = project.predict(record, infer)
-    _assert_equal(
-        {"prediction": np.asarray(prediction)} if isinstance(prediction, np.ndarray) else {},
-        {"prediction": project.predict(record, infer)} if isinstance(prediction, np.ndarray) else {},
-        "predict, called twice",
-    )
+    assert_equal(prediction, project.predict(record, infer), "predict, called twice")
     for path in project.write(record, prediction, out):
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
         assert out in path.parents, f"write wrote {path}, which is outside of {out}"
@@ -240,31 +240,20 @@ def _use(case: _Case) -> None:
         write_png(out / "figure.png", picture)  # refuses what is no picture
 
 
-def _assert_streams(setup: Setup, data: Data, trainer: Any) -> None:
+def _assert_streams(setup: _Watched, data: Data, trainer: Any) -> None:
     """Validation metrics do not depend on how the samples are cut into batches (means of the loss may, a little)."""
     data.samples = {
         side: setup.project.samples(data.store, data.splits[side], side) for side in ("train", "validation")
     }
-    found = []
+    found: list[Mapping[str, float]] = []
     for size in (3, 4):
         loader = Loader(data.samples["validation"], batch_size=size, seed=0, shuffle=False)
-        values: Mapping[str, float] = trainer.validate(loader.batches(0))
-        found.append(values)
+        found.append(trainer.validate(loader.batches(0)))
         loader.close()
-    own = setup.metrics()
-    for metric in own:
-        metric.reset()
-    for name in found[0]:
-        if name in {n for metric in own for n in _names(metric)}:
-            same = np.isclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-4, equal_nan=True)
-            assert same, f"metric {name!r} depends on the batch size: {found[0][name]} and {found[1][name]}"
-
-
-def _names(metric: Any) -> list[str]:
-    try:
-        return list(metric.compute())
-    except Exception:  # nothing to compute from yet: this metric's names are not known without data
-        return []
+    for name in (name for metric in setup.made for name in metric.compute()):  # filled by the validation above
+        assert name in found[0], f"metric {name!r} is not among the validation's: {list(found[0])}"
+        same = np.isclose(found[0][name], found[1][name], rtol=1e-3, atol=1e-4, equal_nan=True)
+        assert same, f"metric {name!r} depends on the batch size: {found[0][name]} and {found[1][name]}"
 
 
 def _fill(samples: Samples, indices: Any) -> Arrays:
@@ -274,26 +263,8 @@ def _fill(samples: Samples, indices: Any) -> Arrays:
 
 
 def _weights(state: State) -> dict[str, bytes]:
-    return {name: np.asarray(tensor.tolist()).tobytes() for name, tensor in state.tensors.items()}
-
-
-def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any], what: str) -> None:
-    assert one.keys() == other.keys(), f"{what}: {list(one)} and {list(other)}"
-    for name in one:
-        same = np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f")
-        assert same, f"{what}: {name!r} differs"
-
-
-def _assert_bad_input(call: Callable[[], Any], file: Path) -> None:
-    outcome: Exception | None = None
-    try:
-        call()
-    except Exception as error:
-        outcome = error
-    assert outcome is not None, f"{file} is broken or missing, and was accepted"
-    kind = type(outcome).__name__
-    assert isinstance(outcome, BadInput), f"{file} must be refused as BadInput, not {kind}: {outcome}"
-    assert file.name in str(outcome), f"the message does not name {file.name}: {outcome}"
+    """The network's own tensors; counters, optimizer and generators change in any step."""
+    return {n: np.asarray(t).tobytes() for n, t in state.tensors.items() if n.startswith("model.")}
 
 
 def _silent(text: str) -> None:
