@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
@@ -448,11 +450,67 @@ def test_entries_and_prune(place):
         store.close()
     pruned = manage.prune(place.cache, max_gb=entries[0].bytes / 1e9)
     assert [e.folder for e in pruned.removed] == [stores[1].folder]
-    assert [e.folder for e in pruned.kept] == [stores[0].folder]
+    assert [(e.folder, why) for e, why in pruned.kept] == [(stores[0].folder, "a process has it open")]
     assert manage.prune(place.cache, older_than_days=1e6).removed == []
     assert [e.folder for e in manage.prune(place.cache, older_than_days=1).removed] == [stores[2].folder]
     assert_holds_what_the_pipeline_gives(stores[0], RecordPipeline(RowsToy(RunConfig()), NoCrop()), place.records)
     assert manage.prune(place.cache, project="other", everything=True).removed == []
+
+
+def test_what_is_not_ours_is_never_touched(place):
+    store = place.open()  # in use
+    ours = store.folder
+    place.open(dtype="int16").close()
+    parent, name = ours.parent, "0123456789abcdef01234567.flat"
+    elsewhere = place.cache / "photos" / "0123456789abcdef"  # our name, but no build.lock
+    for kept in (elsewhere / name, place.cache / "photos" / "2024" / name, parent / "results.flat"):
+        kept.mkdir(parents=True)
+        (kept / "array-0.bin").touch()
+    (parent / ".building-site").mkdir()
+    (parent / name).write_text("a plain file")
+    (parent / "fedcba9876543210fedcba98.blosc2").symlink_to(elsewhere / name)
+    mixed = next(f for f in place.folders() if f.parent != parent)
+    (mixed / "thesis.txt").touch()
+    (mixed / "meta.json").write_text("{")
+    files = set(place.cache.rglob("*"))
+    assert {e.folder for e in manage.entries(place.cache)} == {ours, mixed}
+    ((damaged, message),) = manage.verify(place.cache)
+    assert damaged.folder == mixed
+    assert "meta.json cannot be read" in message
+    pruned = manage.prune(place.cache, everything=True)
+    assert pruned.removed == []
+    assert {e.folder: why for e, why in pruned.kept}[mixed].startswith("it also holds thesis.txt")
+    assert set(place.cache.rglob("*")) == files
+    with pytest.raises(BadInput, match=r"not deleted: it also holds thesis\.txt.*delete the folder by hand"):
+        place.open(dtype="int16")
+
+
+def test_a_file_outside_the_folder_is_refused(place):
+    place.open().close()
+    (cache,) = place.folders()
+    meta = folder.read_meta(cache)
+    folder.write_meta(cache, replace(meta, arrays={"image": replace(meta.arrays["image"], file="../secret")}))
+    with pytest.raises(Damaged, match=r"'\.\./secret' is no name of a file"):
+        folder.read_meta(cache)
+
+
+def test_a_lock_is_of_the_cache_that_is_there(place, monkeypatch):
+    """While a reader waits for the lock, the cache is pruned and another one built at the same place."""
+    place.open().close()
+    (cache,) = place.folders()
+    flock, waits = fcntl.flock, []
+
+    def wait(descriptor, how):
+        if not waits:
+            waits.append(how)
+            (cache / "meta.json").rename(cache / "old")
+            shutil.copy(cache / "old", cache / "meta.json")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    descriptor = folder.open_shared(cache)
+    assert os.fstat(descriptor).st_ino == (cache / "meta.json").stat().st_ino
+    os.close(descriptor)
 
 
 def test_an_opened_cache_counts_as_used(place):

@@ -5,7 +5,8 @@
     <cache.dir>/<project>/<pipeline settings>/.building-*       what a killed builder leaves
     <cache.dir>/<project>/<pipeline settings>/<records>.flat/   meta.json and one file per array
 
-Readers hold a shared lock on meta.json for as long as the cache is open; `prune` needs it alone.
+Readers hold a shared lock on meta.json for as long as the cache is open; `prune` needs it alone. What does not have
+exactly these names is not ours: it is neither listed nor removed, nor anything that it holds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +35,10 @@ FORMATS: tuple[Format, ...] = ("flat", "blosc2")
 TEMPORARY = ".building-"
 _VERSION = 1
 _MARK = "damaged"
+_SETTINGS = re.compile(r"[0-9a-f]{16}")
+_CACHE = re.compile(r"[0-9a-f]{24}\.(flat|blosc2)")
+_LEFTOVER = re.compile(rf"\.building-([0-9a-f]{{32}}|removed-{_CACHE.pattern}-\d+)")
+_FILE = re.compile(rf"meta\.json|{_MARK}|array-\d+\.bin")
 
 
 class Damaged(BadInput):
@@ -83,9 +89,15 @@ def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], f
     return parent / f"{digest_json([list(keys), list(identities)])[:24]}.{form}"
 
 
+def settings_folders(root: Path, project: str | None) -> list[Path]:
+    """Folders of caches below `root`, of one project or of all; each has a build.lock."""
+    found = root.glob(f"{project or '*'}/*/build.lock")
+    return sorted(lock.parent for lock in found if _SETTINGS.fullmatch(lock.parent.name))
+
+
 def caches(parent: Path) -> list[Path]:
     """Finished caches in a settings folder."""
-    return sorted(f for form in FORMATS for f in parent.glob(f"[!.]*.{form}"))
+    return _folders_named(parent, _CACHE)
 
 
 def write_meta(folder: Path, meta: CacheMeta) -> None:
@@ -131,12 +143,16 @@ def verify(folder: Path) -> CacheMeta:
 
 def open_shared(folder: Path) -> int:
     """Descriptor with a shared lock, which keeps `prune` away until it is closed. Raises OSError if there is none."""
-    descriptor = os.open(folder / "meta.json", os.O_RDONLY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if not (folder / "meta.json").exists():  # pruned while we waited
-        os.close(descriptor)
-        raise FileNotFoundError(folder)
-    return descriptor
+    while True:
+        descriptor = os.open(folder / "meta.json", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / "meta.json")):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # while we waited it was pruned, and another one built: lock that one
 
 
 def mark_used(folder: Path) -> None:
@@ -145,8 +161,10 @@ def mark_used(folder: Path) -> None:
         os.utime(folder / "meta.json")
 
 
-def remove(folder: Path) -> bool:
-    """Delete a cache folder unless a process has it open."""
+def remove(folder: Path) -> str:
+    """Delete a cache folder; else why not: a process has it open, or it holds what is not of a cache."""
+    if strangers := [p.name for p in folder.iterdir() if not _FILE.fullmatch(p.name)]:
+        return f"it also holds {strangers[0]}, which is no file of a cache: delete the folder by hand"
     try:
         descriptor = os.open(folder / "meta.json", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -157,9 +175,9 @@ def remove(folder: Path) -> bool:
         gone = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
         folder.rename(gone)  # nobody may find half a cache
         shutil.rmtree(gone, ignore_errors=True)
-        return True
+        return ""
     except BlockingIOError:
-        return False
+        return "a process has it open"
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -167,7 +185,7 @@ def remove(folder: Path) -> bool:
 
 def remove_leftovers(parent: Path) -> None:
     """What killed builders left. Only for the holder of the build lock: no builder is alive then."""
-    for leftover in parent.glob(f"{TEMPORARY}*"):
+    for leftover in _folders_named(parent, _LEFTOVER):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -197,9 +215,18 @@ def unwritable(folder: Path, error: OSError) -> BadInput:
     )
 
 
+def _folders_named(parent: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return sorted(p for p in parent.iterdir() if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+
+
 def _damage(folder: Path, what: str) -> str:
     return f"cache {folder} is damaged: {what}; delete it (`runner cache prune` does), and the next run builds it again"
 
 
 def _array_meta(value: dict[str, Any]) -> ArrayMeta:
-    return ArrayMeta(**(value | {"shapes": [tuple(s) for s in value["shapes"]]}))
+    array = ArrayMeta(**(value | {"shapes": [tuple(s) for s in value["shapes"]]}))
+    if Path(array.file).name != array.file:
+        raise Damaged(f"{array.file!r} is no name of a file in a cache")
+    return array

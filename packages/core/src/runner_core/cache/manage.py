@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 
-from runner_core.cache.folder import Damaged, cache_root, caches, read_meta, remove, remove_leftovers
+from runner_core.cache.folder import Damaged, cache_root, caches, read_meta, remove, remove_leftovers, settings_folders
 from runner_core.cache.folder import verify as verify_folder
 
 
@@ -33,7 +32,7 @@ class Entry:
 
 def entries(root: Path | None = None, project: str | None = None) -> list[Entry]:
     """Every cache below `cache.dir` (None: the default folder), the last used first."""
-    found = [_entry(folder) for parent in _parents(cache_root(root), project) for folder in caches(parent)]
+    found = [_entry(folder) for parent in settings_folders(cache_root(root), project) for folder in caches(parent)]
     return sorted(found, key=lambda e: -e.last_used)
 
 
@@ -50,10 +49,10 @@ def verify(root: Path | None = None, project: str | None = None) -> list[tuple[E
 
 @dataclass(frozen=True)
 class Pruned:
-    """`removed` caches, and those `kept` only because a process has them open."""
+    """`removed` caches, and those that were to go and were `kept`, with the reason."""
 
     removed: list[Entry]
-    kept: list[Entry]
+    kept: list[tuple[Entry, str]]
 
     @property
     def bytes(self) -> int:
@@ -70,7 +69,8 @@ def prune(
 ) -> Pruned:
     """Remove caches not used for so many days, the longest unused until all take at most `max_gb`, or all of them.
 
-    What killed builders left is removed too. A cache that a process has open is kept.
+    What killed builders left is removed too. A cache that a process has open is kept, and so is a folder that holds
+    anything which is not a cache's.
     """
     there = entries(root, project)
     chosen = list(there) if everything else [e for e in there if e.problem]
@@ -83,18 +83,12 @@ def prune(
             total += entry.bytes
             if total > max_gb * 1e9:
                 chosen.append(entry)
-    chosen = list({e.folder: e for e in chosen}.values())
-    removed = [e for e in chosen if remove(e.folder)]
-    for parent in _parents(cache_root(root), project):
+    tried = [(e, remove(e.folder)) for e in {e.folder: e for e in chosen}.values()]
+    for parent in settings_folders(cache_root(root), project):
         lock = filelock.FileLock(parent / "build.lock")
         with suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
             remove_leftovers(parent)
-    return Pruned(removed, [e for e in chosen if e not in removed])
-
-
-def _parents(root: Path, project: str | None) -> Iterator[Path]:
-    """Settings folders, of one project or of all."""
-    yield from sorted(p for p in root.glob(f"{project or '*'}/*") if p.is_dir())
+    return Pruned([e for e, why_not in tried if not why_not], [(e, why_not) for e, why_not in tried if why_not])
 
 
 def _entry(folder: Path) -> Entry:

@@ -140,8 +140,8 @@ class PreparedCache:
         try:
             return PreparedStore.open(folder, mode)
         except Damaged as error:
-            if not remove(folder):
-                raise BadInput(f"{error} (another process has it open: end that one first)") from error
+            if why_not := remove(folder):
+                raise BadInput(f"{error} (it was not deleted: {why_not})") from error
             say(f"{error}. It was deleted and is built anew")
         except OSError:  # pruned by another process since the survey
             pass

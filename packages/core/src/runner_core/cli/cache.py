@@ -51,8 +51,8 @@ def _prune(options: argparse.Namespace) -> int:
     )
     for entry in done.removed:
         print(f"removed {_line(entry)}")
-    for entry in done.kept:
-        print(f"kept, in use: {_line(entry)}")
+    for entry, why in done.kept:
+        print(f"kept, {why}: {_line(entry)}")
     print(f"{len(done.removed)} caches removed, {size_text(done.bytes)} freed")
     return 0
 
