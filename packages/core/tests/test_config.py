@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -171,8 +173,30 @@ def test_differences_are_by_dotted_name() -> None:
 
 def test_a_trained_model_is_not_used_with_other_settings(tmp_path: Path) -> None:
     one, other = RunConfig(), RunConfig()
-    other.train.device, other.data.split, other.cache.mode = "cpu", "none", "memory"
+    other.train.device, other.cache.mode = "cpu", "memory"
     refuse_other_model(one, other, tmp_path)
     other.crop.margin = 9
     with pytest.raises(BadInput, match=r"crop.margin: the run has 4, asked for 9"):
         refuse_other_model(one, other, tmp_path)
+
+
+def test_the_split_of_a_trained_model_is_its_own(tmp_path: Path) -> None:
+    other = RunConfig()
+    other.data.split = "group:a"
+    with pytest.raises(BadInput, match=r"data.split: the run has 'auto', asked for 'group:a'"):
+        refuse_other_model(RunConfig(), other, tmp_path)
+
+
+def test_a_full_disk_never_empties_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    save(path, RunConfig(), {"project": "toy"})
+    before = path.read_text(encoding="utf-8")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BadInput, match=r"config.yaml: cannot be written: No space left"):
+        save(path, RunConfig(), {"project": "other"})
+    assert path.read_text(encoding="utf-8") == before
+    assert list(tmp_path.iterdir()) == [path]

@@ -102,12 +102,6 @@ def _space_advice(cache: Path, speed: float | None) -> Iterator[str]:
         yield f"{cache} writes only {speed / 1e6:.0f} MB/s: set cache.dir to a faster disk, or cache.mode to blosc2"
     if free < 5e9:
         yield f"only {free / 1e9:.1f} GB free at {cache}: `runner cache prune`, or another cache.dir"
-    shared = _shared_memory()
-    if shared is not None and shared < 1e9:
-        yield (
-            f"/dev/shm has only {shared / 1e6:.0f} MB: with train.workers above 0 batches go through it "
-            "(in Docker: --shm-size=8g); workers 0 does not need it"
-        )
 
 
 def find_gpus() -> list[Gpu]:
@@ -159,11 +153,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _shared_memory() -> int | None:
-    path = Path("/dev/shm")
-    return shutil.disk_usage(path).total if path.is_dir() else None
 
 
 def _existing(path: Path) -> Path:

@@ -33,6 +33,8 @@ class Row:
     baseline: Mapping[str, float]
     prediction: Any = None
     """Kept for its picture where there are few records; more of them might not fit in memory."""
+    trained_on: bool = False
+    """Was the record, or another of its group, trained on?"""
 
 
 @dataclass
@@ -77,12 +79,13 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         baseline = [name for name in scores.names if any(name in row.baseline for row in scores.rows)]
-        writer.writerow(["record", "group", *scores.names, *(f"baseline_{name}" for name in baseline)])
+        writer.writerow(["record", "group", *scores.names, *(f"baseline_{name}" for name in baseline), "trained_on"])
         for row in scores.rows:
             numbers = [row.scores.get(n, "") for n in scores.names] + [row.baseline.get(n, "") for n in baseline]
-            writer.writerow([row.record.key, row.record.group, *numbers])
+            writer.writerow([row.record.key, row.record.group, *numbers, "yes" if row.trained_on else "no"])
     rows = [
         {"record": r.record.key, "group": r.record.group, "scores": r.scores, "baseline": r.baseline}
+        | {"trained_on": r.trained_on}
         for r in scores.rows
     ]
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}

@@ -94,7 +94,7 @@ def _from_file(records: Sequence[Record], path: Path) -> list[str]:
 
     Without the key train, everything that is not listed trains; with it, what is not listed is left out.
     """
-    lists = _read_lists(path)
+    lists = read_lists(path)
     groups, keys = set(_groups(records)), {r.key for r in records}
     named: dict[str, str] = {}
     for side, names in lists.items():
@@ -112,7 +112,8 @@ def _from_file(records: Sequence[Record], path: Path) -> list[str]:
     return chosen
 
 
-def _read_lists(path: Path) -> dict[str, list[str]]:
+def read_lists(path: Path) -> dict[str, list[str]]:
+    """A split file: side → groups and record keys."""
     try:
         content: Any = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -19,14 +19,16 @@ def save_traceback(error: BaseException, log: Path) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One message; the traceback goes into a temporary file where no run folder has it."""
-    if not hasattr(error, TRACEBACK_FILE):
-        name = f"runner-error-{time.strftime('%Y%m%d-%H%M%S')}-"
-        with tempfile.NamedTemporaryFile("w", prefix=name, suffix=".log", delete=False) as file:
-            log = Path(file.name)
-        save_traceback(error, log)
-    what = str(error) or "no message"
-    return (
-        f"unexpected {type(error).__name__}: {what}\n"
-        f"the traceback is in {getattr(error, TRACEBACK_FILE)} (--debug shows it here)"
-    )
+    """One message; the traceback goes into a temporary file where no run folder has it, and into the message where
+    nothing can be written at all."""
+    what = f"unexpected {type(error).__name__}: {str(error) or 'no message'}"
+    try:
+        if not hasattr(error, TRACEBACK_FILE):
+            name = f"runner-error-{time.strftime('%Y%m%d-%H%M%S')}-"
+            with tempfile.NamedTemporaryFile("w", prefix=name, suffix=".log", delete=False) as file:
+                log = Path(file.name)
+            save_traceback(error, log)
+    except OSError as unwritable:
+        trace = "".join(traceback.format_exception(error))
+        return f"{what}\nthe traceback cannot be saved ({unwritable}); here it is\n{trace}"
+    return f"{what}\nthe traceback is in {getattr(error, TRACEBACK_FILE)} (--debug shows it here)"

@@ -9,11 +9,11 @@ from pathlib import Path
 from runner_core._errors import BadInput, did_you_mean
 from runner_core.cli.data import data_folder, read_records
 from runner_core.cli.options import EvaluateOptions
+from runner_core.cli.sides import SPLIT_FILE, Sides, read_sides, trained_on
 from runner_core.cli.start import Started, load_network, start_from_run
 from runner_core.evaluation import Scores, draw_figures, write_scores
 from runner_core.evaluation import evaluate as score_records
 from runner_core.project import Record
-from runner_core.splits import split
 
 SPLITS = ("validation", "train", "test", "all")
 _SHOWN_ROWS = 20
@@ -24,14 +24,23 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     options, setup, run = started.options, started.setup, started.run
     assert run is not None
     side = options.split or ("all" if options.data else "validation")
-    records = _records(started, side)
+    if side not in SPLITS:
+        raise BadInput(f"--split {side!r}: there is no such side{did_you_mean(side, SPLITS)} ({', '.join(SPLITS)})")
+    sides = read_sides(run.path)
+    records = _records(started, side, sides)
     out = options.out or run.path / f"evaluation-{side}"
     make_folder(out)
     infer, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records ({side}) with {checkpoint} of {run.path}")
     scores = score_records(setup.project, infer, records)
+    for row in scores.rows:
+        row.trained_on = sides is not None and trained_on(row.record, sides)
     for line in score_table(scores):
         print(line)
+    if sides is None:
+        print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
+    elif seen := sum(row.trained_on for row in scores.rows):
+        print(f"{seen} of these {len(scores.rows)} records (or others of their groups) were trained on")
     written = write_scores(scores, out) + draw_figures(setup.project, infer, scores, out)
     print(f"written: {', '.join(p.name for p in written)} in {out}")
     for error in scores.errors:
@@ -50,7 +59,7 @@ def score_table(scores: Scores) -> Iterator[str]:
 
     yield line("worst first", None)
     for row in scores.rows[:_SHOWN_ROWS]:
-        yield line(row.record.key, dict(row.scores))
+        yield line(row.record.key, dict(row.scores)) + ("  trained on" if row.trained_on else "")
     if len(scores.rows) > _SHOWN_ROWS:
         yield f"… {len(scores.rows) - _SHOWN_ROWS} more in scores.csv"
     yield line("mean", scores.means)
@@ -66,17 +75,22 @@ def make_folder(path: Path) -> None:
         raise BadInput(f"{path}: cannot write here: {error.strerror}; name another folder with --out") from error
 
 
-def _records(started: Started[EvaluateOptions], side: str) -> Sequence[Record]:
-    if side not in SPLITS:
-        raise BadInput(f"--split {side!r}: there is no such side{did_you_mean(side, SPLITS)} ({', '.join(SPLITS)})")
-    setup = started.setup
+def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) -> Sequence[Record]:
+    """The records of a side as it was in training; records that are new since then belong to none."""
+    setup, run = started.setup, started.run
+    assert run is not None
     records = read_records(setup, data_folder(setup, print))
     if side == "all":
         return records
-    numbers = split(records, setup.config.data, setup.config.train.seed).get(side, [])
-    if not numbers:
-        raise BadInput(f"the split {setup.config.data.split!r} has no {side} records; --split all scores every record")
-    return [records[n] for n in numbers]
+    if sides is None:
+        raise BadInput(f"{run.path} has no {SPLIT_FILE}, so its {side} records are not known; --split all scores all")
+    found = [r for r in records if r.key in sides.get(side, ())]
+    if not found:
+        raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
+    known = {name for names in sides.values() for name in names}
+    if new := sum(r.key not in known for r in records):
+        print(f"{new} records are new since training and belong to no side; --split all scores them too")
+    return found
 
 
 def _cell(value: float | None) -> str:

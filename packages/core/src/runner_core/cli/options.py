@@ -84,7 +84,7 @@ class EvaluateOptions(RunOptions):
     data: Path | None = None
     """Data to score. Default: the run's own."""
     split: str | None = None
-    """validation, train, test or all. Default: validation; all, where --data is given."""
+    """validation, train or test, as they were in training, or all. Default: validation; all, where --data is given."""
     out: Path | None = None
     """Folder for scores and figures. Default: evaluation-SPLIT in the run folder."""
 

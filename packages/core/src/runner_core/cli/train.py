@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from runner_core._errors import RunnerError, Stopped, Unhealthy
+from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.data import open_data
 from runner_core.cli.options import TrainOptions
+from runner_core.cli.sides import SPLIT_FILE, save_sides
 from runner_core.cli.start import Started, load_network, start_new
 from runner_core.cli.tables import banner, result_table
 from runner_core.config.resolve import PHANTOM, save
 from runner_core.display import Display
 from runner_core.evaluation import draw_figures, evaluate, versions, write_scores
-from runner_core.runfolder import RunFolder
+from runner_core.runfolder import RunFolder, replace_text
 from runner_core.setup import Data
 from runner_core.sinks import Sinks
 
@@ -30,8 +32,8 @@ def train(name: str, arguments: Sequence[str]) -> int:
     with folder.lock():
         before = None if fresh else folder.config_file.read_text(encoding="utf-8")
         logged = _last_logged(folder)
-        save(folder.config_file, started.setup.config, started.head)
         try:
+            save(folder.config_file, started.setup.config, started.head)
             return _train(started, folder, Display(folder.log), resume=not fresh)
         except (Stopped, Unhealthy):  # saved, and told
             raise
@@ -46,15 +48,17 @@ def _leave(started: Started[Any], folder: RunFolder, error: BaseException, befor
     `before`: config.yaml of the run that was to be continued, None for a new one.
     """
     expected = isinstance(error, (RunnerError, KeyboardInterrupt, SystemExit))
-    if not expected:
-        save_traceback(error, folder.log)
-    if before is not None and not trained:
-        folder.config_file.write_text(before, encoding="utf-8")
-    elif expected and not trained:
-        _discard(folder)
-    elif folder.read_summary().get("status") != "done" or not expected:
-        reason = f"{type(error).__name__}: {error}"
-        folder.write_summary(_summary(started, folder.read_summary() | {"status": "failed", "reason": reason}))
+    with suppress(OSError):  # a full disk must not hide the error itself
+        if not expected:
+            save_traceback(error, folder.log)
+    with suppress(OSError):
+        if before is not None and not trained:
+            replace_text(folder.config_file, before)
+        elif expected and not trained:
+            _discard(folder)
+        elif folder.read_summary().get("status") != "done" or not expected:
+            reason = f"{type(error).__name__}: {error}"
+            folder.write_summary(_summary(started, folder.read_summary() | {"status": "failed", "reason": reason}))
 
 
 def _last_logged(folder: RunFolder) -> int:
@@ -69,26 +73,51 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     for line in banner(setup, folder, resume):
         display.say(line)
     data = open_data(setup, display.say)
+    save_sides(folder.path, data.records, data.splits)
     sinks = Sinks(setup.sinks(folder.path), display.say)
+    unwritten = _Unwritten(display)
     try:
         summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
-        folder.write_summary(summary)  # scoring takes time: should it fail, the training is on record
-        summary |= _score(started, data, display, sinks)
-        folder.write_summary(summary)
+        with unwritten(folder.summary_file):  # scoring takes time: should it fail, the training is on record
+            folder.write_summary(summary)
+        summary |= _score(started, data, display, sinks, unwritten)
+        with unwritten(folder.summary_file):
+            folder.write_summary(summary)
     except (Stopped, Unhealthy) as error:
-        folder.write_summary(_summary(started, getattr(error, "summary", {})))
+        with unwritten(folder.summary_file):
+            folder.write_summary(_summary(started, getattr(error, "summary", {})))
         if isinstance(error, Stopped):
             error.args = (f"{error}\nresume with: runner {setup.name} train --resume {folder.path}",)
         raise
     finally:
         sinks.close()
-        _report(folder, display)
+        with unwritten(folder.report_file):
+            _report(folder)
     for line in result_table(summary, folder):
         display.say(line)
-    return 0
+    for path in unwritten.paths:
+        display.say(f"warning: {path} is missing (see above); `runner {setup.name} evaluate` and `report` write anew")
+    return BadInput.exit_code if unwritten.paths else 0
 
 
-def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks) -> dict[str, Any]:
+class _Unwritten:
+    """What could not be written at the run's end: said at once, and the rest goes on."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.paths: list[Path] = []
+
+    @contextmanager
+    def __call__(self, path: Path) -> Iterator[None]:
+        self.paths = [p for p in self.paths if p != path]
+        try:
+            yield
+        except OSError as error:
+            self._display.say(f"warning: {path} cannot be written: {error.strerror or error}")
+            self.paths.append(path)
+
+
+def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, unwritten: _Unwritten) -> dict[str, Any]:
     """Scores of the validation records with the best checkpoint, and pictures of them."""
     folder, project = started.run, started.setup.project
     assert folder is not None
@@ -99,11 +128,16 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks) ->
     infer, checkpoint = load_network(started, folder.path)
     display.say(f"scoring {len(records)} validation records with checkpoint {checkpoint}")
     scores = evaluate(project, infer, records, display.say)
-    write_scores(scores, folder.path)
-    step = int(checkpoint.rpartition("-")[2])
-    for path in draw_figures(project, infer, scores, folder.figures):
-        sinks.figure(path.stem, step, path)
-    return {"scores": scores.means, "baseline": scores.baseline, "scoring_seconds": time.monotonic() - begun}
+    for error in scores.errors:
+        display.say(f"warning: not scored: {error}")
+    with unwritten(folder.path / "scores.csv"):
+        write_scores(scores, folder.path)
+    with unwritten(folder.figures):
+        for path in draw_figures(project, infer, scores, folder.figures):
+            sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
+    seconds = time.monotonic() - begun
+    return {"scores": scores.means, "baseline": scores.baseline, "scoring_errors": scores.errors,
+            "scoring_seconds": seconds}  # fmt: skip
 
 
 def _can_predict(project: Any) -> bool:
@@ -119,19 +153,15 @@ def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
     return head | summary | {"versions": versions() | summary.get("versions", {}) | {"plugins": setup.plugins.versions}}
 
 
-def _report(folder: RunFolder, display: Display) -> None:
-    """A report that cannot be written is said, and costs the run nothing."""
+def _report(folder: RunFolder) -> None:
     from runner_core.report import write_report
 
-    try:
-        if folder.jsonl.exists():
-            write_report(folder)
-    except OSError as error:
-        display.say(f"warning: {folder.report_file} cannot be written: {error}")
+    if folder.jsonl.exists():
+        write_report(folder)
 
 
 def _discard(folder: RunFolder) -> None:
-    for path in (folder.config_file, folder.log):
+    for path in (folder.config_file, folder.log, folder.path / SPLIT_FILE):
         path.unlink(missing_ok=True)
     for path in (folder.checkpoints, folder.figures):
         shutil.rmtree(path, ignore_errors=True)

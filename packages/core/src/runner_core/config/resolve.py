@@ -17,15 +17,13 @@ from runner_core._errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay, plain
 from runner_core.project import Project
+from runner_core.runfolder import replace_text
 
 PHANTOM = "phantom"
 """What `source` says when a run trains on the built-in phantom."""
 
 _FREE_SECTIONS = ("cache", "precision", "log")
-_FREE = (
-    *("data.split", "data.validation_fraction"),
-    *("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last"),
-)
+_FREE = ("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last")
 """Settings that a trained model may be used with as one likes; the others made it what it is."""
 
 _LEAST: Mapping[str, float] = {
@@ -120,9 +118,13 @@ def refuse_nonsense(config: RunConfig) -> None:
 
 
 def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:
-    """Write a run's config.yaml; `head`: project, preset, source, plugins, chosen."""
+    """Write a run's config.yaml whole, or leave it and raise BadInput; `head`: project, preset, source, plugins,
+    chosen."""
     text = yaml.safe_dump({**head, **plain(config)}, sort_keys=False)
-    path.write_text(f"# runner {head['project']} train --config THIS_FILE repeats this run\n{text}", encoding="utf-8")
+    try:
+        replace_text(path, f"# runner {head['project']} train --config THIS_FILE repeats this run\n{text}")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def dump(config: RunConfig) -> str:

@@ -1,0 +1,116 @@
+"""How a training ends when the disk is full or records cannot be scored, and what evaluate calls validation then."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runner_core.runfolder
+import yaml
+from runner_core.cli import main
+from runner_core.cli.crash import describe
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
+
+
+def full(*names: str) -> Any:
+    """replace_text, on a disk that has no room for these files."""
+    own = runner_core.runfolder.replace_text
+
+    def replace_text(path: Path, text: str) -> None:
+        if path.name in names:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        own(path, text)
+
+    return replace_text
+
+
+@pytest.fixture
+def here(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_full_disk_at_the_end_costs_no_table(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runner_core.runfolder.replace_text", full("summary.json"))
+    monkeypatch.setattr("runner_core.report.replace_text", full("report.html"))
+    assert main(SHORT) == 2
+    said = capsys.readouterr().out
+    assert "run/summary.json cannot be written: No space left on device" in said
+    assert "run/report.html cannot be written: No space left on device" in said
+    assert "whole records" in said
+    assert list((here / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_full_disk_at_the_start_is_bad_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for where, name in (("config.resolve", "config.yaml"), ("cli.sides", "split.yaml")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"runner_core.{where}.replace_text", full(name))
+            assert main(SHORT) == 2
+        assert f"run/{name}: cannot be written: No space left on device" in capsys.readouterr().err
+        assert not (here / "run").exists()
+
+
+def test_errors_while_scoring_are_said_and_kept(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core import BadInput
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    def unreadable(self: Any, record: Any) -> Any:
+        raise BadInput(f"{record.key}: no baseline")
+
+    monkeypatch.setattr(Toy, "baseline", unreadable)
+    assert main(SHORT) == 0
+    errors = json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))["scoring_errors"]
+    assert len(errors) == 2
+    said = capsys.readouterr().out
+    assert all(f"not scored: {error}" in said for error in errors)
+
+
+def test_a_traceback_that_no_file_takes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", nowhere)
+    message = describe(ValueError("what went wrong"))
+    assert "unexpected ValueError: what went wrong" in message
+    assert "No space left on device" in message
+
+
+def test_evaluate_uses_the_split_of_the_training(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    sides = yaml.safe_load((trained / "split.yaml").read_text(encoding="utf-8"))
+    assert {len(sides["train"]), len(sides["validation"])} == {12, 3}  # records and their groups
+    runner("toy", "phantom", "data")
+    for name in ("a.npy", "a_mask.npy"):  # groups that are new since: a split computed anew would be another
+        for group in ("n1", "n2", "n3"):
+            shutil.copy(tmp_path / "data" / f"p0_{name}", tmp_path / "data" / f"{group}_{name}")
+    words = ["toy", "evaluate", trained, "--data", "data"]
+    done = runner(*words, "--split", "validation", "--out", "scores")
+    assert done.returncode == 0, done.stderr
+    assert "3 records are new since training" in done.stdout
+    assert "trained on" not in done.stdout
+    rows = json.loads((tmp_path / "scores" / "scores.json").read_text(encoding="utf-8"))["records"]
+    assert {row["group"] for row in rows} | {row["record"] for row in rows} == set(sides["validation"])
+
+    done = runner(*words, "--out", "all")
+    assert "8 of these 13 records (or others of their groups) were trained on" in done.stdout
+    rows = json.loads((tmp_path / "all" / "scores.json").read_text(encoding="utf-8"))["records"]
+    assert {row["record"] for row in rows if row["trained_on"]} <= set(sides["train"])
+
+    done = runner("toy", "evaluate", trained, "--data.split", "group:p0")
+    assert done.returncode == 2
+    assert "data.split: the run has 'auto', asked for 'group:p0'" in done.stderr
+    again = runner("toy", "check", "--data", "data", "--data.split", trained / "split.yaml")
+    assert again.returncode == 0, again.stdout  # the file is of the kind that data.split takes
