@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig
-from runner_core.cache import default_cache, folder, manage, size, write
+from runner_core.cache import default_cache, folder, identity, manage, size, write
 from runner_core.cache.folder import Damaged
 from runner_core.config import CacheConfig
 from runner_core.crop import CentreCrop, NoCrop
@@ -214,6 +214,43 @@ def test_all_faulty_records_are_listed_and_nothing_is_left(place):
             assert "d3.npy: not a volume" in caught.value.errors[1]
     assert not place.folders()
     assert not place.left_over()
+
+
+def test_opening_what_was_planned_looks_at_no_file_again(place, monkeypatch):
+    place.open().close()
+    looked = []
+    stat = identity._stat
+    monkeypatch.setattr(identity, "_stat", lambda path: looked.append(path) or stat(path))
+    capability = place.capability()
+    capability.plan(place.pipeline, place.records)
+    assert len(looked) == len(place.records)
+    capability.open(place.pipeline, place.records, place.said.append).close()
+    assert len(looked) == len(place.records)
+    np.save(place.data / "a0.npy", np.ones((5, 16, 16), np.uint8))  # a plan serves once
+    store = capability.open(place.pipeline, place.records, place.said.append)
+    assert store.arrays["image"].read(0).all()
+    capability.plan(place.pipeline, place.records)
+    assert len(capability.open(place.pipeline, place.records[:2], place.said.append).keys) == 2
+
+
+@pytest.mark.parametrize("mode", ["memmap", "off"])
+def test_a_remembered_file_that_changes_before_it_is_decoded(place, monkeypatch, mode):
+    """Else a cache would hold the new contents under the identity of the old ones."""
+    place.open().close()
+    capability = place.capability(mode=mode, crop=CentreCrop((4, 4, 4)))
+    decode = place.project.decode
+
+    def overwritten(record):
+        if capability.planned:
+            np.save(record.files["image"], np.ones((3, 16, 16), np.uint8))
+        return decode(record)
+
+    monkeypatch.setattr(place.project, "decode", overwritten)
+    capability.planned = False
+    capability.plan(place.pipeline, place.records)
+    capability.planned = True
+    with pytest.raises(DataErrors, match=r"a0: its files changed while they were read"):
+        capability.open(place.pipeline, place.records, place.said.append)
 
 
 def test_missing_file_and_other_faults_of_a_record(place):

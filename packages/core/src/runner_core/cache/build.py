@@ -27,7 +27,7 @@ from runner_core.cache.folder import (
     unwritable,
     write_meta,
 )
-from runner_core.cache.identity import FileMark, Identities, hash_record, record_identity, unchanged
+from runner_core.cache.identity import Identities, Known, identify, unchanged
 from runner_core.cache.progress import progress
 from runner_core.cache.stored import PreparedStore
 from runner_core.cache.write import ArrayWriter, FlatFile, as_bytes
@@ -54,8 +54,7 @@ class Outcome:
     """What became of one record: its arrays, or what is wrong with it (`error`), or no disk left (`full`)."""
 
     number: int
-    identity: str = ""
-    marks: Sequence[FileMark] = ()
+    known: Known | None = None
     meta: Mapping[str, Json] = field(default_factory=dict)
     parts: Mapping[str, Part] = field(default_factory=dict)
     error: str = ""
@@ -63,11 +62,11 @@ class Outcome:
 
 
 class Task(NamedTuple):
-    """`identity` None: the worker hashes the record's files, just before it decodes them."""
+    """`known` None: the worker hashes the record's files, just before it decodes them."""
 
     number: int
     record: Record
-    identity: str | None
+    known: Known | None
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,12 @@ class Prepare:
     folder: Path | None
 
     def __call__(self, task: Task) -> Outcome:
-        number, record, identity = task
+        number, record, known = task
         try:
-            marks = hash_record(record) if identity is None else []
+            known = known or identify(record)
             prepared = self.pipeline(record)
             meta = _as_json(record, prepared.meta)
-            if not unchanged(marks):
+            if not unchanged(known.marks):
                 raise BadInput(f"{record.key}: its files changed while they were read; run again")
         except BadInput as error:
             return Outcome(number, error=str(error))
@@ -98,9 +97,7 @@ class Prepare:
             if error.errno in NO_SPACE:
                 return Outcome(number, full=True)
             raise
-        if identity is None:
-            identity = record_identity(record, marks)
-        return Outcome(number, identity, marks, meta, parts)
+        return Outcome(number, known, meta, parts)
 
     def _write(self, number: int, index: int, array: Array) -> Part:
         path = None
@@ -135,13 +132,13 @@ def run_all(work: Work, tasks: Iterable[Any], processes: int) -> Iterator[Any]:
 class Builder:
     """Builds one cache below `parent`. The caller holds the build lock.
 
-    `identities` (None where unknown) and `reuse` (record number → open store and number there) are of `records`.
+    `known` (None where nothing is) and `reuse` (record number → open store and number there) are of `records`.
     """
 
     parent: Path
     pipeline: Pipeline
     records: Sequence[Record]
-    identities: list[str | None]
+    known: list[Known | None]
     reuse: Mapping[int, tuple[PreparedStore, int]]
     form: Format
     processes: int
@@ -149,7 +146,6 @@ class Builder:
     max_bytes: float
     needs: str
     """What the plan said that it takes, for the message when the disk is full after all."""
-    _marks: list[FileMark] = field(default_factory=list)
 
     def build(self, say: Say) -> Path:
         """The finished folder. Raises DataErrors, OutOfSpace, BadInput; then nothing is left on the disk."""
@@ -171,7 +167,7 @@ class Builder:
             raise self._disk_error(error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            self.index.remember(self._marks)
+            self.index.remember(mark for known in self.known if known for mark in known.marks)
 
     def _write(self, temporary: Path, say: Say) -> CacheMeta:
         writers: dict[str, ArrayWriter] = {}
@@ -197,7 +193,7 @@ class Builder:
             settings=self.pipeline.settings,
             format=self.form,
             keys=[r.key for r in self.records],
-            identities=[str(i) for i in self.identities],
+            identities=[known.identity for known in self.known if known],
             meta=meta,
             arrays={name: writer.finish() for name, writer in writers.items()},
         )
@@ -205,7 +201,7 @@ class Builder:
     def _in_order(self, temporary: Path, say: Say) -> Iterator[Any]:
         """Per record, in their order: (arrays, meta), or the message of what is wrong with it."""
         numbers = [i for i in range(len(self.records)) if i not in self.reuse]
-        tasks = [Task(i, self.records[i], self.identities[i]) for i in numbers]
+        tasks = [Task(i, self.records[i], self.known[i]) for i in numbers]
         outcomes = run_all(Prepare(self.pipeline, temporary), tasks, min(self.processes, len(tasks)))
         early: dict[int, Outcome] = {}
         with progress("preparing records", len(tasks), say) as advance:
@@ -225,8 +221,7 @@ class Builder:
             raise OSError(errno.ENOSPC, "No space left on device")
         if outcome.error:
             return outcome.error
-        self.identities[outcome.number] = outcome.identity
-        self._marks += outcome.marks
+        self.known[outcome.number] = outcome.known
         arrays = {name: part.load() for name, part in outcome.parts.items()}
         for part in outcome.parts.values():
             if part.path is not None:

@@ -32,13 +32,20 @@ class FileMark(NamedTuple):
     digest: str
 
 
+class Known(NamedTuple):
+    """A record's identity and what it was made from."""
+
+    identity: str
+    marks: Sequence[FileMark]
+
+
 def digest_json(value: Json) -> str:
     """32 hex digits of a JSON value, the same for any order of keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def hash_record(record: Record) -> list[FileMark]:
+def identify(record: Record) -> Known:
     """Reads every file of a record. Raises BadInput naming a file that cannot be read."""
     marks = []
     for path in _files(record):
@@ -47,7 +54,7 @@ def hash_record(record: Record) -> list[FileMark]:
             marks.append(FileMark(str(path), before.st_size, before.st_mtime_ns, hash_file(path)))
         except OSError as error:
             raise BadInput(f"{record.key}: {path} cannot be read: {error.strerror}") from error
-    return marks
+    return _known(record, marks)
 
 
 def unchanged(marks: Iterable[FileMark]) -> bool:
@@ -55,14 +62,13 @@ def unchanged(marks: Iterable[FileMark]) -> bool:
     return all(_stat(Path(m.path)) == (m.size, m.mtime_ns) for m in marks)
 
 
-def record_identity(record: Record, marks: Sequence[FileMark]) -> str:
-    """The record's identity from its files' digests."""
+def _known(record: Record, marks: Sequence[FileMark]) -> Known:
     digests = {m.path: m.digest for m in marks}
     content = {
         role: [(str(file.relative_to(path)), digests[str(file)]) for file in _below(path)]
         for role, path in sorted(_absolute(record).items())
     }
-    return digest_json(content)
+    return Known(digest_json(content), marks)
 
 
 def source_bytes(record: Record) -> int:
@@ -79,13 +85,13 @@ class Identities:
     def __init__(self, root: Path) -> None:
         self._path = root / "identities.sqlite"
 
-    def lookup(self, records: Sequence[Record]) -> list[str | None]:
-        """Identities of records whose files are as they were when last hashed; None for the others."""
+    def lookup(self, records: Sequence[Record]) -> list[Known | None]:
+        """What is known of records whose files are as they were when last hashed; None for the others."""
         if not self._path.exists():
             return [None] * len(records)
         try:
             with closing(self._connect("ro")) as database:
-                return [self._identity(database, record) for record in records]
+                return [self._lookup(database, record) for record in records]
         except sqlite3.Error:
             return [None] * len(records)
 
@@ -102,14 +108,14 @@ class Identities:
     def _connect(self, mode: str) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=30)
 
-    def _identity(self, database: sqlite3.Connection, record: Record) -> str | None:
+    def _lookup(self, database: sqlite3.Connection, record: Record) -> Known | None:
         marks = []
         for path in _files(record):
             row = database.execute("SELECT * FROM files WHERE path = ?", (str(path),)).fetchone()
             if row is None or _stat(path) != (row[1], row[2]):
                 return None
             marks.append(FileMark(*row))
-        return record_identity(record, marks)
+        return _known(record, marks)
 
 
 def _absolute(record: Record) -> Mapping[str, Path]:

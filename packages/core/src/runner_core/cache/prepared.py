@@ -32,7 +32,7 @@ from runner_core.cache.folder import (
     settings_folder,
     verify,
 )
-from runner_core.cache.identity import FileMark, Identities, hash_record
+from runner_core.cache.identity import FileMark, Identities, Known, identify
 from runner_core.cache.progress import progress
 from runner_core.cache.size import Estimator, Size
 from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
@@ -53,9 +53,16 @@ class Survey:
     (folder, number there) where its prepared arrays lie in some cache of these settings."""
 
     parent: Path
-    identities: list[str | None]
+    known: list[Known | None]
     built: Mapping[Format, Path]
     ready: Mapping[int, tuple[Path, int]]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    records: list[Record]
+    survey: Survey
+    plan: CachePlan
 
 
 class PreparedCache:
@@ -66,6 +73,7 @@ class PreparedCache:
         self._root = cache_root(config.dir)
         self._index = Identities(self._root)
         self._estimator = Estimator()
+        self._planned: _Planned | None = None
 
     def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
         """What `open` will take. Raises OutOfSpace, with the number and the setting, when that is not there."""
@@ -74,7 +82,7 @@ class PreparedCache:
         survey = self._survey(pipeline, records)
         size = self._size(pipeline, records, survey)
         mode, why = choose_mode(self._config, survey.parent, survey.built, size)
-        return CachePlan(
+        plan = CachePlan(
             mode=mode,
             records=len(records),
             ready=len(survey.ready),
@@ -84,20 +92,22 @@ class PreparedCache:
             folder=survey.parent,
             notes=(why,) if why else (),
         )
+        self._planned = _Planned(list(records), survey, plan)
+        return plan
 
     def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
         """Build what is missing and open it. Raises OutOfSpace, DataErrors, BadInput (folder cannot be written)."""
         if self._config.mode == "off":
             return self._live(pipeline, records, say)
-        plan = self.plan(pipeline, records)
-        store = self._open_built(self._survey(pipeline, records), plan.mode, say)
+        survey, plan = self._take_plan(pipeline, records)
+        store = self._open_built(survey, plan.mode, say)
         if store is not None:
             return store
-        parent = settings_folder(self._root, pipeline.settings)
+        parent = survey.parent
         with build_lock(parent, say):
             remove_leftovers(parent)
-            survey = self._survey(pipeline, records)
-            if None in survey.identities and caches(parent):
+            survey = self._survey(pipeline, records, survey.known)
+            if None in survey.known and caches(parent):
                 survey = self._read_unknown(pipeline, records, survey, say)
             store = self._open_built(survey, plan.mode, say)  # another process may have built it meanwhile
             if store is None:
@@ -106,13 +116,30 @@ class PreparedCache:
 
     # ------------------------------------------------------------ what is there
 
-    def _survey(self, pipeline: Pipeline, records: Sequence[Record]) -> Survey:
+    def _take_plan(self, pipeline: Pipeline, records: Sequence[Record]) -> tuple[Survey, CachePlan]:
+        """The plan made last, used once, when it is of these records: their files are not looked at again."""
         parent = settings_folder(self._root, pipeline.settings)
-        identities = self._index.lookup(records)
+        planned, self._planned = self._planned, None
+        if planned is None or planned.survey.parent != parent or planned.records != list(records):
+            self.plan(pipeline, records)
+            planned, self._planned = self._planned, None
+            assert planned is not None
+        return planned.survey, planned.plan
+
+    def _survey(
+        self, pipeline: Pipeline, records: Sequence[Record], known: Sequence[Known | None] | None = None
+    ) -> Survey:
+        """`known`: of a survey before this one; only the other records' files are looked at."""
+        parent = settings_folder(self._root, pipeline.settings)
+        found = list(known or [None] * len(records))
+        unknown = [i for i, k in enumerate(found) if k is None]
+        for i, now in zip(unknown, self._index.lookup([records[i] for i in unknown]), strict=True):
+            found[i] = now
+        identities = [k and k.identity for k in found]
         built: dict[Format, Path] = {}
         if None not in identities:
-            keys, known = [r.key for r in records], [str(i) for i in identities]
-            folders = {form: cache_folder(parent, keys, known, form) for form in FORMATS}
+            keys = [r.key for r in records]
+            folders = {form: cache_folder(parent, keys, [str(i) for i in identities], form) for form in FORMATS}
             built = {form: folder for form, folder in folders.items() if folder.exists()}
         there: dict[tuple[str, str], tuple[Path, int]] = {}
         for folder in caches(parent):
@@ -125,7 +152,7 @@ class PreparedCache:
             for number, (record, identity) in enumerate(zip(records, identities, strict=True))
             if identity is not None and (record.key, identity) in there
         }
-        return Survey(parent, identities, built, ready)
+        return Survey(parent, found, built, ready)
 
     def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
         for folder in survey.built.values():
@@ -149,12 +176,12 @@ class PreparedCache:
 
     def _read_unknown(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, say: Say) -> Survey:
         """Hash files whose time or place changed: their contents may be those of a cache that is there."""
-        unknown = [r for r, identity in zip(records, survey.identities, strict=True) if identity is None]
+        unknown = [r for r, known in zip(records, survey.known, strict=True) if known is None]
         with progress("reading files", len(unknown), say) as advance, ThreadPoolExecutor(4) as threads:
             for marks in threads.map(_marks_if_readable, unknown):
                 self._index.remember(marks)
                 advance()
-        return self._survey(pipeline, records)
+        return self._survey(pipeline, records, survey.known)
 
     # ------------------------------------------------------------ building
 
@@ -167,7 +194,7 @@ class PreparedCache:
             parent=survey.parent,
             pipeline=pipeline,
             records=records,
-            identities=list(survey.identities),
+            known=list(survey.known),
             reuse=reuse,
             form=format_of(plan.mode),
             processes=self._processes(len(records) - len(reuse)),
@@ -204,7 +231,7 @@ class PreparedCache:
         """cache.mode off: every record is prepared once now, for its shapes, and again whenever it is read."""
         say("cache.mode off: every record is prepared once to learn its shape, and again at every read")
         known = self._index.lookup(records)
-        tasks = [Task(i, record, identity) for i, (record, identity) in enumerate(zip(records, known, strict=True))]
+        tasks = [Task(i, record, k) for i, (record, k) in enumerate(zip(records, known, strict=True))]
         processes = min(self._processes(len(tasks)), len(tasks))
         with progress("preparing records", len(tasks), say) as advance:
             outcomes = []
@@ -214,19 +241,20 @@ class PreparedCache:
         outcomes.sort(key=lambda o: o.number)
         if errors := [o.error for o in outcomes if o.error]:
             raise DataErrors(errors)
-        self._index.remember([mark for o in outcomes for mark in o.marks])
+        found = [o.known for o in outcomes if o.known]
+        self._index.remember(mark for known in found for mark in known.marks)
         live = LiveRecords(pipeline, records)
         arrays = {
             name: LiveArray(live, name, np.dtype(part.dtype), [o.parts[name].shape for o in outcomes])
             for name, part in outcomes[0].parts.items()
         }
         keys = [r.key for r in records]
-        identity = store_identity(pipeline.settings, keys, [o.identity for o in outcomes])
+        identity = store_identity(pipeline.settings, keys, [known.identity for known in found])
         return PreparedStore(keys, [o.meta for o in outcomes], arrays, identity)
 
 
-def _marks_if_readable(record: Record) -> list[FileMark]:
+def _marks_if_readable(record: Record) -> Sequence[FileMark]:
     try:
-        return hash_record(record)
+        return identify(record).marks
     except BadInput:
         return []  # preparing it says what is wrong

@@ -39,17 +39,18 @@ class Estimator:
     """Sizes from one record prepared (once), or from a cache that is there."""
 
     def __init__(self) -> None:
-        self._prepared: dict[str, tuple[int, list[Array]]] = {}
+        self._prepared: dict[str, list[Array]] = {}
         self.seconds = math.inf
         """How long it took to prepare one record; unknown: infinite."""
 
     def of_records(self, pipeline: Pipeline, records: Sequence[Record]) -> Size:
         """By the record whose files have the median size; others follow if it is faulty."""
-        by_size = sorted(records, key=source_bytes)
-        for record in by_size[len(by_size) // 2 :] + by_size[: len(by_size) // 2]:
+        sizes = [source_bytes(record) for record in records]
+        by_size = sorted(range(len(records)), key=sizes.__getitem__)
+        for number in by_size[len(by_size) // 2 :] + by_size[: len(by_size) // 2]:
             with suppress(BadInput, OSError):
-                of_files, sample = self._sample(pipeline, record)
-                share = sum(map(source_bytes, records)) / of_files if of_files else len(records)
+                sample = self._sample(pipeline, records[number])
+                share = sum(sizes) / sizes[number] if sizes[number] else len(records)
                 return Size(round(share * sum(a.nbytes for a in sample)), sample, share)
         return Size(0)  # not one can be prepared: building says why
 
@@ -61,13 +62,13 @@ class Estimator:
         store.close()
         return Size(plain, sample, plain / max(1, sum(a.nbytes for a in sample)))
 
-    def _sample(self, pipeline: Pipeline, record: Record) -> tuple[int, list[Array]]:
-        """(bytes of its files, prepared arrays) of one record."""
+    def _sample(self, pipeline: Pipeline, record: Record) -> list[Array]:
+        """Prepared arrays of one record."""
         files = {role: str(path) for role, path in record.files.items()}
         key = digest_json([dict(pipeline.settings), record.key, files])
         if key not in self._prepared:
             begun = time.perf_counter()
-            self._prepared = {key: (source_bytes(record), list(pipeline(record).arrays.values()))}
+            self._prepared = {key: list(pipeline(record).arrays.values())}
             self.seconds = time.perf_counter() - begun
         return self._prepared[key]
 
