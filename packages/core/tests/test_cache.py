@@ -18,9 +18,11 @@ import pytest
 from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig
 from runner_core.cache import default_cache, folder, identity, manage, size, write
 from runner_core.cache.folder import Damaged
+from runner_core.cli.data import describe_plan, refuse_what_no_device_holds
 from runner_core.config import CacheConfig
 from runner_core.crop import CentreCrop, NoCrop
 from runner_core.pipeline import RecordPipeline
+from runner_core.protocols import Device
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import RowsToy, write_volumes
@@ -389,6 +391,16 @@ def free(monkeypatch, count):
 def compressible(place):
     for file in place.data.glob("*.npy"):
         np.save(file, np.full((4, 200, 200), 3, np.uint8))
+
+
+def test_a_set_must_fit_on_the_device(place):
+    plan = place.capability(mode="device").plan(place.pipeline, place.records)
+    refuse_what_no_device_holds(plan, Device("cuda", memory_bytes=plan.device_bytes))
+    assert "11.5 kB device memory" in describe_plan(plan)
+    with pytest.raises(OutOfSpace, match=r"device takes 11\.5 kB, small GPU has 11\.0 kB: set cache\.mode memmap"):
+        refuse_what_no_device_holds(plan, Device("cuda", name="small GPU", memory_bytes=11_000))
+    with pytest.raises(BadInput, match=r"computes on the CPU: use memory"):
+        refuse_what_no_device_holds(plan, Device("cpu", memory_bytes=10**12))
 
 
 def test_auto_takes_blosc2_where_the_disk_is_short(place, monkeypatch):

@@ -224,6 +224,11 @@ def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner
     assert runner("toy", "check", "--data", "data").returncode == 2
 
 
+def test_data_on_a_device_that_is_none_is_refused(runner: Runner) -> None:
+    done = runner("toy", "train", "--cache.mode", "device", "--train.device", "cpu")
+    refused(done, "this run computes on the CPU: use memory")
+
+
 def test_interrupted_before_training_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "slow"
     shutil.copytree(PROJECT, script)

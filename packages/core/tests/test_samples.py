@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, RowSamples
 from runner_core.cache.stored import FlatArray, PreparedStore
+from runner_core.samples import refuse_differing_fields
 
 
 def store_of(tmp_path, arrays, device=False):
@@ -72,6 +73,14 @@ def test_on_the_device_only_numbers_travel(tmp_path):
     assert out["row"].tolist() == [0, 3, 4, 6]
     assert out["record"].tolist() == [0, 0, 1, 1]
     assert samples.record_rows.tolist() == [0, 4, 7]
+
+
+def test_on_the_device_splits_have_one_set_of_fields(tmp_path):
+    store = store_of(tmp_path, {"image": [np.zeros((4, 2), np.uint8)]}, device=True)
+    rows, wide = (RowSamples(store, {"image": offsets}, [0]) for offsets in ((0,), (-1, 0, 1)))
+    refuse_differing_fields({"train": rows, "validation": RowSamples(store, {"image": [0]}, [0])})
+    with pytest.raises(BadInput, match=r"same fields for every split.*\(-1, 0, 1\).*use cache\.mode memory"):
+        refuse_differing_fields({"train": rows, "validation": wide})
 
 
 def test_what_cannot_be_a_batch_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from runner_core._errors import BadInput
-from runner_core.protocols import Array, Arrays, SampleSpec, Store
+from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
 
 _INT64 = SampleSpec((), np.dtype(np.int64))
 
@@ -78,6 +78,13 @@ class RowSamples:
         """Rows (samples × offsets, flat), held within each sample's own record."""
         first, last = self.record_rows[records], self.record_rows[records + 1] - 1
         return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
+
+
+def refuse_differing_fields(samples: Mapping[str, Samples]) -> None:
+    """On the device one gather serves all splits. Raises BadInput when they do not want the same fields of it."""
+    wanted = {split: getattr(own, "fields", None) for split, own in samples.items()}
+    if any(fields != wanted["train"] for fields in wanted.values()):
+        raise BadInput(f"cache.mode device needs the same fields for every split, not {wanted}; use cache.mode memory")
 
 
 def _common_lengths(store: Store, names: Sequence[str]) -> list[int]:

@@ -21,6 +21,7 @@ from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
 from runner_core.project import Project
 from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer
+from runner_core.samples import refuse_differing_fields
 from runner_core.setup import Data, Setup
 
 
@@ -227,7 +228,10 @@ def _samples(project: Project, data: Data) -> dict[str, Any]:
     wanted = [split for split in ("train", "validation") if data.splits.get(split)]
     if "train" not in wanted:
         raise BadInput("there are no records to train on; see data.split")
-    return {split: project.samples(data.store, data.splits[split], split) for split in wanted}
+    samples = {split: project.samples(data.store, data.splits[split], split) for split in wanted}
+    if data.store.device:
+        refuse_differing_fields(samples)
+    return samples
 
 
 def _loaders(setup: Setup, data: Data) -> _Loaders:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runner_core._errors import BadInput
+from runner_core._errors import BadInput, OutOfSpace
 from runner_core._files import size_text
 from runner_core.phantoms import phantom_folder
 from runner_core.project import Record
-from runner_core.protocols import CachePlan
+from runner_core.protocols import CachePlan, Device
 from runner_core.setup import Data, Setup
 from runner_core.splits import split
 
@@ -41,9 +41,23 @@ def open_data(setup: Setup, say: Say) -> Data:
     splits = split(records, setup.config.data, setup.config.train.seed)
     for line in describe_split(records, splits):
         say(line)
-    say(describe_plan(setup.cache.plan(setup.pipeline, records)))
+    plan = setup.cache.plan(setup.pipeline, records)
+    if plan.device_bytes:
+        refuse_what_no_device_holds(plan, setup.device)
+    say(describe_plan(plan))
     store = setup.cache.open(setup.pipeline, records, say)
     return Data(records, splits, store, setup.project.fit(store, splits["train"]))
+
+
+def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:
+    """Raises BadInput when there is no GPU to hold the set, OutOfSpace when its memory is smaller than the set."""
+    if device.kind == "cpu":
+        raise BadInput("cache.mode device keeps the data on a GPU, and this run computes on the CPU: use memory")
+    if 0 < device.memory_bytes < plan.device_bytes:
+        raise OutOfSpace(
+            f"cache.mode device takes {size_text(plan.device_bytes)}, {device.name or device.kind} has "
+            f"{size_text(device.memory_bytes)}: set cache.mode memmap"
+        )
 
 
 def describe_split(records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:
@@ -61,7 +75,7 @@ def describe_plan(plan: CachePlan) -> str:
     """What the cache will take, in one line."""
     parts = [
         f"{size_text(size)} {where}"
-        for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "GPU memory"))
+        for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "device memory"))
         if size
     ]
     ready = f", {plan.ready} of {plan.records} records ready" if plan.ready else ""
