@@ -79,6 +79,17 @@ def test_errors_while_scoring_are_said_and_kept(
     assert all(f"not scored: {error}" in said for error in errors)
 
 
+def test_a_full_disk_in_any_command_is_bad_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dump(config: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device", "settings.yaml")
+
+    monkeypatch.setattr("runner_core.cli.small.dump", dump)
+    assert main(["toy", "config"]) == 2
+    assert "the disk is full: settings.yaml" in capsys.readouterr().err
+
+
 def test_a_traceback_that_no_file_takes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -6,6 +6,7 @@ This package's top imports nothing but the standard library's lightest modules: 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in arguments:
             raise
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _complain(f"the disk is full: {error.filename or error.strerror}")
+            return BadInput.exit_code
         from runner_core.cli.crash import describe
 
         _complain(describe(error))
