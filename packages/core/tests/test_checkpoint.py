@@ -220,3 +220,56 @@ def test_unwritable_folder_is_no_lack_of_space(tmp_path, monkeypatch):
     with pytest.raises(PermissionError):
         save(make(tmp_path), 1)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("change", [{"format_version": 2}, {"format_version": 0}, {"colour": "red"}])
+def test_another_runners_checkpoint_is_refused_and_kept(tmp_path, change):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1)
+    newer = save(checkpoints, 2, best=True)
+    content = {**json.loads((newer / "manifest.json").read_text()), **change}
+    del content["checksum"]
+    content["checksum"] = checkpoint._checksum_of(content)
+    (newer / "manifest.json").write_text(json.dumps(content))
+    for read in (checkpoints.latest, checkpoints.best, lambda: checkpoints.verify(newer)):
+        with pytest.raises(BadInput, match="step-00000002 was written by an? (newer|older) runner") as refused:
+            read()
+        assert not isinstance(refused.value, Damaged)
+    assert steps_in(tmp_path) == {1, 2}
+
+
+def test_damaged_later_ones_are_set_aside(tmp_path):
+    for _ in range(2):  # the second does not replace the first
+        said: list[str] = []
+        checkpoints = make(tmp_path, said=said)
+        save(checkpoints, 1, best=True)
+        (save(checkpoints, 2) / "values.json").write_text("{}")
+        assert checkpoints.start(checkpoints.latest()[1].step, 1)
+        assert steps_in(tmp_path) == {1}
+        assert "set aside" in said[-1]
+    assert sorted(p.name for p in tmp_path.glob(".*")) == [".damaged-step-00000002", ".damaged-step-00000002-2"]
+    assert json.loads((tmp_path / ".damaged-step-00000002" / "manifest.json").read_text())["step"] == 2
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_best_that_is_gone_or_damaged_is_not_named(tmp_path, gone):
+    checkpoints = make(tmp_path)
+    best = save(checkpoints, 1, best=True)
+    save(checkpoints, 2)
+    if gone:
+        shutil.rmtree(best)
+    else:
+        (best / "values.json").write_text("{}")
+    assert not make(tmp_path).start(2, 1)
+    assert not (tmp_path / "best.json").exists()
+    assert make(tmp_path).best()[1].step == 2
+
+
+def test_each_file_is_hashed_once_to_be_loaded(tmp_path, monkeypatch):
+    save(make(tmp_path), 1)
+    hashed = []
+    original = checkpoint.hash_file
+    monkeypatch.setattr(checkpoint, "hash_file", lambda path: hashed.append(path.name) or original(path))
+    checkpoints = make(tmp_path)
+    checkpoints.load(checkpoints.latest()[0])
+    assert sorted(hashed) == ["padding.bin", "values.json"]

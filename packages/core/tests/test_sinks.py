@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,50 @@ def test_each_line_is_there_before_the_next_event(tmp_path: Path) -> None:
         "event": "train", "step": 1, "epoch": 0, "loss": 0.5, "bad": None, "timing": {"seconds": 1.0}
     }  # fmt: skip
     sink.close()
+
+
+def test_a_full_disk_delays_lines(tmp_path: Path) -> None:
+    """Files may not grow in this process for a while, as on a full disk, in the middle of a line of many."""
+    script = f"""
+import resource, signal
+from pathlib import Path
+from runner_core.sinks import JsonlSink, Sinks, TextSink
+folder, said = Path({str(tmp_path)!r}), []
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sinks = Sinks([JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")], said.append)
+for step in range(40):
+    if step in (10, 30):
+        limit = 777 if step == 10 else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    if step == 29:
+        assert (folder / "log.jsonl").read_bytes()[-1:] == b"\\n"
+    sinks.event("train", step, {{"loss": step / 7}})
+sinks.close()
+assert [s.count("kept in memory") for s in said] == [1, 1], said
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    read = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in read] == list(range(40))
+    assert len((tmp_path / "train.log").read_text(encoding="utf-8").splitlines()) == 40
+
+
+def test_lines_lost_for_good_are_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    sinks = Sinks([JsonlSink(tmp_path / "gone" / "log.jsonl")], said.append)
+    for step in range(3):
+        sinks.event("train", step, {})
+    sinks.close()
+    assert len(said) == 2
+    assert "3 lines never came into" in said[1]
+
+
+def test_a_line_torn_by_a_kill_does_not_take_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("whole\nto", encoding="utf-8")
+    sink = TextSink(path)
+    sink.event("train", 1, {})
+    sink.close()
+    assert path.read_text(encoding="utf-8").splitlines()[:2] == ["whole", "to"]
 
 
 def test_the_log_may_be_replaced_before_the_first_event(tmp_path: Path) -> None:

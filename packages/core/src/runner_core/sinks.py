@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from runner_core._errors import BadInput
 from runner_core.protocols import Json, Sink
@@ -19,6 +21,7 @@ class Sinks:
     def __init__(self, sinks: Sequence[Sink], say: Callable[[str], None] = print) -> None:
         self._sinks = list(sinks)
         self._say = say
+        self._late: set[Sink] = set()
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         """`kind`: start, train, validation, checkpoint, health, end. What varies from run to run (times, memory)
@@ -29,12 +32,17 @@ class Sinks:
         self._each(lambda sink: sink.figure(name, step, png))
 
     def close(self) -> None:
+        self._late.clear()  # what is lost for good is said although the delay was
         self._each(lambda sink: sink.close())
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         for sink in tuple(self._sinks):
             try:
                 call(sink)
+            except Late as error:
+                if sink not in self._late:
+                    self._late.add(sink)
+                    self._say(f"warning: {error}")
             except Exception as error:
                 self._sinks.remove(sink)
                 self._say(
@@ -43,24 +51,65 @@ class Sinks:
                 )
 
 
+class Late(Exception):
+    """Lines could not be written now; the sink keeps them and tries again at its next event."""
+
+
 class _Lines:
-    """A file that grows by whole lines, flushed one by one: a killed process loses none.
+    """A file that grows by whole lines, written one by one: a killed process loses none, a full disk delays them.
 
     It is opened at the first line, for a resumed run's log is cut back before that.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: io.FileIO | None = None
+        self._waiting = b""
+        """Whole lines that are not in the file yet."""
 
     def write(self, line: str) -> None:
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8", buffering=1)
-        self._file.write(line + "\n")
+        """Raises Late when the disk does not take the line."""
+        self._waiting += line.encode() + b"\n"
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._empty(self._file)
+        except OSError as error:
+            raise Late(
+                f"{self._path} cannot be written: {error.strerror or error}; its lines are kept in memory until it can"
+            ) from error
+
+    def _open(self) -> io.FileIO:
+        """At the file's end; what a kill left there half-written gets a line of its own."""
+        file = self._path.open("a+b", buffering=0)
+        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            self._waiting = b"\n" + self._waiting
+        return file
+
+    def _empty(self, file: io.FileIO) -> None:
+        """Write what is waiting; when that fails, the file ends with its last whole line."""
+        begin, written = os.fstat(file.fileno()).st_size, 0
+        try:
+            while written < len(self._waiting):
+                written += file.write(self._waiting[written:]) or 0
+        except OSError:
+            written = self._waiting.rfind(b"\n", 0, written) + 1
+            file.truncate(begin + written)
+            raise
+        finally:
+            self._waiting = self._waiting[written:]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        try:
+            if self._waiting:
+                self._file = self._file or self._open()
+                self._empty(self._file)
+        except OSError as error:
+            lines = self._waiting.count(b"\n")
+            raise Late(f"{lines} lines never came into {self._path}: {error.strerror or error}") from error
+        finally:
+            if self._file is not None:
+                self._file.close()
 
 
 class JsonlSink(_Lines):
