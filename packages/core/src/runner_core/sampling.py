@@ -36,7 +36,8 @@ def order(seed: int, epoch: int, length: int, count: int, shuffle: bool) -> Arra
 
 
 def sample_rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:
-    """A generator for sample `index` of `epoch`; different `stream`s are independent of each other."""
+    """A generator for `index` (a sample's position in the epoch's sequence, say) in `epoch`; different `stream`s are
+    independent of each other, and 0 is the augmentation's."""
     return _generator(seed, 2 + stream, epoch, index)
 
 
