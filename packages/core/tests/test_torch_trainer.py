@@ -14,10 +14,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core._errors import BadInput, OutOfSpace, Unhealthy
-from runner_core.protocols import HostBatch, Precision, Progress, Step
+from runner_core.precision import matches
+from runner_core.protocols import Device, HostBatch, Precision, Progress, Step
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch import precision  # noqa: E402
+from runner_core.engines.torch import engine, oom, precision  # noqa: E402
+from runner_core.engines.torch.steplog import Weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
@@ -213,6 +215,26 @@ def test_the_optimizers_hooks_and_label_are_kept():
     assert any(event.key.startswith("Optimizer.step") for event in profile.key_averages())
 
 
+def test_accumulation_needs_a_project_that_may_be_cut():
+    class Whole(Linear):
+        splittable = False
+
+    trainer(Whole)
+    with pytest.raises(BadInput, match=r"train.accumulate 2: .*BatchNorm"):
+        trainer(Whole, train__accumulate=2)
+
+
+def test_only_batches_can_be_cut():
+    """A constant in the batch is refused, not left whole by chance of its length."""
+
+    class Constants(Linear):
+        def on_device(self, batch, statistics, rng):
+            return {**batch, "weights": torch.ones(3), "scale": torch.tensor(2.0), "name": "mm"}
+
+    with pytest.raises(BadInput, match=r"'weights' of shape \(3,\) for a batch of 7 samples"):
+        trainer(Constants, train__accumulate=2).train_step(host_batch()[0], 0)
+
+
 # ---------------------------------------------------------------- validation
 
 
@@ -327,7 +349,29 @@ def test_buffers_that_are_infinite_by_design_are_fine():
     assert ours.state().tensors["model.mask"][1] == -math.inf
 
 
+def test_empty_tensors_are_fine(tmp_path):
+    class Empty(Linear):
+        def model(self, precision):
+            network = super().model(precision)
+            network.register_buffer("nothing", torch.empty(0, 3))
+            network.register_parameter("none", nn.Parameter(torch.empty(0)))
+            return network
+
+    ours = trainer(Empty, train__ema=0.9)
+    ours.train_step(host_batch()[0], 0)
+    files = toy.ToySetup(ours.project).checkpoint_format
+    files.write(tmp_path, ours.state())
+    trainer(Empty, train__ema=0.9).load_state(files.read(tmp_path))
+    assert Weights({"nothing": torch.empty(0)}).first_nonfinite() is None
+
+
 # ---------------------------------------------------------------- out of memory
+
+
+@pytest.fixture
+def runs_out(monkeypatch):
+    """The CPU as a device whose memory runs out."""
+    monkeypatch.setattr(oom, "CAN_RUN_OUT", {"cpu"})
 
 
 def hungry(limit: int, base=Linear):
@@ -346,6 +390,7 @@ def hungry(limit: int, base=Linear):
     return Hungry
 
 
+@pytest.mark.usefixtures("runs_out")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_out_of_memory_halves_the_micro_batch(accumulate):
     """Then everything is as if the micro-batch had been that small from the start: buffers and dropout too."""
@@ -358,11 +403,11 @@ def test_out_of_memory_halves_the_micro_batch(accumulate):
     assert ours.state().values["torch"]["micro"] == 2
     for (name, a), b in zip(ours.state().tensors.items(), small.state().tensors.values(), strict=True):
         assert torch.equal(a, b), name
-    notes = ours.read_log()["notes"]
-    assert "in micro-batches of 2" in notes[-1]
-    assert not ours.read_log()["notes"]
+    assert "in micro-batches of 2" in ours.notes()[-1]
+    assert not ours.notes()
 
 
+@pytest.mark.usefixtures("runs_out")
 def test_out_of_memory_in_the_middle_of_accumulation():
     """The second micro-batch fails: the gradients of the first are not counted twice."""
 
@@ -394,6 +439,82 @@ def test_a_step_that_may_not_be_split_names_the_size_that_fits():
         ours.train_step(host_batch(0, 15)[0], 0)
 
 
+def test_nothing_is_kept_for_a_retry_that_cannot_come(monkeypatch):
+    def mark(self):
+        raise AssertionError
+
+    monkeypatch.setattr(oom.Rewind, "mark", mark)
+    trainer().train_step(host_batch()[0], 0)
+
+
+def out_of_memory(*_, **__):
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    "where, doing",
+    [("_taken", "bringing the batch to the device"), ("_step_optimizer", "the optimizer's step")],
+)
+def test_out_of_memory_outside_of_the_network(where, doing):
+    ours = trainer()
+    setattr(ours, where, out_of_memory)
+    with pytest.raises(BadInput, match=rf"{doing}, with train.batch_size 7"):
+        ours.train_step(host_batch()[0], 0)
+
+
+def test_out_of_memory_in_on_device():
+    class Hungry(Linear):
+        on_device = out_of_memory
+
+    with pytest.raises(BadInput, match=r"in on_device, with train.batch_size 7"):
+        trainer(Hungry).train_step(host_batch()[0], 0)
+
+
+def test_a_network_larger_than_the_memory(monkeypatch):
+    monkeypatch.setattr(nn.Module, "to", out_of_memory)
+    with pytest.raises(BadInput, match=r"the network alone .* whatever train.batch_size"):
+        trainer()
+
+
+def test_validation_goes_on_with_smaller_batches():
+    """The same numbers; each sample is counted once; said at each halving."""
+
+    class Hungry(Linear):
+        splittable = False
+        limit = 99
+
+        def step(self, model, batch, progress):
+            if len(batch["x"]) > self.limit:
+                raise torch.OutOfMemoryError
+            return super().step(model, batch, progress)
+
+    ours = trainer(Hungry)
+    sizes = [7, 7, 2]
+    expected = ours.validate([host_batch(i, count)[0] for i, count in enumerate(sizes)])
+    Hungry.limit = 2
+    batches = [host_batch(i, count) for i, count in enumerate(sizes)]
+    assert ours.validate([batch for batch, _ in batches]) == pytest.approx(expected, rel=1e-6)
+    assert all(released == {"released": 1} for _, released in batches)
+    assert [note.split("batches of ")[1][0] for note in ours.notes()] == ["4", "2"]
+    Hungry.limit = 0
+    with pytest.raises(BadInput, match=r"validate.batch_size 1"):
+        ours.validate([host_batch()[0]])
+
+
+def test_what_validation_has_to_say_is_logged(tmp_path):
+    """After the last step too, when no train line follows."""
+
+    class Hungry(toy.Toy):
+        def step(self, model, batch, progress):
+            if not model.training and len(batch["image"]) > 4:
+                raise torch.OutOfMemoryError
+            return super().step(model, batch, progress)
+
+    summary = toy.run(toy.small(train__epochs=1), tmp_path, project=Hungry)
+    assert [(f["rule"], f["level"]) for f in summary["health"]] == [("memory", "note")]
+
+
+@pytest.mark.usefixtures("runs_out")
 @pytest.mark.parametrize("splittable", [True, False])
 def test_no_batch_fits(splittable):
     class Never(Linear):
@@ -415,14 +536,21 @@ class Convs(toy.Toy):
         return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Sequential(nn.Conv2d(4, 1, 1)))
 
 
+class SgdConvs(Convs):
+    splittable = True
+
+    def optimizer(self, groups):
+        return torch.optim.SGD(groups, lr=0.05)
+
+
 def toy_batch(count=8):
     rng = np.random.default_rng(0)
     image = rng.integers(0, 255, (count, 2, 8, 8), dtype=np.uint8)
     return HostBatch({"image": image, "mask": (image[:, 1:] > 128).astype(np.uint8)}, count, lambda: None)
 
 
-def mixed(monkeypatch, policy):
-    made = Convs(config(train__batch_size=8))
+def mixed(monkeypatch, policy, project=Convs, **settings):
+    made = project(config(train__batch_size=8, **settings))
     setup = toy.ToySetup(made)
     setup.__dict__["precision"] = policy
     return setup.engine.trainer(setup, toy.make_data(made), 10)
@@ -440,9 +568,29 @@ def test_what_layers_compute_in(monkeypatch, compute):
 def test_modules_that_stay_float32(monkeypatch):
     ours = mixed(monkeypatch, Precision("bfloat16", keep_float32=("2",)))
     ours.train_step(toy_batch(), 0)
-    assert ours.read_log()["precision_seen"] == {"torch.bfloat16": 1, "torch.float32": 1}
+    assert ours.read_log()["precision_seen"] == {"torch.bfloat16": 1}
     with pytest.raises(BadInput, match="no submodule 'head' to keep"):
         mixed(monkeypatch, Precision("bfloat16", keep_float32=("head",)))
+
+
+def test_one_stray_float32_layer_is_found(monkeypatch):
+    """Beside one that is kept in float32 on purpose."""
+
+    class Stray(nn.Conv2d):
+        def forward(self, image):
+            with torch.autocast("cpu", enabled=False):
+                return super().forward(image.float())
+
+    class Strays(Convs):
+        def model(self, precision):
+            return nn.Sequential(*super().model(precision), nn.Conv2d(1, 1, 1), Stray(1, 1, 1))
+
+    policy = Precision("bfloat16", keep_float32=("2",))
+    ours = mixed(monkeypatch, policy, Strays)
+    ours.train_step(toy_batch(), 0)
+    seen = ours.read_log()["precision_seen"]
+    assert seen == {"torch.bfloat16": 2, "torch.float32": 1}
+    assert not matches(policy, seen)
 
 
 def test_float16_scales_the_loss_and_resumes_the_scale(monkeypatch):
@@ -460,6 +608,37 @@ def test_float16_scales_the_loss_and_resumes_the_scale(monkeypatch):
     again = mixed(monkeypatch, Precision("float16"))
     again.load_state(ours.state())
     assert again._scaler.get_scale() == 2.0**10
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_float16_unscales_once(monkeypatch, clip):
+    """Accumulated gradients are clipped at their true size: the scale changes nothing but rounding."""
+    results = []
+    for scale in (1.0, 2.0**12):
+        ours = mixed(monkeypatch, Precision("float16"), SgdConvs, train__accumulate=3, train__clip=clip)
+        ours._scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for step in range(3):
+            ours.train_step(toy_batch(), step)
+        results.append((ours.network, ours.read_log().get("gradient_norm")))
+    close(results[0][0], results[1][0], 1e-3)
+    if clip is not None:
+        assert results[0][1] == pytest.approx(results[1][1], rel=0.01)
+
+
+def test_a_step_that_float16_skips_leaves_the_average(monkeypatch):
+    ours = mixed(monkeypatch, Precision("float16"), train__ema=0.5)
+    with torch.no_grad():
+        for tensor in ours._average.state().values():
+            tensor.add_(1.0)  # away from the weights
+    before = copy.deepcopy(ours._average.state())
+    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    ours.train_step(toy_batch(), 0)
+    assert all(torch.equal(before[n], t) for n, t in ours._average.state().items())
+    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    ours.train_step(toy_batch(), 1)
+    for name, tensor in ours._average.state().items():
+        expected = torch.lerp(before[name], ours.network.state_dict()[name], 1 - 3 / 12)
+        torch.testing.assert_close(tensor, expected)
 
 
 def test_mixed_precision_gradients_are_near_the_true_ones(monkeypatch):
@@ -483,19 +662,12 @@ def test_tf32_is_forbidden_in_float32():
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_inference_matches_validation_mode():
-    ours = trainer()
-    x = np.random.default_rng(0).standard_normal((5, 6), dtype=np.float32)
-
-    class Infer(Linear):
-        def infer(self, model, batch):
-            return {"out": model(batch["x"]), "half": model(batch["x"]).bfloat16()}
-
-    ours.project = Infer(ours.project.config)
-    out = ours.infer()({"x": x})
-    expected = ours.network.eval()(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(out["out"], expected, rtol=1e-6)
-    assert out["half"].dtype == np.float32
+def test_the_chosen_gpu_becomes_the_current_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert engine.torch_device(Device("cuda", 1)) == torch.device("cuda", 1)
+    assert engine.torch_device(Device("cpu")) == CPU
+    assert chosen == [torch.device("cuda", 1)]
 
 
 # ---------------------------------------------------------------- the set on the device

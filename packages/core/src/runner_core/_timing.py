@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 class Timing:
     """Nanoseconds of training: waiting for data, in `train_step` (and reading its numbers), and in all; samples.
 
-    Validation and saving are not training: `total` leaves them out.
+    Validation and saving are not training: `total` leaves them out. `wait` holds every wait at whose end the device
+    had nothing to do: on a CPU exactly the time for data; on a GPU, which may have been busy when the wait began, an
+    upper bound of the time that it stood still for data.
     """
 
     wait: int = 0

@@ -37,15 +37,15 @@ def _automatic(device: Device) -> Precision:
 
 
 def matches(precision: Precision, seen: dict[str, int]) -> bool:
-    """Were most layers observed computing in the dtype that the policy asks for?
+    """Were all layers that were observed computing in the dtype that the policy asks for?
 
-    `seen` maps dtype names ("bfloat16", "torch.bfloat16") to numbers of layers. tf32 layers return float32.
+    `seen` maps dtype names ("bfloat16", "torch.bfloat16") to numbers of layers, those of `keep_float32` left out.
+    tf32 layers return float32.
 
-    >>> matches(Precision("bfloat16"), {"torch.bfloat16": 9, "torch.float32": 1})
+    >>> matches(Precision("bfloat16"), {"torch.bfloat16": 9})
     True
-    >>> matches(Precision("float16"), {"torch.bfloat16": 9})
+    >>> matches(Precision("bfloat16"), {"torch.bfloat16": 9, "torch.float32": 1})
     False
     """
     expected = "float32" if precision.compute == "tf32" else precision.compute
-    agreeing = sum(count for dtype, count in seen.items() if dtype.rpartition(".")[2] == expected)
-    return 2 * agreeing > sum(seen.values())
+    return all(dtype.rpartition(".")[2] == expected for dtype in seen)

@@ -97,7 +97,8 @@ class Project(Protocol):
     """The validation metric that chooses the best checkpoint, and its direction."""
     splittable: ClassVar[bool] = False
     """May a batch be cut into micro-batches without changing the objective? (No, with BatchNorm or losses over the
-    batch.) Only then does running out of memory halve the micro-batch instead of stopping."""
+    batch.) Only then may `train.accumulate` be set, and does running out of memory halve the micro-batch instead of
+    stopping."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
     prepare_version: ClassVar[int] = 1
@@ -162,6 +163,9 @@ class Project(Protocol):
         `rng`: the engine's generator (torch.Generator on the device; for keras a `keras.random.SeedGenerator`),
         or None in validation and inference: then nothing random may happen. `batch["record"]` (int64) holds the
         record number of each sample in the store; it is absent in inference.
+
+        The first axis of every tensor is the batch's, before and after (0-d tensors apart), so that a batch can be
+        cut into micro-batches: constants belong in `statistics` or the model.
         """
         return batch
 
@@ -172,7 +176,11 @@ class Project(Protocol):
         ...
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
-        """Loss, its named terms and the prediction of a batch, for training and validation alike."""
+        """Loss, its named terms and the prediction of a batch, for training and validation alike.
+
+        In validation `progress` says that training is over (`fraction` is 1), at whatever step it takes place, so
+        that losses whose weights change with progress can be compared between validations.
+        """
         ...
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
@@ -196,7 +204,8 @@ class Project(Protocol):
         return None
 
     def after_step(self, model: Any, progress: Progress) -> None:
-        """Called after each optimizer step (an EMA teacher, say)."""
+        """Called after each optimizer step (an EMA teacher, say), in float16 also after one that changed nothing
+        because a gradient overflowed."""
         return None
 
     def shard_units(self, model: Any) -> Sequence[Any]:
@@ -252,3 +261,8 @@ def _not_written(project: Project, method: str) -> Exception:
     from runner_core._errors import BadInput
 
     return BadInput(f"project {project.name} cannot do this: it has no `{method}` method")
+
+
+def overrides(project: Project, method: str) -> bool:
+    """Does the project have its own `method`, rather than the default one?"""
+    return getattr(type(project), method) is not getattr(Project, method)

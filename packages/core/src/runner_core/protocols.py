@@ -6,7 +6,7 @@ Nothing here imports a framework: `Tensors` maps names to the engine's own tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -203,7 +203,10 @@ class Precision:
 
 @dataclass
 class State:
-    """All that a checkpoint holds: `values` is JSON, `tensors` maps dotted names to the engine's tensors."""
+    """All that a checkpoint holds: `values` is JSON, `tensors` maps dotted names to the engine's tensors.
+
+    The network's own are named `model.` and their name in it. All turn into arrays by `numpy.asarray`.
+    """
 
     values: dict[str, Json]
     tensors: Tensors = field(default_factory=dict)
@@ -243,10 +246,9 @@ class Finding:
 class HealthEvent:
     """What a rule sees. `moment`: first_step, log, validation, end. `facts` by moment:
 
-    first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers});
+    first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers}; none where no layer was seen);
     log: `loss`, one entry per loss term, `learning_rate`, `gradient_norm` (when clipping);
-    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split),
-    `target_varies` is not known to the core: a project's own rule may look at its metrics.
+    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split).
     """
 
     moment: Literal["first_step", "log", "validation", "end"]
@@ -313,21 +315,25 @@ mode, under the run's precision; returns host arrays (float32 where the network 
 class Trainer(Protocol):
     """A model under training. The core's loop calls it; everything framework-specific is behind it."""
 
+    block: int
+    """Steps that go to the device at once: 1 where each goes by itself."""
+
     def train_step(self, batch: HostBatch, step: int) -> None:
         """One optimizer step (all its micro-batches); releases the batch. Does not wait for the device."""
         ...
 
     def read_log(self) -> dict[str, Any]:
         """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
-        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite, `notes` (texts for
-        the user) when the engine has something to say."""
+        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What the engine has to tell the user since the last call (memory that ran out, say)."""
         ...
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Metrics and mean loss over the split, with EMA weights where the run keeps them."""
         ...
-
-    def infer(self) -> Infer: ...
 
     def state(self) -> State:
         """All that continues training exactly. Raises Unhealthy when a loss or a weight is not finite: no
@@ -343,8 +349,6 @@ class Trainer(Protocol):
     def peak_memory(self) -> int:
         """Bytes of device memory that were in use at most; 0 where the host is the device."""
         ...
-
-    def synchronize(self) -> None: ...
 
 
 class Engine(Protocol):
@@ -374,6 +378,3 @@ class Engine(Protocol):
     def versions(self) -> dict[str, str]:
         """Versions of the framework and of what it computes with, for summaries and checkpoints."""
         ...
-
-
-BatchIterator = Iterator[HostBatch]

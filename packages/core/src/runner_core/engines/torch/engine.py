@@ -17,11 +17,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from runner_core._errors import BadInput
-from runner_core._resume import flat_settings
 from runner_core.config import RunConfig
+from runner_core.config.values import flat
+from runner_core.doctor import cpu_name
 from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
+from runner_core.engines.torch.oom import network_fits
 from runner_core.engines.torch.placement import place
 from runner_core.engines.torch.state import unflatten
 from runner_core.engines.torch.trainer import TorchTrainer
@@ -56,7 +58,7 @@ class TorchEngine:
         if kind == "cuda" or (kind == "auto" and found):
             return _gpu(int(number or 0))
         note = _unseen() if kind == "auto" else ""
-        return Device("cpu", name=_processor(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+        return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
@@ -67,7 +69,8 @@ class TorchEngine:
         torch.backends.cudnn.deterministic = train.deterministic
         torch.backends.cudnn.benchmark = not train.deterministic
         precision.set_backends(setup.precision)
-        return TorchTrainer(setup, data, steps, torch_device(setup.device))
+        with network_fits():
+            return TorchTrainer(setup, data, steps, torch_device(setup.device))
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Host memory that copies to the device fast (page-locked on CUDA)."""
@@ -77,7 +80,8 @@ class TorchEngine:
         """The network of a checkpoint (averaged weights where there are some), and its inference function."""
         device = torch_device(setup.device)
         network, statistics = self._network(setup, state)
-        place(network, setup.project, device).eval().requires_grad_(False)
+        with network_fits():
+            place(network, setup.project, device).eval().requires_grad_(False)
         precision.set_backends(setup.precision)
         precision.keep_float32(network, setup.precision, device)
         cast = precision.autocast(setup.precision, device)
@@ -111,7 +115,12 @@ class TorchEngine:
 
 
 def torch_device(device: Device) -> torch.device:
-    return torch.device("cpu") if device.kind == "cpu" else torch.device(device.kind, device.index)
+    """The device; a GPU becomes torch's current one, so that streams, events and page-locked memory are its own."""
+    if device.kind == "cpu":
+        return torch.device("cpu")
+    found = torch.device(device.kind, device.index)
+    torch.cuda.set_device(found)
+    return found
 
 
 def _gpu(index: int) -> Device:
@@ -141,21 +150,13 @@ def _unseen() -> str:
     )
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
-
-
 def _export(setup: Setup, network: nn.Module, statistics: Statistics, folder: Path) -> list[Path]:
     """Weights, and what is needed to use them: the project, its settings and the statistics of its training data."""
     tensors, shared = apart(network.state_dict())
     save_file(tensors, folder / "model.safetensors")
     description = {
         "project": setup.name,
-        "settings": flat_settings(setup.config),
+        "settings": flat(setup.config),
         "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
         "shared": shared,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,13 +47,23 @@ def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type) if precision.loss_scaling else None
 
 
-def keep_float32(network: nn.Module, precision: Precision, device: torch.device) -> None:
+def skipped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """1 (0-d, on the device) when a gradient overflowed, so that the scaler let the optimizer's step do nothing.
+
+    To be asked between the scaler's `step` and its `update`.
+    """
+    found: dict[torch.device, torch.Tensor] = scaler._found_inf_per_device(optimizer)
+    return next(iter(found.values()))
+
+
+def keep_float32(network: nn.Module, precision: Precision, device: torch.device) -> set[nn.Module]:
     """Make the submodules that the policy names (and all below them) compute in float32, inputs included.
 
-    Raises BadInput when a name matches none.
+    Gives all of them. Raises BadInput when a name matches none.
     """
+    kept: set[nn.Module] = set()
     if not precision.mixed:
-        return
+        return kept
     names = [name for name, _ in network.named_modules() if name]
     for prefix in precision.keep_float32:
         inside = [name for name in names if name == prefix or name.startswith(prefix)]
@@ -63,6 +73,8 @@ def keep_float32(network: nn.Module, precision: Precision, device: torch.device)
             if not any(name.startswith(f"{outer}.") for outer in inside):
                 module = network.get_submodule(name)
                 module.forward = _in_float32(module.forward, device.type)
+                kept.update(module.modules())
+    return kept
 
 
 def _in_float32(forward: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -80,10 +92,10 @@ def _float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def observed(network: nn.Module, seen: Counter[str]) -> Iterator[None]:
+def observed(network: nn.Module, seen: Counter[str], kept: Set[nn.Module] = frozenset()) -> Iterator[None]:
     """Count, in `seen`, the layers that compute matrix products by the dtype of what they return ("torch.bfloat16").
 
-    A layer that runs several times counts once.
+    Layers in `kept` (those of `keep_float32`) do not count; one that runs several times counts once.
     """
     dtypes: dict[nn.Module, str] = {}
 
@@ -92,7 +104,7 @@ def observed(network: nn.Module, seen: Counter[str]) -> Iterator[None]:
         if isinstance(first, torch.Tensor):
             dtypes[module] = str(first.dtype)
 
-    handles = [m.register_forward_hook(note) for m in network.modules() if isinstance(m, OBSERVED)]
+    handles = [m.register_forward_hook(note) for m in network.modules() if isinstance(m, OBSERVED) and m not in kept]
     try:
         yield
     finally:
