@@ -18,7 +18,7 @@ from runner_core.precision import matches
 from runner_core.protocols import Device, HostBatch, Precision, Progress, Step
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch import engine, oom, precision  # noqa: E402
+from runner_core.engines.torch import engine, oom, precision, transfer  # noqa: E402
 from runner_core.engines.torch.steplog import Weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -668,6 +668,30 @@ def test_the_chosen_gpu_becomes_the_current_one(monkeypatch):
     assert engine.torch_device(Device("cuda", 1)) == torch.device("cuda", 1)
     assert engine.torch_device(Device("cpu")) == CPU
     assert chosen == [torch.device("cuda", 1)]
+
+
+def test_shared_memory_is_page_locked_while_it_is_there(monkeypatch):
+    calls = []
+
+    class Cudart:
+        def cudaHostRegister(self, address, size, flags):
+            calls.append(("lock", address, size, flags))
+            return 0
+
+        def cudaHostUnregister(self, address):
+            calls.append(("unlock", address))
+
+    monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    memory = np.empty(4096, np.uint8)
+    address = memory.ctypes.data
+    owner = Linear(config())
+    transfer.pin(memory, CPU, owner)
+    assert not calls
+    transfer.pin(memory, torch.device("cuda", 0), owner)
+    del memory
+    assert len(calls) == 1  # unmapped memory must not stay locked: its owner holds it
+    del owner
+    assert calls == [("lock", address, 4096, 0), ("unlock", address)]
 
 
 # ---------------------------------------------------------------- the set on the device

@@ -362,6 +362,10 @@ class Engine(Protocol):
         """Host memory that copies to the device fast (page-locked on CUDA)."""
         ...
 
+    def pin(self, memory: Array) -> None:
+        """Page-lock memory that is there already (uint8, shared with worker processes) where copies gain by it."""
+        ...
+
     def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         ...

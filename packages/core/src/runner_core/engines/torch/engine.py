@@ -27,7 +27,7 @@ from runner_core.engines.torch.oom import network_fits
 from runner_core.engines.torch.placement import place
 from runner_core.engines.torch.state import unflatten
 from runner_core.engines.torch.trainer import TorchTrainer
-from runner_core.engines.torch.transfer import allocate
+from runner_core.engines.torch.transfer import allocate, pin
 from runner_core.project import Project, Statistics
 from runner_core.protocols import Array, Device, Infer, State
 from runner_core.setup import Data, Setup
@@ -75,6 +75,10 @@ class TorchEngine:
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Host memory that copies to the device fast (page-locked on CUDA)."""
         return allocate(shape, dtype, torch_device(self.device()))
+
+    def pin(self, memory: Array) -> None:
+        """On CUDA, page-lock memory for as long as this engine lives; on a CPU, nothing."""
+        pin(memory, torch_device(self.device()), self)
 
     def load(self, setup: Setup, state: State) -> tuple[nn.Module, Infer]:
         """The network of a checkpoint (averaged weights where there are some), and its inference function."""
