@@ -232,7 +232,7 @@ def test_another_runners_checkpoint_is_refused_and_kept(tmp_path, change):
     content["checksum"] = checkpoint._checksum_of(content)
     (newer / "manifest.json").write_text(json.dumps(content))
     for read in (checkpoints.latest, checkpoints.best, lambda: checkpoints.verify(newer)):
-        with pytest.raises(BadInput, match="step-00000002 was written by an? (newer|older) runner") as refused:
+        with pytest.raises(BadInput, match=r"step-00000002 was written by an? (newer|older) runner") as refused:
             read()
         assert not isinstance(refused.value, Damaged)
     assert steps_in(tmp_path) == {1, 2}

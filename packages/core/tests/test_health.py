@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core._errors import Unhealthy
 from runner_core.config import RunConfig
-from runner_core.health import ConstantPrediction, Health, PrecisionAsked, default_rules
+from runner_core.health import ConstantPrediction, FiniteValidation, Health, PrecisionAsked, default_rules
 from runner_core.protocols import Finding, HealthEvent
 
 
@@ -35,6 +35,23 @@ def test_constant_prediction_counts_in_a_row(constants, patience):
     assert (end is not None and end.level == "error") == bool(in_a_row)
 
 
+def test_nan_does_not_make_a_constant_network_vary():
+    rule = ConstantPrediction(3)
+    rule.observe(validation(0.0, 0.0))
+    assert rule.observe(validation(float("nan"), float("nan"))) is None
+    assert rule.in_a_row == 1
+
+
+@pytest.mark.parametrize("name", ["loss", "dice", "decision_min", "decision_max"])
+def test_a_validation_that_is_not_finite_is_an_error(name):
+    facts = {"loss": 1.0, "dice": 0.5, "other": float("nan"), "decision_min": 0.0, "decision_max": 1.0}
+    rule = FiniteValidation("dice")
+    assert rule.observe(HealthEvent("validation", 1, 0, facts)) is None
+    finding = rule.observe(HealthEvent("validation", 1, 0, facts | {name: float("inf")}))
+    assert finding.level == "error"
+    assert name in finding.message
+
+
 def test_no_decision_is_no_finding():
     rule = ConstantPrediction(1)
     assert rule.observe(HealthEvent("validation", 1, 0, {"loss": 1.0})) is None
@@ -44,13 +61,13 @@ def test_no_decision_is_no_finding():
 @pytest.mark.parametrize(
     "asked, seen, healthy",
     [
-        ("bfloat16", {"torch.bfloat16": 9, "torch.float32": 1}, True),
+        ("bfloat16", {"torch.bfloat16": 9}, True),
+        ("bfloat16", {"torch.bfloat16": 9, "torch.float32": 1}, False),
         ("bfloat16", {"torch.float32": 10}, False),
         ("float16", {"torch.bfloat16": 3}, False),
         ("float32", {"float32": 3}, True),
         ("float32", {"torch.bfloat16": 3}, False),
-        ("tf32", {"torch.float32": 3}, True),
-        ("bfloat16", {}, True),  # no layer of a known kind: nothing can be said
+        ("tf32", {"torch.bfloat16": 3}, False),
     ],
 )
 def test_precision_asked(asked, seen, healthy):
@@ -60,6 +77,37 @@ def test_precision_asked(asked, seen, healthy):
     if finding:
         assert finding.level == "error"
         assert asked in finding.message
+
+
+@pytest.mark.parametrize(
+    "asked, seen, why", [("tf32", {"torch.float32": 3}, "either way"), ("bfloat16", {}, "no layer")]
+)
+def test_precision_that_cannot_be_seen_is_noted(asked, seen, why):
+    event = HealthEvent("first_step", 1, 0, {"precision_asked": asked, "precision_seen": seen})
+    finding = PrecisionAsked().observe(event)
+    assert finding.level == "note"
+    assert asked in finding.message
+    assert why in finding.message
+
+
+def test_a_network_without_layers_to_observe_is_noted_once(tmp_path):
+    torch = pytest.importorskip("torch")
+
+    class Pixel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, image):
+            return image[:, :1] * self.scale
+
+    class Bare(toy.Toy):
+        def model(self, precision):
+            return Pixel()
+
+    summary = toy.run(toy.small(train__epochs=3), tmp_path, project=Bare, rules=[PrecisionAsked()])
+    assert [f["level"] for f in summary["health"]] == ["note"]
+    assert sum(line["event"] == "health" for line in toy.log_lines(tmp_path)) == 1
 
 
 class Says:
@@ -91,7 +139,7 @@ def test_default_rules_follow_the_settings():
     config = RunConfig()
     config.health.constant_after = 7
     rules = default_rules(toy.Toy(toy.ToyConfig()), config)
-    assert [rule.name for rule in rules] == ["constant prediction", "precision"]
+    assert [rule.name for rule in rules] == ["constant prediction", "finite validation", "precision"]
     assert rules[0].patience == 7
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ cadences = st.builds(
     st.integers(1, 4),
     st.integers(1, 4),
     st.one_of(st.none(), st.integers(1, 12)),
+    st.integers(1, 6),
 )
 
 
@@ -35,6 +37,7 @@ def test_no_event_is_missed(cadence):
     while step < cadence.steps:
         event = cadence.next_event(step)
         assert step < event <= cadence.steps
+        assert cadence.ends_block(event)
         for quiet in range(step + 1, event):
             assert not any(due(quiet) for due in (cadence.logs, cadence.validates, cadence.saves))
         step = event
@@ -42,6 +45,27 @@ def test_no_event_is_missed(cadence):
     assert cadence.validates(step)
     assert cadence.saves(step)
     assert not cadence.validates(0)
+
+
+@given(cadences)
+def test_what_is_due_within_a_block_happens_at_its_end(cadence):
+    plain, step = replace(cadence, block=1), 0
+    while step < cadence.steps:
+        event = cadence.next_event(step)
+        for name in ("logs", "validates", "saves"):
+            due = any(getattr(plain, name)(s) for s in range(step + 1, event + 1))
+            assert getattr(cadence, name)(event) == due
+        step = event
+
+
+def test_in_blocks_everything_happens_where_one_ends(tmp_path, monkeypatch):
+    """Three steps at once in epochs of seven: 3, 6, 7, 10, 13, 14."""
+    from runner_core.engines.torch.trainer import TorchTrainer
+
+    monkeypatch.setattr(TorchTrainer, "block", 3)
+    toy.run(toy.small(train__epochs=2, train__steps_per_epoch=7, log__every=5, checkpoint__every_steps=4), tmp_path)
+    assert [line["step"] for line in lines(tmp_path, "train")] == [3, 6, 10, 14]
+    assert [line["step"] for line in lines(tmp_path, "checkpoint")] == [6, 7, 10, 13, 14]
 
 
 @given(st.sets(st.tuples(st.integers(0, 2**63), st.integers(0, 10**6), st.integers(0, 64)), min_size=2, max_size=50))
@@ -57,7 +81,7 @@ def lines(folder, event):
 
 def test_the_log_of_a_run(tmp_path):
     summary = toy.run(toy.small(train__epochs=4, validate__every=2, log__every=5), tmp_path)
-    assert [line["step"] for line in lines(tmp_path, "train")] == [5, 10, 12]
+    assert [line["step"] for line in lines(tmp_path, "train")] == [1, 5, 10, 12]
     assert [line["step"] for line in lines(tmp_path, "validation")] == [6, 12]
     assert [line["step"] for line in lines(tmp_path, "checkpoint")] == [3, 6, 9, 12]
     start, end = lines(tmp_path, "start"), lines(tmp_path, "end")
@@ -192,3 +216,16 @@ def test_no_records_to_train_on(tmp_path):
     data.splits = {"train": [], "validation": [0]}
     with pytest.raises(BadInput, match="no records to train on"):
         toy.run(toy.small(), tmp_path, data=data)
+
+
+def test_augmenting_on_the_host_and_a_set_on_the_device_exclude_each_other(tmp_path):
+    made = toy.Toy(toy.small())
+    with pytest.raises(BadInput, match=r"set cache\.mode memmap"):
+        toy.run(toy.small(), tmp_path, data=toy.make_data(made, toy.MemoryStore(device=True)))
+
+
+def test_the_precision_is_in_the_log_after_the_first_step(tmp_path):
+    toy.run(toy.small(log__every=50), tmp_path)
+    assert lines(tmp_path, "precision") == [
+        {"event": "precision", "step": 1, "epoch": 0, "asked": "float32", "seen": {"torch.float32": 2}}
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
 from runner_core._errors import BadInput, Stopped  # noqa: E402
+from runner_core._resume import other_plugins  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
+from runner_core.protocols import Finding  # noqa: E402
 
 torch = pytest.importorskip("torch")
 
@@ -124,7 +127,7 @@ def test_killed_between_log_and_checkpoint(tmp_path, whole, monkeypatch):
     )
     with pytest.raises(Kill):
         toy.run(toy.small(**EVERYTHING), tmp_path)
-    assert toy.log_lines(tmp_path)[-1] == {"event": "checkpoint", "step": 6, "epoch": 2, "best": True}
+    assert toy.log_lines(tmp_path)[-1] == {"event": "checkpoint", "step": 6, "epoch": 2, "best": True, "validated": 6}
     monkeypatch.undo()
     toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
@@ -236,6 +239,61 @@ def test_other_records_are_refused(tmp_path):
     made = toy.Toy(toy.small())
     with pytest.raises(BadInput, match="records of train"):
         toy.run(toy.small(), tmp_path, resume=True, data=toy.make_data(made, toy.MemoryStore(records=7)))
+
+
+def test_other_pixels_under_the_same_keys_are_refused(tmp_path):
+    toy.run(toy.small(), tmp_path)
+    made = toy.Toy(toy.small())
+    with pytest.raises(BadInput, match="data and its preparation"):
+        toy.run(toy.small(), tmp_path, resume=True, data=toy.make_data(made, toy.MemoryStore(seed=1)))
+
+
+def test_a_best_that_is_gone_is_said_and_forgotten(tmp_path):
+    """Its folder is missing: best.json never names it, and a later validation becomes the best."""
+    with pytest.raises(Kill):
+        toy.run(toy.small(**EVERYTHING), tmp_path, project=mortal(40))
+    best = json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"]
+    newest = max((tmp_path / "checkpoints").glob("step-*"))
+    folder = tmp_path / "checkpoints" / f"step-{best:08d}"
+    if folder == newest:
+        pytest.skip("the best is the newest")
+    shutil.rmtree(folder)
+    display = toy.Quiet()
+    toy.run(toy.small(**EVERYTHING), tmp_path, resume=True, display=display)
+    assert any("is gone" in text for text in display.said)
+    named = json.loads((tmp_path / "checkpoints" / "best.json").read_text())["step"]
+    assert (tmp_path / "checkpoints" / f"step-{named:08d}").is_dir()
+
+
+def test_findings_survive(tmp_path):
+    class Says:
+        name = "says"
+
+        def observe(self, event):
+            return Finding("says", "note", "early") if event.moment == "log" and event.step == 1 else None
+
+    with pytest.raises(Kill):
+        toy.run(toy.small(), tmp_path, project=mortal(9), rules=[Says()])
+    summary = toy.run(toy.small(), tmp_path, resume=True, rules=[Says()])
+    assert [f["message"] for f in summary["health"]] == ["early"]
+
+
+def test_more_epochs_are_refused_under_a_schedule_of_the_projects_own(tmp_path):
+    class Scheduled(toy.Toy):
+        def schedule(self, progress):
+            return 1 - progress.fraction / 2
+
+    constant = {"train__schedule": "constant"}
+    toy.run(toy.small(**constant), tmp_path, project=Scheduled)
+    with pytest.raises(BadInput, match="schedule of the project's own"):
+        toy.run(toy.small(**constant, train__epochs=5), tmp_path, project=Scheduled, resume=True)
+
+
+def test_other_plugins_are_said():
+    assert other_plugins({"core": "1", "a": "2"}, {"core": "1", "a": "3", "b": "1"}) == [
+        "NOTE: plugin a was 2 when the checkpoint was written and is 3 now",
+        "NOTE: plugin b was not there when the checkpoint was written and is 1 now",
+    ]
 
 
 @pytest.mark.parametrize("schedule, allowed", [("constant", True), ("cosine", False)])

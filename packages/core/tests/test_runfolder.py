@@ -80,7 +80,7 @@ def test_a_running_folder_is_locked_until_its_process_is_gone(tmp_path: Path) ->
 
 
 def lines(*events: tuple[str, int]) -> str:
-    return "".join(json.dumps({"event": kind, "step": step}) + "\n" for kind, step in events)
+    return "".join(json.dumps({"event": kind, "step": step, "validated": 0}) + "\n" for kind, step in events)
 
 
 def kept(folder: RunFolder) -> list[tuple[str, int]]:
@@ -102,6 +102,33 @@ def test_without_the_checkpoints_line_later_steps_go(tmp_path: Path) -> None:
     assert kept(folder) == [("start", 0), ("train", 5)]
     folder.truncate_log(0)
     assert kept(folder) == []
+
+
+def test_a_step_saved_before_and_after_its_validation(tmp_path: Path) -> None:
+    """SIGTERM at an epoch's end, resumed, killed before the second checkpoint was written: cut at the first."""
+    folder = make(tmp_path / "run")
+    first, validation, second = (
+        {"event": "checkpoint", "step": 3, "validated": 0},
+        {"event": "validation", "step": 3},
+        {"event": "checkpoint", "step": 3, "validated": 3},
+    )
+    log = "".join(json.dumps(event) + "\n" for event in (first, validation, second))
+    for validated, expected in ((0, [first]), (3, [first, validation, second])):
+        folder.jsonl.write_text(log, encoding="utf-8")
+        folder.truncate_log(3, validated)
+        assert folder.events() == expected
+
+
+def test_a_torn_line_costs_nothing_but_itself(tmp_path: Path) -> None:
+    """Torn within a character, and written on after it; a line separator inside a text is no end of a line."""
+    folder = make(tmp_path / "run")
+    note = json.dumps({"event": "health", "step": 1, "message": "a\u2028b"}, ensure_ascii=False) + "\n"
+    torn = '{"event": "health", "message": "µ'.encode()[:-1]
+    after = lines(("checkpoint", 5), ("train", 6))
+    folder.jsonl.write_bytes(note.encode() + torn + b"\n" + after.encode() + torn)
+    assert kept(folder) == [("health", 1), ("checkpoint", 5), ("train", 6)]
+    folder.truncate_log(5)
+    assert kept(folder) == [("health", 1), ("checkpoint", 5)]
 
 
 @given(st.lists(st.sampled_from(["train", "validation", "checkpoint"]), max_size=20), st.data())

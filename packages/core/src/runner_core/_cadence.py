@@ -9,7 +9,11 @@ from runner_core.config import RunConfig
 
 @dataclass(frozen=True)
 class Cadence:
-    """`step` counts finished optimizer steps, from 1; epochs end at multiples of `steps_per_epoch`."""
+    """`step` counts finished optimizer steps, from 1; epochs end at multiples of `steps_per_epoch`.
+
+    Steps that go to the device in blocks of `block` (the last of an epoch may be shorter) can be looked at only where
+    a block ends: what is due within one happens at its end.
+    """
 
     steps_per_epoch: int
     epochs: int
@@ -17,6 +21,7 @@ class Cadence:
     validate_every: int = 1
     save_every: int = 1
     save_every_steps: int | None = None
+    block: int = 1
 
     @staticmethod
     def of(config: RunConfig, steps_per_epoch: int) -> Cadence:
@@ -34,19 +39,37 @@ class Cadence:
         return self.steps_per_epoch * self.epochs
 
     def logs(self, step: int) -> bool:
-        return step % self.log_every == 0 or step == self.steps
+        """The first step logs too: it tells in which precision the layers compute."""
+        first = self._begin(step) == 0 and self.ends_block(step)
+        return first or step == self.steps or self._due(step, self.log_every)
 
     def validates(self, step: int) -> bool:
         return self._epoch_event(step, self.validate_every)
 
     def saves(self, step: int) -> bool:
-        on_step = self.save_every_steps is not None and step % self.save_every_steps == 0
+        on_step = self.save_every_steps is not None and self._due(step, self.save_every_steps)
         return on_step or self._epoch_event(step, self.save_every)
 
     def next_event(self, step: int) -> int:
         """The first step after `step` at which anything is logged, validated or saved (an epoch's end is one)."""
         periods = [self.log_every, self.steps_per_epoch, self.save_every_steps or self.steps]
-        return min(self.steps, *((step // period + 1) * period for period in periods))
+        due = 1 if step == 0 else min(self.steps, *((step // period + 1) * period for period in periods))
+        return min(self._begin(due) + self.block, self._epoch_begin(due) + self.steps_per_epoch)
+
+    def ends_block(self, step: int) -> bool:
+        return (step - self._epoch_begin(step)) % self.block == 0 or step % self.steps_per_epoch == 0
+
+    def _due(self, step: int, period: int) -> bool:
+        """Did a multiple of `period` come in the block that ends at `step`?"""
+        return self.ends_block(step) and step // period > self._begin(step) // period
+
+    def _begin(self, step: int) -> int:
+        """Where the block began that `step` is in."""
+        epoch = self._epoch_begin(step)
+        return epoch + (step - 1 - epoch) // self.block * self.block
+
+    def _epoch_begin(self, step: int) -> int:
+        return (step - 1) // self.steps_per_epoch * self.steps_per_epoch
 
     def _epoch_event(self, step: int, every: int) -> bool:
         epoch, rest = divmod(step, self.steps_per_epoch)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import xxhash
 
 from runner_core._cadence import Cadence
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.config.values import flat
+from runner_core.project import Project, overrides
 from runner_core.protocols import Json
 from runner_core.setup import Data
 
@@ -28,31 +28,16 @@ FREE_SETTINGS = (
 )
 
 
-def fingerprint(config: RunConfig, data: Data) -> dict[str, Json]:
-    """Settings that a continued run must share, by dotted name, and a digest of each split's records."""
+def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json]:
+    """Settings that a continued run must share, by dotted name, the dtype that layers compute in, digests of each
+    split's records and of the data: the records' content and how it was prepared."""
     settings = {
         name: value
-        for name, value in flat_settings(config).items()
+        for name, value in flat(config).items()
         if name.partition(".")[0] not in FREE_SECTIONS and name not in FREE_SETTINGS
     }
     records = {f"records of {split}": _digest(data, numbers) for split, numbers in data.splits.items()}
-    return settings | records
-
-
-def flat_settings(config: Any, prefix: str = "") -> dict[str, Json]:
-    """Every setting by dotted name, as JSON.
-
-    >>> flat_settings(RunConfig())["train.batch_size"]
-    32
-    """
-    flat: dict[str, Json] = {}
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
-        if dataclasses.is_dataclass(value):
-            flat |= flat_settings(value, f"{name}.")
-        else:
-            flat[name] = _plain(value)
-    return flat
+    return settings | {"computing in": precision} | records | {"data and its preparation": data.store.identity}
 
 
 def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
@@ -70,7 +55,7 @@ def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) ->
         )
 
 
-def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, config: RunConfig, step: int) -> None:
+def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Project, step: int) -> None:
     """`saved`: steps_per_epoch and epochs of the checkpoint. More epochs are fine while the learning rate does not
     depend on them: constant, and past its warm-up."""
     if saved["steps_per_epoch"] != cadence.steps_per_epoch:
@@ -81,11 +66,13 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, config: RunC
     if saved["epochs"] == cadence.epochs:
         return
     longest = max(saved["epochs"], cadence.epochs) * cadence.steps_per_epoch
-    constant = config.train.schedule == "constant" and step >= config.train.warmup * longest
+    train = project.config.train
+    constant = train.schedule == "constant" and step >= train.warmup * longest and not overrides(project, "schedule")
     if not constant or step > cadence.steps:
         raise BadInput(
             f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. Epochs may only be added, and "
-            "only where the learning rate does not depend on them (train.schedule constant, after its warm-up): "
+            "only where the learning rate does not depend on them (train.schedule constant, after its warm-up, no "
+            "schedule of the project's own): "
             "resume with the run's own epochs, or start a new run"
         )
 
@@ -94,13 +81,15 @@ def _digest(data: Data, numbers: list[int]) -> str:
     return xxhash.xxh3_64_hexdigest("\n".join(data.store.keys[n] for n in numbers).encode())
 
 
-def _plain(value: Any) -> Json:
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
 def _shown(settings: Mapping[str, Json], name: str) -> str:
     return repr(settings[name]) if name in settings else "unset"
+
+
+def other_plugins(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What a resumed run says of plugins that are not those it was trained with."""
+    return [
+        f"NOTE: plugin {name} was {saved.get(name, 'not there')} when the checkpoint was written and is "
+        f"{now.get(name, 'not there')} now"
+        for name in sorted({*saved, *now})
+        if saved.get(name) != now.get(name)
+    ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -38,3 +40,16 @@ class Signals:
             raise KeyboardInterrupt
         else:
             self.pending = number
+
+
+@contextmanager
+def outlive_terminal() -> Iterator[None]:
+    """SIGHUP (a lost terminal) ends nothing in here."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -7,6 +7,7 @@ replayed to them, their answers thrown away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class ConstantPrediction:
     def _validation(self, facts: Mapping[str, Any]) -> Finding | None:
         lowest, highest = facts.get("decision_min"), facts.get("decision_max")
         if lowest is None or lowest != highest:
-            self.in_a_row = 0
+            if lowest is None or math.isfinite(lowest - highest):  # of NaN nothing can be said
+                self.in_a_row = 0
             return None
         self.in_a_row += 1
         self.value = lowest
@@ -54,28 +56,51 @@ class ConstantPrediction:
         return "the same" if self.value is None else f"{self.value:g}"
 
 
+class FiniteValidation:
+    """Loss, monitored metric or decision of a validation is NaN or infinite: nothing can be chosen by it."""
+
+    name = "finite validation"
+
+    def __init__(self, monitored: str) -> None:
+        self.watched = ("loss", monitored, "decision_min", "decision_max")
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "validation":
+            return None
+        values = {name: event.facts[name] for name in self.watched if event.facts.get(name) is not None}
+        bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+        return Finding(self.name, "error", f"in the validation {', '.join(bad)}") if bad else None
+
+
 class PrecisionAsked:
     """Mixed precision that is asked for and not on (or the other way round), seen in the forward pass.
 
-    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}).
+    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}). What cannot be
+    seen is noted.
     """
 
     name = "precision"
 
     def observe(self, event: HealthEvent) -> Finding | None:
         seen = event.facts.get("precision_seen")
-        if event.moment != "first_step" or not seen:
+        if event.moment != "first_step" or seen is None:
             return None
         asked = event.facts["precision_asked"]
+        if not seen:
+            why = "the network has no layer of a kind that can be observed"
+            return Finding(
+                self.name, "note", f"{asked} was asked for; whether layers compute in it was not seen: {why}"
+            )
         if matches(Precision(asked), seen):
-            return None
+            unseen = "tf32 was asked for; whether layers compute in it cannot be seen: they return float32 either way"
+            return Finding(self.name, "note", unseen) if asked == "tf32" else None
         layers = ", ".join(f"{count} in {dtype.rpartition('.')[2]}" for dtype, count in seen.items())
         return Finding(self.name, "error", f"{asked} was asked for, but layers compute otherwise: {layers}")
 
 
 def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
     """The core's rules."""
-    return [ConstantPrediction(config.health.constant_after), PrecisionAsked()]
+    return [ConstantPrediction(config.health.constant_after), FiniteValidation(project.monitor[0]), PrecisionAsked()]
 
 
 class Health:

@@ -53,14 +53,14 @@ class Loader:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        if batch_size < 1 or workers < 0 or prefetch < 0:
-            raise BadInput("train.batch_size must be at least 1, train.workers and train.prefetch at least 0")
+        if workers < 0 or prefetch < 0:
+            raise BadInput("train.workers and train.prefetch must be at least 0")
         self.samples = samples
         self.seed = seed
         self.shuffle = shuffle
         self._share = (rank, ranks)
         self._global_batch = batch_size * ranks
-        self.steps_per_epoch, self._count = self._length(steps_per_epoch, drop_last)
+        self.steps_per_epoch, self._count = epoch_length(len(samples), batch_size, ranks, steps_per_epoch, drop_last)
         slots = block + prefetch + 1
         self._ring = _Ring(samples.spec, batch_size, slots, SharedMemory if workers else None, allocate)
         if pin is not None and workers:
@@ -69,23 +69,6 @@ class Loader:
         fill = _Fill(samples, augment, seed, self._ring if workers else None)
         self._fill = fill
         self._workers = Workers(fill, workers, "fill batches (train.workers)") if workers else None
-
-    def _length(self, steps: int | None, drop_last: bool) -> tuple[int, int]:
-        """(steps, samples) of an epoch, over all ranks."""
-        length = len(self.samples)
-        if not length:
-            raise BadInput("there are no samples: no record of this split has any")
-        if steps is not None:
-            return steps, steps * self._global_batch
-        if not drop_last:
-            return -(-length // self._global_batch), length
-        if length < self._global_batch:
-            raise BadInput(
-                f"{length} samples do not fill one batch of {self._global_batch}: set train.batch_size to "
-                f"{length // self._share[1]} or less"
-            )
-        steps = length // self._global_batch
-        return steps, steps * self._global_batch
 
     @property
     def ring_bytes(self) -> int:
@@ -163,6 +146,24 @@ class Loader:
             return  # the workers are gone, and nothing writes any more
         for _, slot, _ in pending:
             self._ring.free.append(slot)
+
+
+def epoch_length(length: int, batch_size: int, ranks: int, steps: int | None, drop_last: bool) -> tuple[int, int]:
+    """(steps, samples) of an epoch over `length` samples, over all ranks. BadInput when they do not fill a batch."""
+    if batch_size < 1:
+        raise BadInput("train.batch_size must be at least 1")
+    whole = batch_size * ranks
+    if not length:
+        raise BadInput("there are no samples: no record of this split has any")
+    if steps is not None:
+        return steps, steps * whole
+    if not drop_last:
+        return -(-length // whole), length
+    if length < whole:
+        raise BadInput(
+            f"{length} samples do not fill one batch of {whole}: set train.batch_size to {length // ranks} or less"
+        )
+    return length // whole, length // whole * whole
 
 
 class _Ring:

@@ -49,8 +49,10 @@ class LoopState:
     best: dict[str, Any] | None = None
     """step, value (of the monitored metric), metrics."""
     without_progress: int = 0
-    precision_seen: dict[str, int] = field(default_factory=dict)
+    precision_seen: dict[str, int] | None = None
     validations: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """Of the health rules, for the summary."""
 
     def json(self) -> dict[str, Json]:
         return asdict(self)
@@ -107,6 +109,11 @@ class Loop:
     def restore(self, state: LoopState, timing: Timing) -> None:
         """Stand where a checkpoint stood."""
         self.state, self.timing, self._logged, self._best_before = state, timing, replace(timing), state.best
+        self.health.findings = [Finding(**finding) for finding in state.findings]
+
+    def forget_best(self) -> None:
+        """Its checkpoint is gone: the next validation's is the best."""
+        self.state.best = self._best_before = None
 
     def run(self) -> None:
         """Train to the end. Raises Unhealthy and Stopped after saving; BadInput from the trainer or the data."""
@@ -138,7 +145,7 @@ class Loop:
             state.step += 1
             mark = perf_counter_ns()
             timing.compute += mark - ready
-            if state.step == event or signals.pending or mark > show:
+            if state.step == event or ((signals.pending or mark > show) and self.cadence.ends_block(state.step)):
                 timing.total += mark - begun
                 self._after_step()
                 if self.finished:
@@ -180,26 +187,30 @@ class Loop:
         waited = perf_counter_ns() - begun
         self.timing.compute += waited  # the device was computing meanwhile
         self.timing.total += waited
-        for note in values.pop("notes", ()):
-            self.health.tell(Finding("memory", "note", note), self.state.step, self.epoch)
+        self._tell_notes()
         seen = values.pop("precision_seen", None)
         step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
         if step is not None:
             raise Unhealthy(not_finite(step, term))
-        errors = [self._first_step(seen)] if seen else []
+        if seen is not None:
+            self._first_step(seen)
         window = self.timing.since(self._logged)
         self._logged = replace(self.timing)
         self._shown = values
         self._event("train", {**values, "timing": window.shown()})
-        errors.append(self._observe("log", values))
-        return [error for error in errors if error is not None]
+        error = self._observe("log", values)
+        return [] if error is None else [error]
 
-    def _first_step(self, seen: dict[str, int]) -> Unhealthy | None:
-        """Tell the health rules, once a run, in which precision the layers were seen to compute."""
-        if self.state.precision_seen:
-            return None
+    def _first_step(self, seen: dict[str, int]) -> None:
+        """Tell, once a run, in which precision the layers were seen to compute. A wrong one raises Unhealthy with
+        nothing saved, so that the run cannot be resumed past this."""
+        if self.state.precision_seen is not None:
+            return
         self.state.precision_seen = seen
-        return self._observe("first_step", {"precision_asked": self.precision, "precision_seen": seen})
+        self._event("precision", {"asked": self.precision, "seen": seen})
+        error = self._observe("first_step", {"precision_asked": self.precision, "precision_seen": seen})
+        if error is not None:
+            raise error
 
     # ------------------------------------------------------------ validation and checkpoints
 
@@ -218,6 +229,7 @@ class Loop:
             return False
         finally:
             _close(batches)
+        self._tell_notes()
         state = self.state
         state.validated = state.step
         state.validations.append({"step": state.step, "epoch": self.epoch, **facts})
@@ -247,6 +259,7 @@ class Loop:
         state = self.state
         if self.validation is None:  # nothing can be compared: the last is the best
             improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
+        state.findings = [asdict(finding) for finding in self.health.findings]
         try:
             self.save(state, improved)
         except OutOfSpace as error:
@@ -262,6 +275,10 @@ class Loop:
 
     def _event(self, kind: str, values: Mapping[str, Json]) -> None:
         self.sinks.event(kind, self.state.step, {"epoch": self.epoch, **values})
+
+    def _tell_notes(self) -> None:
+        for note in self.trainer.notes():
+            self.health.tell(Finding("memory", "note", note), self.state.step, self.epoch)
 
     def _observe(
         self, moment: Literal["first_step", "log", "validation", "end"], facts: Mapping[str, Any]

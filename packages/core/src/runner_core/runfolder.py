@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,38 +82,35 @@ class RunFolder:
         finally:
             lock.release()
 
-    def truncate_log(self, step: int) -> None:
+    def truncate_log(self, step: int, validated: int = 0) -> None:
         """Drop what log.jsonl says after the checkpoint of `step`: those steps are about to run again.
 
-        Step 0 drops all of it. Without that checkpoint's line (it was never written), lines of later steps go.
+        `validated` is the last validated step that the checkpoint knows: a step may be saved twice, before its
+        validation (a signal came) and after. Step 0 drops all. Without that checkpoint's line (it was never written),
+        lines of later steps go.
         """
         if step == 0 or not self.jsonl.exists():
             self.jsonl.unlink(missing_ok=True)
             return
-        kept: list[str] = []
-        end = None
-        for line in self.jsonl.read_text(encoding="utf-8").splitlines():
-            try:
-                event = json.loads(line)
-            except json.JSONDecodeError:  # the process was killed while writing it
-                break
-            kept.append(line)
-            if event.get("event") == "checkpoint" and event.get("step") == step:
-                end = len(kept)
-        if end is None:
-            kept = [line for line in kept if json.loads(line).get("step", 0) <= step]
-        replace_text(self.jsonl, "".join(f"{line}\n" for line in kept[:end]))
+        logged = self._logged()
+        saved = {"event": "checkpoint", "step": step, "validated": validated}
+        end = next((n for n, (_, event) in enumerate(logged, 1) if saved.items() <= event.items()), None)
+        kept = logged[:end] if end else [(line, event) for line, event in logged if event.get("step", 0) <= step]
+        replace_text(self.jsonl, "".join(f"{line}\n" for line, _ in kept))
 
     def events(self) -> list[dict[str, Any]]:
-        """The lines of log.jsonl; a last one torn by a kill is left out."""
-        events: list[dict[str, Any]] = []
-        if self.jsonl.exists():
-            for line in self.jsonl.read_text(encoding="utf-8").splitlines():
-                try:
-                    events.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
-        return events
+        """The lines of log.jsonl; one torn by a kill is left out."""
+        return [event for _, event in self._logged()] if self.jsonl.exists() else []
+
+    def _logged(self) -> list[tuple[str, dict[str, Any]]]:
+        """Whole lines of log.jsonl and what they say. A torn one may end within a character."""
+        logged = []
+        for line in self.jsonl.read_text(encoding="utf-8", errors="replace").split("\n"):
+            with suppress(json.JSONDecodeError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    logged.append((line, event))
+        return logged
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json whole or not at all; NaN and infinities become null."""

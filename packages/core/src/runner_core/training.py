@@ -5,21 +5,22 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner_core._cadence import Cadence
 from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
-from runner_core._resume import fingerprint, refuse_other_length, refuse_other_settings
+from runner_core._resume import fingerprint, other_plugins, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
 from runner_core._timing import Timing
 from runner_core.checkpoint import Checkpoints
+from runner_core.config import TrainConfig
 from runner_core.health import Health
-from runner_core.loader import Loader
+from runner_core.loader import Loader, epoch_length
 from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
-from runner_core.project import Project
+from runner_core.project import Project, overrides
 from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer
 from runner_core.samples import refuse_differing_fields
 from runner_core.setup import Data, Setup
@@ -29,8 +30,8 @@ class RunFolder(Protocol):
     @property
     def checkpoints(self) -> Path: ...
 
-    def truncate_log(self, step: int) -> None:
-        """Drop the log after the checkpoint line of `step`; 0: all of it."""
+    def truncate_log(self, step: int, validated: int) -> None:
+        """Drop the log after the checkpoint line of `step` and of `validated`; 0: all of it."""
         ...
 
 
@@ -82,11 +83,12 @@ class _Run:
         for text in _announcements(setup):
             display.say(text)
         data.samples = _samples(setup.project, data)
-        self.loaders = _loaders(setup, data)
+        config = setup.config
+        cadence = Cadence.of(config, _steps_per_epoch(config.train, data))
+        self.trainer: Trainer = setup.engine.trainer(setup, data, cadence.steps)
+        self.cadence = replace(cadence, block=self.trainer.block)
+        self.loaders = _loaders(setup, data, self.trainer.block)
         try:
-            config = setup.config
-            self.cadence = Cadence.of(config, self.loaders.training.steps_per_epoch)
-            self.trainer: Trainer = setup.engine.trainer(setup, data, self.cadence.steps)
             self.versions = setup.engine.versions()
             self.checkpoints = Checkpoints(
                 folder.checkpoints,
@@ -98,7 +100,7 @@ class _Run:
                 say=display.say,
             )
             self.health = Health(setup.health_rules(), config.health.mode, self._report)
-            self.fingerprint = fingerprint(config, data)
+            self.fingerprint = fingerprint(config, data, setup.precision.compute)
             self.seconds_before = 0.0
             self.loop = self._loop()
         except BaseException:
@@ -129,11 +131,16 @@ class _Run:
         found = self.checkpoints.latest() if resume else None
         if found is not None:
             self._restore(self.checkpoints.load(found[0]))
+            for text in other_plugins(found[1].plugins, self.setup.plugins.versions):
+                self.display.say(text)
         elif resume and self.checkpoints.any():
             raise BadInput(f"no checkpoint in {self.checkpoints.folder} can be used; start a new run")
-        best = None if self.loop.state.best is None else self.loop.state.best["step"]
-        self.checkpoints.start(self.loop.state.step, best)
-        self.folder.truncate_log(self.loop.state.step)
+        state = self.loop.state
+        if not self.checkpoints.start(state.step, None if state.best is None else state.best["step"]):
+            assert state.best is not None
+            self.display.say(f"WARNING: the best checkpoint, of step {state.best['step']}, is gone; it counts no more")
+            self.loop.forget_best()
+        self.folder.truncate_log(state.step, state.validated)
         if found is None:
             self.sinks.event("start", 0, self._start_line())
         else:
@@ -154,7 +161,7 @@ class _Run:
         values = saved.values
         refuse_other_settings(values["settings"], self.fingerprint)
         state = LoopState(**values["loop"])
-        refuse_other_length(values["length"], self.cadence, self.setup.config, state.step)
+        refuse_other_length(values["length"], self.cadence, self.setup.project, state.step)
         self.trainer.load_state(saved)
         timing = dict(values["timing"])
         self.seconds_before = timing.pop("wall_seconds")
@@ -184,7 +191,7 @@ class _Run:
         saved.values["length"] = {"steps_per_epoch": self.cadence.steps_per_epoch, "epochs": self.cadence.epochs}
         saved.values["settings"] = self.fingerprint
         saved.values["timing"] = {**asdict(self.loop.timing), "wall_seconds": self._seconds()}
-        self.sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best})
+        self.sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best, "validated": state.validated})
         self.checkpoints.save(saved, state.step, epoch, metric, best)
 
     def _report(self, finding: Finding, step: int, epoch: int) -> None:
@@ -208,7 +215,7 @@ class _Run:
             "data_wait_share": self.loop.timing.data_wait_share,
             "peak_memory_bytes": {"host": peak_host_memory(), "device": self.trainer.peak_memory()},
             "wall_seconds": self._seconds(),
-            "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen},
+            "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
             "device": asdict(self.setup.device),
             "health": [asdict(finding) for finding in self.health.findings],
             "unsaved": loop.unsaved,
@@ -234,23 +241,38 @@ def _samples(project: Project, data: Data) -> dict[str, Any]:
     return samples
 
 
-def _loaders(setup: Setup, data: Data) -> _Loaders:
+def _steps_per_epoch(train: TrainConfig, data: Data) -> int:
+    length = len(data.samples["train"])
+    return epoch_length(length, train.batch_size, 1, train.steps_per_epoch, _drop_last(train, data))[0]
+
+
+def _drop_last(train: TrainConfig, data: Data) -> bool:
+    return len(data.samples["train"]) >= train.batch_size
+
+
+def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
     config, samples, project = setup.config, data.samples, setup.project
     common: dict[str, Any] = {
         "seed": config.train.seed,
-        "workers": config.train.workers,
+        "block": block,
+        "pin": setup.engine.pin,
         "prefetch": config.train.prefetch,
         "allocate": setup.engine.allocate,
     }
     augment: Callable[..., None] | None = None
-    if type(project).augment is not Project.augment:
+    if overrides(project, "augment"):
         augment = project.augment
+        if data.store.device:
+            raise BadInput(
+                f"{setup.name} augments samples on the host, where cache.mode device has none: set cache.mode memmap"
+            )
     training = Loader(
         samples["train"],
         batch_size=config.train.batch_size,
         steps_per_epoch=config.train.steps_per_epoch,
         shuffle=True,
-        drop_last=len(samples["train"]) >= config.train.batch_size,
+        drop_last=_drop_last(config.train, data),
+        workers=config.train.workers,
         augment=augment,
         **common,
     )
@@ -258,9 +280,9 @@ def _loaders(setup: Setup, data: Data) -> _Loaders:
         return _Loaders(training, None)
     try:
         size = config.validate.batch_size or config.train.batch_size
-        return _Loaders(
-            training, Loader(samples["validation"], batch_size=size, shuffle=False, drop_last=False, **common)
-        )
+        workers = min(1, config.train.workers)  # it is not augmented, and a second full set would cost memory
+        validation = Loader(samples["validation"], batch_size=size, shuffle=False, workers=workers, **common)
+        return _Loaders(training, validation)
     except RunnerError:
         training.close()
         raise

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 _SECONDS_BETWEEN_LINES = 10.0
 
 Advance = Callable[[], None]
+
+
+class _Lasting(io.StringIO):
+    """A terminal that falls silent when it is gone (SIGHUP), instead of ending what it shows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 @contextmanager
@@ -19,7 +41,7 @@ def progress(title: str, total: int, say: Callable[[str], None]) -> Iterator[Adv
         from rich.console import Console
         from rich.progress import Progress
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with Progress(console=Console(file=_Lasting(sys.stderr)), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda: bar.advance(task)
         return

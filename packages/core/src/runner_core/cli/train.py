@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core._signals import outlive_terminal
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.data import open_data
 from runner_core.cli.options import TrainOptions
@@ -24,6 +25,7 @@ from runner_core.setup import Data
 from runner_core.sinks import Sinks
 
 
+@outlive_terminal()
 def train(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "train", TrainOptions, arguments)
     fresh = started.run is None
@@ -141,9 +143,9 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, un
 
 
 def _can_predict(project: Any) -> bool:
-    from runner_core.project import Project
+    from runner_core.project import overrides
 
-    return type(project).predict is not Project.predict and type(project).score is not Project.score
+    return overrides(project, "predict") and overrides(project, "score")
 
 
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
