@@ -1,0 +1,59 @@
+"""A terminal that goes away ends no part of a run: not the cache's building, not training, not scoring."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runner_core._signals import outlive_terminal
+from runner_core.cache import progress
+
+
+def test_a_lost_terminal_does_not_end_train(tmp_path: Path, toy: None) -> None:
+    """Closed while the cache is not built yet: SIGHUP comes, and every write to the terminal fails from then on."""
+    master, terminal = pty.openpty()
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        ["setsid", "--ctty", Path(sys.executable).with_name("runner"), "toy", "train", "--run-dir", run],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    begun = time.monotonic()
+    while not (run / "config.yaml").exists() and time.monotonic() - begun < 60:
+        time.sleep(0.01)
+    os.close(master)
+    assert process.wait(timeout=120) in (0, 120)  # 120: Python could not flush its output
+    assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["status"] == "done"
+    assert (run / "report.html").exists()
+
+
+def test_the_handler_from_before_comes_back() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    with outlive_terminal():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_the_caches_bar_outlives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = pty.openpty()
+    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress.progress("preparing", 3, print) as advance:
+            advance()
+            os.close(master)
+            advance()
+        monkeypatch.undo()
+        with pytest.raises(OSError):  # noqa: PT011
+            stream.write("gone")
+            stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is in its buffer goes nowhere
