@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -44,16 +45,23 @@ def test_the_handler_from_before_comes_back() -> None:
     assert signal.getsignal(signal.SIGHUP) == before
 
 
+class Terminal(io.StringIO):
+    gone = False
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self.gone:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
 def test_the_caches_bar_outlives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    master, terminal = pty.openpty()
-    with os.fdopen(terminal, "w", encoding="utf-8") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        with progress.progress("preparing", 3, print) as advance:
-            advance()
-            os.close(master)
-            advance()
-        monkeypatch.undo()
-        with pytest.raises(OSError):  # noqa: PT011
-            stream.write("gone")
-            stream.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is in its buffer goes nowhere
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.progress("preparing", 3, print) as advance:
+        advance()
+        terminal.gone = True
+        advance()
+    assert "preparing" in terminal.getvalue()
