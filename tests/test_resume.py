@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 SETTINGS = (
-    "--train.epochs 2 --train.steps-per-epoch 30 --train.batch-size 4 --train.deterministic True --log.every 5 "
+    "--train.epochs 2 --train.steps-per-epoch 30 --train.batch-size 4 --train.deterministic --log.every 5 "
     "--checkpoint.every-steps 7 --checkpoint.keep 100 --health.mode warn"
 ).split()
 
