@@ -140,17 +140,24 @@ def write_like(image: Any, data: Array, path: Path) -> Path:
 
 
 def write_masked(image: Any, mask: Array, path: Path) -> Path:
-    """Write the scan with 0 outside `mask`, in its own voxel type and scaling: inside, not a bit is changed."""
+    """Write the scan with 0 outside `mask`, in its own voxel type and scaling: inside, not a bit is changed.
+
+    Where that type and scaling have no 0 (unsigned integers with an offset, say), the scaled values as float32.
+    """
     header = image.header.copy()
     slope, inter = image.dataobj.slope, image.dataobj.inter
-    raw = np.asarray(image.dataobj.get_unscaled()).reshape(mask.shape)
+    data = np.asarray(image.dataobj.get_unscaled()).reshape(mask.shape)
     zero = -inter / slope
-    if raw.dtype.kind in "iu":
-        limits = np.iinfo(raw.dtype)
-        zero = min(max(round(zero), limits.min), limits.max)
+    if data.dtype.kind in "iu" and not (zero == round(zero) and _fits(zero, data.dtype)):
+        data, slope, inter, zero = np.asarray(image.dataobj, np.float32).reshape(mask.shape), 1, 0, 0
+        header.set_data_dtype(np.float32)
     header.set_slope_inter(slope, inter)
     header["cal_min"], header["cal_max"] = 0, 0
-    return _save(image, header, np.where(mask, raw, raw.dtype.type(zero)), path)
+    return _save(image, header, np.where(mask, data, data.dtype.type(zero)), path)
+
+
+def _fits(value: float, dtype: Any) -> bool:
+    return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
 def _save(image: Any, header: Any, data: Array, path: Path) -> Path:
@@ -158,6 +165,7 @@ def _save(image: Any, header: Any, data: Array, path: Path) -> Path:
     single = {nibabel.Nifti2Image: nibabel.Nifti2Image, nibabel.Nifti2Pair: nibabel.Nifti2Image}
     kind = single.get(type(image), nibabel.Nifti1Image)
     out = kind(data.reshape(image.shape), None, header)
+    out.header.set_slope_inter(*header.get_slope_inter())  # the constructor resets them
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         nibabel.save(out, path)
