@@ -57,7 +57,7 @@ def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[s
     plugins, chosen = _plugins(name, seen, saved)
     project = plugins.project()
     file = None if seen.config is None else read_settings(seen.config)
-    source = _source(seen.data, saved)
+    source = _source(seen.data, saved or file)
     fallback = "demo" if source is None else "default"
     preset = seen.preset or (file and file.preset) or (saved and saved.preset) or fallback
     if saved is not None and seen.preset not in (None, saved.preset):
