@@ -110,7 +110,8 @@ def write_meta(folder: Path, meta: CacheMeta) -> None:
 
 
 def read_meta(folder: Path) -> CacheMeta:
-    """Raises Damaged unless meta.json and the sizes of all files are as written (contents: `verify`)."""
+    """Raises Damaged unless meta.json and the sizes of all files are as written, and the content of
+    those that changed since the cache was last used (all contents: `verify`)."""
     if (folder / _MARK).exists():
         raise Damaged((folder / _MARK).read_text())
     try:
@@ -125,6 +126,8 @@ def read_meta(folder: Path) -> CacheMeta:
         size = os.path.getsize(folder / a.file) if (folder / a.file).exists() else None
         if size != a.size:
             raise Damaged(_damage(folder, f"{a.file} has {size} bytes, {a.size} were written"))
+        if (folder / a.file).stat().st_mtime_ns > (folder / "meta.json").stat().st_mtime_ns:
+            _check_content(folder, a)  # touched since it was built or last used
     return CacheMeta(arrays=arrays, **body)
 
 
@@ -133,12 +136,16 @@ def verify(folder: Path) -> CacheMeta:
     that the next run builds it anew and `prune` removes it."""
     meta = read_meta(folder)
     for a in meta.arrays.values():
-        if hash_file(folder / a.file) != a.checksum:
-            message = _damage(folder, f"{a.file} has changed since it was written (its checksum differs)")
-            with suppress(OSError):
-                (folder / _MARK).write_text(message)
-            raise Damaged(message)
+        _check_content(folder, a)
     return meta
+
+
+def _check_content(folder: Path, a: ArrayMeta) -> None:
+    if hash_file(folder / a.file) != a.checksum:
+        message = _damage(folder, f"{a.file} has changed since it was written (its checksum differs)")
+        with suppress(OSError):
+            (folder / _MARK).write_text(message)
+        raise Damaged(message)
 
 
 def open_shared(folder: Path) -> int:
