@@ -336,6 +336,16 @@ def test_verify_finds_a_flipped_byte_and_says_what_to_do(place, mode):
     assert [e.folder for e in manage.prune(place.cache).removed] == [cache]
 
 
+def test_a_file_that_was_changed_is_noticed_when_the_cache_is_opened(place):
+    place.open().close()
+    (cache,) = place.folders()
+    file = cache / "array-0.bin"
+    flip_byte(file)
+    later = (cache / "meta.json").stat().st_mtime_ns + 1_000_000
+    os.utime(file, ns=(later, later))  # as any program leaves it that writes
+    assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
+
+
 def test_nothing_is_copied_from_a_damaged_cache(place):
     place.open(mode="memmap").close()
     flip_byte(place.folders()[0] / "array-0.bin")
