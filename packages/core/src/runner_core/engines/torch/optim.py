@@ -12,7 +12,7 @@ from torch import nn
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.project import Project
+from runner_core.project import Project, overrides
 from runner_core.protocols import Progress
 
 
@@ -52,7 +52,7 @@ class LearningRate:
         self._groups = optimizer.param_groups
         self._bases = [group["lr"] for group in self._groups]
         self._config = config
-        own = type(project).schedule is not Project.schedule
+        own = overrides(project, "schedule")
         self._schedule = project.schedule if own else None
         self._factor: float | None = None
 
