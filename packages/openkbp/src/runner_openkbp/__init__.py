@@ -1,0 +1,1 @@
+"""Radiotherapy dose prediction (OpenKBP)."""
