@@ -92,7 +92,7 @@ def test_a_loaded_network_scores_as_the_trained_one_did(trained):
     """The validation's accuracy again, from the checkpoint alone: weights (averaged, where kept) and statistics."""
     folder, config, state = trained
     setup = toy.ToySetup(Predicts(config))
-    network, infer = setup.engine.load(setup, state)
+    network, infer, _ = setup.engine.load(setup, state)
     assert not network.training
     store = toy.MemoryStore()
     samples = setup.project.samples(store, [4, 5], "validation")
@@ -121,7 +121,7 @@ def test_export(trained, tmp_path):
     assert [p.name for p in written] == ["model.safetensors", "model.json"]
     network = setup.project.model(setup.precision)
     network.load_state_dict(load_file(written[0]))
-    loaded, _ = setup.engine.load(setup, state)
+    loaded = setup.engine.load(setup, state).network
     assert all(torch.equal(t, loaded.state_dict()[n]) for n, t in network.state_dict().items())
     description = json.loads(written[1].read_text())
     assert description["project"] == "enginetoy"

@@ -6,6 +6,10 @@ framework at its top: worker processes that build the cache, `runner P config` a
 would wait seconds for torch. Import the framework inside the methods that need it.
 
 The methods from `model` to `after_step` receive the tensors of the project's own framework; the rest is NumPy.
+
+With Keras they are traced once and compiled: write them with `keras.ops`, without Python branches on tensors. The
+`model` that `step` and `infer` receive is the network bound to training or to evaluation: call it without `training`,
+anything else of it (its layers, say) can be reached through it.
 """
 
 from __future__ import annotations

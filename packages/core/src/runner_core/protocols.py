@@ -279,7 +279,10 @@ class Sink(Protocol):
 
 
 class Progress(NamedTuple):
-    """Where training stands: `step` optimizer steps done of `steps`, in `epoch` (0-based)."""
+    """Where training stands: `step` optimizer steps done of `steps`, in `epoch` (0-based).
+
+    In a compiled step (keras) `step` and `epoch` are 0-d tensors: compute with them, do not branch on them.
+    """
 
     step: int
     steps: int
@@ -351,6 +354,14 @@ class Trainer(Protocol):
         ...
 
 
+class Trained(NamedTuple):
+    """The network of a checkpoint. `statistics`: what the project's `fit` learned from its training records."""
+
+    network: Any
+    infer: Infer
+    statistics: Mapping[str, Any]
+
+
 class Engine(Protocol):
     name: str
 
@@ -370,8 +381,8 @@ class Engine(Protocol):
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         ...
 
-    def load(self, setup: Setup, state: State) -> tuple[Any, Infer]:
-        """The network of a checkpoint (EMA weights where there are some), and its inference function."""
+    def load(self, setup: Setup, state: State) -> Trained:
+        """The network of a checkpoint (EMA weights where there are some), ready to predict."""
         ...
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:

@@ -30,9 +30,9 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     records = _records(started, side, sides)
     out = options.out or run.path / f"evaluation-{side}"
     make_folder(out)
-    infer, checkpoint = load_network(started, options.run)
+    trained, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records ({side}) with {checkpoint} of {run.path}")
-    scores = score_records(setup.project, infer, records)
+    scores = score_records(setup.project, trained.infer, records)
     for row in scores.rows:
         row.trained_on = sides is not None and trained_on(row.record, sides)
     for line in score_table(scores):
@@ -41,7 +41,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif seen := sum(row.trained_on for row in scores.rows):
         print(f"{seen} of these {len(scores.rows)} records (or others of their groups) were trained on")
-    written = write_scores(scores, out) + draw_figures(setup.project, infer, scores, out)
+    written = write_scores(scores, out) + draw_figures(setup.project, trained.infer, scores, out)
     print(f"written: {', '.join(p.name for p in written)} in {out}")
     for error in scores.errors:
         print(f"runner: {error}", file=sys.stderr)

@@ -22,11 +22,11 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     if not records:
         return BadInput.exit_code
     make_folder(options.out)
-    infer, checkpoint = load_network(started, options.run)
+    trained, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")
     for record in records:
         try:
-            written = setup.project.write(record, setup.project.predict(record, infer), options.out)
+            written = setup.project.write(record, setup.project.predict(record, trained.infer), options.out)
         except BadInput as error:
             failed += 1
             print(f"runner: {error}", file=sys.stderr)

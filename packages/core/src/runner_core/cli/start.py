@@ -21,7 +21,7 @@ from runner_core.config.resolve import (
 )
 from runner_core.plugins import Plugins
 from runner_core.project import Project
-from runner_core.protocols import Infer, State
+from runner_core.protocols import Trained, State
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Setup
 
@@ -94,13 +94,12 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     return Started(options, setup, run, chosen)
 
 
-def load_network(started: Started[Any], named: Path) -> tuple[Infer, str]:
-    """Inference with the checkpoint that `named` is, or with the best of the run it is; and which one that was."""
+def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
+    """The network of the checkpoint that `named` is, or of the best of the run it is; and which one that was."""
     setup = started.setup
     state, checkpoint = load_state(started, named)
     setup.project.pipeline = setup.pipeline  # predictions share the crop
-    _, infer = setup.engine.load(setup, state)
-    return infer, checkpoint
+    return setup.engine.load(setup, state), checkpoint
 
 
 def load_state(started: Started[Any], named: Path) -> tuple[State, str]:

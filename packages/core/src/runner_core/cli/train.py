@@ -127,15 +127,15 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, un
     if not records or not _can_predict(project):
         return {"scores": {}, "baseline": {}}
     begun = time.monotonic()
-    infer, checkpoint = load_network(started, folder.path)
+    trained, checkpoint = load_network(started, folder.path)
     display.say(f"scoring {len(records)} validation records with checkpoint {checkpoint}")
-    scores = evaluate(project, infer, records, display.say)
+    scores = evaluate(project, trained.infer, records, display.say)
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
     with unwritten(folder.path / "scores.csv"):
         write_scores(scores, folder.path)
     with unwritten(folder.figures):
-        for path in draw_figures(project, infer, scores, folder.figures):
+        for path in draw_figures(project, trained.infer, scores, folder.figures):
             sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
     seconds = time.monotonic() - begun
     return {"scores": scores.means, "baseline": scores.baseline, "scoring_errors": scores.errors,

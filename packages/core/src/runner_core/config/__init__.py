@@ -86,10 +86,14 @@ class TrainConfig:
     """Bit-identical results for the same device, threads and versions, at some cost in speed."""
     device: str = "auto"
     """auto (the GPU if there is one), cpu, cuda, cuda:1."""
+    steps_per_execution: int = 1
+    """Keras only: steps that go to the device at once. More than 1 saves time where a step takes about a millisecond;
+    logs, checkpoints and signals then wait for the end of such a block."""
     threads: int | None = None
     """CPU threads of the framework. Default: the framework's own choice."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """PyTorch only: compile the model (torch.compile). auto: where the project measured it faster."""
+    """Compile the step: torch.compile, or XLA for Keras. auto: PyTorch where the project measured it faster; Keras on
+    every GPU and never on a CPU, where XLA is many times slower."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """PyTorch only: channels-last memory layout for convolutions. auto: where the project measured it faster."""
 

@@ -224,7 +224,7 @@ def _use(case: _Case) -> None:
     assert setup.engine.export(setup, case.made["state"], case.folder / "export"), "export wrote nothing"
     if type(project).predict is Project.predict:
         return
-    _, infer = setup.engine.load(setup, case.made["state"])
+    infer = setup.engine.load(setup, case.made["state"]).infer
     record = data.records[data.splits["validation"][0]]
     prediction = project.predict(record, infer)
     assert_equal(prediction, project.predict(record, infer), "predict, called twice")

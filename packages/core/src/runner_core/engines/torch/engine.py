@@ -29,7 +29,7 @@ from runner_core.engines.torch.state import unflatten
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
 from runner_core.project import Project, Statistics
-from runner_core.protocols import Array, Device, Infer, State
+from runner_core.protocols import Array, Device, State, Trained
 from runner_core.setup import Data, Setup
 
 
@@ -80,8 +80,8 @@ class TorchEngine:
         """On CUDA, page-lock memory for as long as this engine lives; on a CPU, nothing."""
         pin(memory, torch_device(self.device()), self)
 
-    def load(self, setup: Setup, state: State) -> tuple[nn.Module, Infer]:
-        """The network of a checkpoint (averaged weights where there are some), and its inference function."""
+    def load(self, setup: Setup, state: State) -> Trained:
+        """The network of a checkpoint (averaged weights where there are some), ready to predict."""
         device = torch_device(setup.device)
         network, statistics = self._network(setup, state)
         with network_fits():
@@ -89,7 +89,8 @@ class TorchEngine:
         precision.set_backends(setup.precision)
         precision.keep_float32(network, setup.precision, device)
         cast = precision.autocast(setup.precision, device)
-        return network, make_infer(setup.project, network, statistics, device=device, cast=cast)
+        infer = make_infer(setup.project, network, statistics, device=device, cast=cast)
+        return Trained(network, infer, statistics)
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
         """As the project does, else model.safetensors and model.json; the files written."""
