@@ -1,0 +1,116 @@
+"""Settings of openkbp and its presets. Imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runner_core.config import DataConfig, RunConfig
+
+
+@dataclass
+class DoseDataConfig(DataConfig):
+    size: Literal[128, 64, 32] = 128
+    """Voxels per side of the grid that the network works on. Below 128, dose and CT are the means and the masks the
+    majority of the voxels they replace; predictions are brought back to 128³, where all scores are computed."""
+    ct_offset: float = 1024.0
+    """HU = stored CT value − ct_offset. The challenge's values run from 1 to 28036 and hold HU + 1024."""
+    ct_window: tuple[float, float] = (-1024.0, 1500.0)
+    """HU outside the window are clipped to it: metal and the padding around the scanner's field of view. The network
+    sees the result / 1000."""
+
+
+@dataclass
+class ModelConfig:
+    features: int = 64
+    """Channels of the first level; the levels below have 2, 4 and 8 times as many. 64 gives the challenge's network."""
+    cascade: bool = False
+    """Two networks: the second sees the first one's dose beside the images, and both are trained."""
+    recompute: bool = False
+    """Compute activations again in the backward pass rather than keep them: less memory, more time."""
+    dropout: float = 0.2
+    """Share of the channels dropped after the second and the fourth upsampling."""
+    momentum: float = 0.99
+    """Share of the old value in BatchNorm's running statistics. At 0.99 a few hundred steps leave the initial values
+    in; short trainings need 0.9."""
+
+
+@dataclass
+class LossConfig:
+    mae: float = 1.0
+    """Weight of the mean absolute error of the dose (Gy)."""
+    masked: bool = False
+    """Mean over the voxels of the possible-dose mask, as the dose score has it, instead of the whole volume."""
+    dvh: float = 0.0
+    """Weight of the DVH loss (squared difference of dose-volume histograms, per cent²)."""
+
+
+@dataclass
+class AugmentConfig:
+    """Training only."""
+
+    flip: bool = True
+    """Mirror left and right in half of the samples; the parotids change names."""
+    rotate: float = 0.0
+    """Largest rotation about the patient's long axis (degrees); 0: none."""
+    probability: float = 0.5
+    """Share of the samples that are rotated."""
+
+
+@dataclass
+class PredictConfig:
+    flip: bool = True
+    """Average with the prediction of the mirrored patient; takes twice the time."""
+
+
+@dataclass
+class OpenKBPConfig(RunConfig):
+    """Dose prediction for head-and-neck radiotherapy."""
+
+    data: DoseDataConfig = field(default_factory=DoseDataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
+
+
+def default() -> OpenKBPConfig:
+    """The challenge's network (117 M parameters) at 128³, 100 epochs of batches of 2; for a GPU."""
+    config = OpenKBPConfig()
+    config.train.batch_size = 2
+    config.train.epochs = 100
+    config.train.learning_rate = 2e-4
+    config.checkpoint.every, config.checkpoint.keep = 10, 5
+    return config
+
+
+def large() -> OpenKBPConfig:
+    """As default, with a cascade of two networks, losses inside the mask and the DVHs, and rotations."""
+    config = default()
+    config.model.cascade = True
+    config.model.recompute = True
+    config.loss.masked = True
+    config.augment.rotate = 20.0
+    return config
+
+
+def demo() -> OpenKBPConfig:
+    """64³ and 461 k parameters: the phantom in about a minute on two CPU cores."""
+    config = default()
+    config.data.size = 64
+    config.model.features = 4
+    config.model.momentum = 0.9
+    config.loss.masked = True
+    config.train.learning_rate = 3e-3
+    config.train.epochs, config.train.steps_per_epoch = 6, 25
+    config.validate.every, config.checkpoint.every = 3, 3
+    config.log.every = 10
+    return config
+
+
+PRESETS: dict[str, Callable[[], OpenKBPConfig]] = {
+    "default": default,
+    "large": large,
+    "demo": demo,
+}

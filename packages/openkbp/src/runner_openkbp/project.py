@@ -1,0 +1,183 @@
+"""openkbp: what runner calls. Imports neither TensorFlow nor Keras at its top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from runner_core.config import RunConfig
+from runner_core.project import Decoded, Project, Record, Statistics
+from runner_core.protocols import (
+    Array,
+    Arrays,
+    Finding,
+    Infer,
+    Json,
+    Metric,
+    Precision,
+    Progress,
+    Samples,
+    Step,
+    Store,
+    Tensors,
+)
+from runner_core.samples import RowSamples
+
+from runner_openkbp.config import PRESETS, OpenKBPConfig
+
+
+@dataclass
+class DosePredictOptions:
+    nifti: bool = False
+    """Also write the dose as NIfTI."""
+    dicom: bool = False
+    """Also write the dose as DICOM RTDOSE."""
+    reference: Path | None = None
+    """DICOM series (folder) that gives the RTDOSE its geometry and patient; without one both are synthetic."""
+
+
+class OpenKBP(Project):
+    """Dose prediction for head-and-neck radiotherapy with the OpenKBP challenge's 3-D U-Net."""
+
+    name: ClassVar[str] = "openkbp"
+    framework: ClassVar[Literal["torch", "keras"]] = "keras"
+    Config: ClassVar[type[RunConfig]] = OpenKBPConfig
+    PredictOptions: ClassVar[type] = DosePredictOptions
+    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
+    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("dose_error_gy", "min")
+    prepare_version: ClassVar[int] = 1
+    phantom_version: ClassVar[int] = 1
+    config: OpenKBPConfig
+
+    # ------------------------------------------------------------ data: files → prepared arrays
+
+    def records(self, root: Path) -> Sequence[Record]:
+        from runner_openkbp import patients
+
+        return patients.find_patients(root)
+
+    def inputs(self, path: Path) -> Sequence[Record]:
+        from runner_openkbp import patients
+
+        return patients.find_inputs(path)
+
+    def decode(self, record: Record) -> Decoded:
+        """ct int16, masks uint16 (bits in the order of `rois.ROIS`) and, where there is one, dose uint16 on 128³."""
+        from runner_openkbp import packing, patients
+
+        return packing.pack(patients.read_patient(record))
+
+    def prepare(self, decoded: Decoded) -> Arrays:
+        """One row: ct, masks, dose (1, S, S, S) and dose_step (1, 1), Gy per unit of the stored dose."""
+        from runner_openkbp import packing
+
+        return packing.prepare(decoded, self.config.data.size)
+
+    def prepare_settings(self) -> Mapping[str, Json]:
+        return {"size": self.config.data.size}
+
+    def fit(self, store: Store, training: Sequence[int]) -> Statistics:
+        """mean_dose: Gy, mean over the possible-dose masks of all training patients; the trivial prediction."""
+        from runner_openkbp.rois import POSSIBLE, unpack
+
+        total, voxels = 0.0, 0
+        for record in training:
+            inside = unpack(store.arrays["masks"].read(record), POSSIBLE)
+            step = float(store.arrays["dose_step"].read(record)[0, 0])
+            total += step * float(store.arrays["dose"].read(record)[inside].sum(dtype=np.float64))
+            voxels += int(inside.sum())
+        return {"mean_dose": total / max(1, voxels)}
+
+    # ------------------------------------------------------------ data: prepared arrays → batches
+
+    def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
+        return RowSamples(store, {name: (0,) for name in ("ct", "masks", "dose", "dose_step")}, records)
+
+    def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
+        """Stored arrays → image (B, S, S, S, 11), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
+        from runner_openkbp.batch import unpack_batch
+
+        out = unpack_batch(batch, self.config.data.ct_offset, self.config.data.ct_window)
+        if rng is not None:
+            from runner_openkbp.augment import augment
+
+            out = augment(out, self.config.augment, rng)
+        return out
+
+    # ------------------------------------------------------------ learning
+
+    def model(self, precision: Precision) -> Any:
+        from runner_openkbp.unet import dose_network
+
+        return dose_network(self.config.data.size, self.config.model)
+
+    def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
+        from runner_openkbp.losses import dose_losses
+
+        doses = model(batch["image"])
+        loss, terms = dose_losses(doses, batch, self.config.loss)
+        return Step(loss, terms, _final(doses))
+
+    def infer(self, model: Any, batch: Tensors) -> Tensors:
+        """{"prediction": dose in Gy (B, S, S, S, 1) float32}."""
+        return {"prediction": _final(model(batch["image"]))}
+
+    def optimizer(self, groups: Any) -> Any:
+        """Adam with the challenge's betas; the engine sets the learning rate of each step."""
+        import keras
+
+        return keras.optimizers.Adam(self.config.train.learning_rate, beta_1=0.5, beta_2=0.999)
+
+    def metrics(self) -> Sequence[Metric]:
+        from runner_openkbp.metrics import DoseError
+
+        return (DoseError(),)
+
+    # ------------------------------------------------------------ whole records
+
+    def predict(self, record: Record, infer: Infer) -> Array:
+        """Dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask."""
+        from runner_openkbp.upsample import upsample
+
+        files = {role: path for role, path in record.files.items() if role != "dose"}
+        decoded, _ = self.pipeline.decode_cropped(Record(record.key, record.group, files))
+        prepared = self.prepare(decoded)
+        dose = infer({name: prepared[name] for name in ("ct", "masks")})["prediction"][0, ..., 0]
+        return upsample(np.maximum(dose, 0), decoded.arrays["ct"].shape)
+
+    def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
+        from runner_openkbp import outputs
+
+        return outputs.write(record, prediction, out, self.predict_options)
+
+    def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
+        """dose_score (Gy), dvh_score (Gy), then the error of each of the challenge's 23 DVH metrics (Gy)."""
+        from runner_openkbp import patients, scores
+
+        return scores.patient_scores(patients.read_patient(record), prediction)
+
+    def figure(self, record: Record, prediction: Array) -> Array:
+        from runner_openkbp import patients
+        from runner_openkbp.figures import dose_figure
+
+        return dose_figure(patients.read_patient(record), prediction)
+
+    def check(self, record: Record) -> Sequence[Finding]:
+        from runner_openkbp import checks
+
+        return list(checks.findings(record))
+
+    # ------------------------------------------------------------ phantom
+
+    def phantom(self, folder: Path, rng: np.random.Generator) -> None:
+        from runner_openkbp.phantom import write_phantom
+
+        write_phantom(folder, rng)
+
+
+def _final(doses: Any) -> Any:
+    """The last network's dose: a cascade returns one for each network."""
+    return doses[-1] if isinstance(doses, (list, tuple)) else doses
