@@ -224,6 +224,7 @@ def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner
     assert runner("toy", "check", "--data", "data").returncode == 2
 
 
+@pytest.mark.torch
 def test_data_on_a_device_that_is_none_is_refused(runner: Runner) -> None:
     done = runner("toy", "train", "--cache.mode", "device", "--train.device", "cpu")
     refused(done, "this run computes on the CPU: use memory")
@@ -312,6 +313,7 @@ def test_a_killed_run_resumed_is_the_run_never_killed(launch: Launch, tmp_path: 
     assert (tmp_path / "whole" / last).read_bytes() == (tmp_path / "killed" / last).read_bytes()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
@@ -339,6 +341,7 @@ def test_resume_alone_takes_the_latest_run(trained: Path, runner: Runner, tmp_pa
     assert "continuing runs/toy/one" in done.stdout
 
 
+@pytest.mark.torch
 def test_an_unexpected_error_names_the_file_with_its_traceback(runner: Runner, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(PROJECT, broken)
@@ -353,6 +356,7 @@ def test_an_unexpected_error_names_the_file_with_its_traceback(runner: Runner, t
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
 
 
+@pytest.mark.torch
 def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
     done = runner("toy", "train", "--run-dir", "run", "--train.learning-rate", "1e30", "--train.warmup", "0")
     assert done.returncode == 3, done.stdout + done.stderr
@@ -363,6 +367,7 @@ def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
     assert "NaN or infinite" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.torch
 def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_path: Path) -> None:
     done = runner("toy", "train", "--run-dir", "run", installed=(PROJECT, EXTENSION))
     assert done.returncode == 0, done.stderr
@@ -482,6 +487,7 @@ def test_report_is_written_anew(trained: Path, runner: Runner, tmp_path: Path) -
 # ---------------------------------------------------------------- cache
 
 
+@pytest.mark.torch
 def test_caches_are_listed_verified_and_pruned(runner: Runner, tmp_path: Path) -> None:
     runner("toy", "phantom", "data")
     words = [

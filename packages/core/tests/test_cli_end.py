@@ -38,6 +38,7 @@ def here(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.torch
 def test_a_full_disk_at_the_end_costs_no_table(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,13 +63,14 @@ def test_a_full_disk_at_the_start_is_bad_input(
         assert not (here / "run").exists()
 
 
+@pytest.mark.torch
 def test_errors_while_scoring_are_said_and_kept(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from runner_core import BadInput
     from toy_project import Toy  # type: ignore[import-not-found]
 
-    def unreadable(self: Any, record: Any) -> Any:
+    def unreadable(self: Any, record: Any, statistics: Any) -> Any:
         raise BadInput(f"{record.key}: no baseline")
 
     monkeypatch.setattr(Toy, "baseline", unreadable)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core import BadInput, Project, Record, RunConfig
+from runner_core import BadInput, Finding, Project, Record, RunConfig, Table
+from runner_core.cli.evaluate import further_tables, score_table
 from runner_core.evaluation import draw_figures, evaluate, write_png, write_scores
 
 
@@ -37,8 +38,8 @@ class Scored(Project):
     def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
         return {"dice": 0.5, "hd95": 9.0} if prediction == "trivial" else self.scores[prediction]
 
-    def baseline(self, record: Record) -> Any:
-        return "trivial"
+    def baseline(self, record: Record, statistics: Any) -> Any:
+        return statistics["trivial"]
 
     def figure(self, record: Record, prediction: Any) -> Any:
         return np.full((2, 3, 3), 7, np.uint8)
@@ -56,7 +57,7 @@ SCORES = {
 
 
 def run(*keys: str, project: Scored | None = None) -> Any:
-    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys))
+    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys), {"trivial": "trivial"})
 
 
 def test_the_worst_come_first_and_what_is_no_number_is_worst() -> None:
@@ -74,6 +75,62 @@ def test_means_leave_out_what_is_no_number() -> None:
     assert scores.means == pytest.approx({"dice": 0.55, "hd95": 15.5})
     assert scores.baseline == {"dice": 0.5, "hd95": 9.0}
     assert math.isnan(run("lost").means["dice"])
+
+
+class Pooled(Scored):
+    """A score over all cells of all records, a table of them, and a remark on what has none."""
+
+    shown = ("dice",)
+
+    def pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+        return {"hd95": max(s["hd95"] for s in scores)}
+
+    def tables(self, scores: Any, baseline: Any) -> Sequence[Table]:
+        rows = [("left", scores[0]["dice"], len(baseline)), ("<i>right", math.nan, 0)]
+        return [Table("sides", "By side", ("side", "dice", "trivial"), rows)]
+
+    def remarks(self, record: Record, prediction: Any) -> Sequence[Finding]:
+        return [Finding("empty", "warning", "nothing found")] if prediction == "bad" else []
+
+
+def test_scores_over_the_set_may_be_pooled_instead_of_averaged() -> None:
+    scores = run("good", "bad", project=Pooled(SCORES))
+    assert scores.means == {"dice": pytest.approx(0.55), "hd95": 30.0}
+    assert scores.baseline == {"dice": 0.5, "hd95": 9.0}
+    nothing = run("broken", project=Pooled(SCORES))
+    assert (nothing.rows, nothing.means, nothing.tables) == ([], {}, ())
+
+
+def test_a_project_s_tables_and_remarks_are_shown_and_written(tmp_path: Path) -> None:
+    scores = run("good", "bad", project=Pooled(SCORES))
+    assert write_scores(scores, tmp_path)[1] == tmp_path / "scores-sides.csv"
+    lines = (tmp_path / "scores-sides.csv").read_text(encoding="utf-8").splitlines()
+    assert lines == ["side,dice,trivial", "left,0.2,2", "<i>right,nan,0"]
+    content = json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))
+    assert content["tables"][0]["rows"] == [["left", 0.2, 2], ["<i>right", None, 0]]
+    assert [r["remarks"] for r in content["records"]] == [
+        [{"rule": "empty", "level": "warning", "message": "nothing found"}],
+        [],
+    ]
+    assert list(further_tables(scores)) == [
+        *("", "By side"),
+        *("side        dice  trivial", "left      0.2000        2", "<i>right       –        0"),
+    ]
+
+
+def test_only_what_a_project_shows_is_in_the_table_and_everything_in_the_files(tmp_path: Path) -> None:
+    scores = run("good", "bad", project=Pooled(SCORES))
+    assert not any("hd95" in line for line in score_table(scores))
+    assert scores.shown_of(scores.means) == {"dice": pytest.approx(0.55)}
+    write_scores(scores, tmp_path)
+    assert "hd95" in (tmp_path / "scores.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert json.loads((tmp_path / "scores.json").read_text(encoding="utf-8"))["means"]["hd95"] == 30.0
+
+
+def test_progress_is_said_with_the_remarks() -> None:
+    said: list[str] = []
+    evaluate(Pooled(SCORES), lambda batch: batch, records("good", "bad"), {"trivial": "trivial"}, said.append)
+    assert said == ["scored 1/2  good  dice 0.9", "scored 2/2  bad  dice 0.2", "warning: bad: nothing found"]
 
 
 def test_a_record_that_cannot_be_read_is_reported_and_the_others_scored() -> None:

@@ -17,6 +17,7 @@ from runner_core._signals import outlive_terminal
 from runner_core.cache import progress
 
 
+@pytest.mark.torch
 def test_a_lost_terminal_does_not_end_train(tmp_path: Path, toy: None) -> None:
     """Closed while the cache is not built yet: SIGHUP comes, and every write to the terminal fails from then on."""
     master, terminal = pty.openpty()

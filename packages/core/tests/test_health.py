@@ -148,6 +148,7 @@ class AlwaysBackground(toy.Toy):
         return (prediction > 1e9).float()
 
 
+@pytest.mark.torch
 def test_a_constant_network_ends_the_run_after_saving(tmp_path):
     config = toy.small(train__epochs=9)
     with pytest.raises(Unhealthy, match="decided 0 everywhere in 3 validations in a row") as stopped:
@@ -161,6 +162,7 @@ def test_a_constant_network_ends_the_run_after_saving(tmp_path):
     assert events[-4:] == ["validation", "health", "checkpoint", "end"]
 
 
+@pytest.mark.torch
 def test_a_resumed_run_remembers_how_often(tmp_path):
     """Two constant validations, then killed: the third is an error although this process saw one only."""
 
@@ -176,12 +178,14 @@ def test_a_resumed_run_remembers_how_often(tmp_path):
         toy.run(config, tmp_path, project=AlwaysBackground, resume=True)
 
 
+@pytest.mark.torch
 def test_constant_at_the_end(tmp_path):
     """Too few validations to be stopped before: the end of the run is unhealthy all the same."""
     with pytest.raises(Unhealthy, match="the trained network decides 0 everywhere"):
         toy.run(toy.small(train__epochs=1), tmp_path, project=AlwaysBackground)
 
 
+@pytest.mark.torch
 def test_warn_goes_on(tmp_path):
     display = toy.Quiet()
     config = toy.small(train__epochs=5, health__mode="warn")

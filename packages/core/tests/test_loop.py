@@ -58,6 +58,7 @@ def test_what_is_due_within_a_block_happens_at_its_end(cadence):
         step = event
 
 
+@pytest.mark.torch
 def test_in_blocks_everything_happens_where_one_ends(tmp_path, monkeypatch):
     """Three steps at once in epochs of seven: 3, 6, 7, 10, 13, 14."""
     from runner_core.engines.torch.trainer import TorchTrainer
@@ -79,6 +80,7 @@ def lines(folder, event):
     return [line for line in toy.log_lines(folder) if line["event"] == event]
 
 
+@pytest.mark.torch
 def test_the_log_of_a_run(tmp_path):
     summary = toy.run(toy.small(train__epochs=4, validate__every=2, log__every=5), tmp_path)
     assert [line["step"] for line in lines(tmp_path, "train")] == [1, 5, 10, 12]
@@ -103,6 +105,7 @@ def test_the_log_of_a_run(tmp_path):
     }
 
 
+@pytest.mark.torch
 def test_the_summary(tmp_path):
     summary = toy.run(toy.small(), tmp_path)
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("done", 3, 9)
@@ -115,6 +118,7 @@ def test_the_summary(tmp_path):
     json.dumps(summary)
 
 
+@pytest.mark.torch
 def test_time_is_accounted_for(tmp_path):
     """Wait, compute and other make up the whole, in every line; a slow network counts as compute, slow data as wait."""
     import time
@@ -146,6 +150,7 @@ def test_time_is_accounted_for(tmp_path):
     assert all(measured[name] >= slept[name] for name in slept)
 
 
+@pytest.mark.torch
 def test_best_is_kept_and_last_too(tmp_path):
     class Worsens(toy.Toy):
         monitor = ("age", "max")
@@ -172,12 +177,14 @@ def test_best_is_kept_and_last_too(tmp_path):
     assert kept == ["step-00000003", "step-00000015", "step-00000018"]
 
 
+@pytest.mark.torch
 def test_a_better_validation_is_saved_although_no_checkpoint_is_due(tmp_path):
     toy.run(toy.small(train__epochs=3, checkpoint__every=100), tmp_path)
     best = [line["step"] for line in lines(tmp_path, "validation") if line["best"]]
     assert set(best) <= {line["step"] for line in lines(tmp_path, "checkpoint")}
 
 
+@pytest.mark.torch
 def test_without_validation_the_last_is_the_best(tmp_path):
     made = toy.Toy(toy.small())
     summary = toy.run(toy.small(), tmp_path, data=toy.make_data(made, validation=False))
@@ -185,6 +192,7 @@ def test_without_validation_the_last_is_the_best(tmp_path):
     assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": summary["steps"]}
 
 
+@pytest.mark.torch
 def test_unknown_monitored_metric(tmp_path):
     class Wrong(toy.Toy):
         monitor = ("acuracy", "max")
@@ -193,6 +201,7 @@ def test_unknown_monitored_metric(tmp_path):
         toy.run(toy.small(), tmp_path, project=Wrong)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("fails", [{2}, {3}, {2, 3}])
 def test_a_full_disk_does_not_end_the_run(tmp_path, fails, monkeypatch):
     """It is said, the last good checkpoint stays, training goes on; at the end it is said again if the last failed."""
@@ -220,6 +229,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, fails, monkeypatch):
     assert ("the end of this run is not saved" in display.said[-1]) == (3 in fails)
 
 
+@pytest.mark.torch
 def test_no_records_to_train_on(tmp_path):
     made = toy.Toy(toy.small())
     data = toy.make_data(made)
@@ -228,12 +238,14 @@ def test_no_records_to_train_on(tmp_path):
         toy.run(toy.small(), tmp_path, data=data)
 
 
+@pytest.mark.torch
 def test_augmenting_on_the_host_and_a_set_on_the_device_exclude_each_other(tmp_path):
     made = toy.Toy(toy.small())
     with pytest.raises(BadInput, match=r"set cache\.mode memmap"):
         toy.run(toy.small(), tmp_path, data=toy.make_data(made, toy.MemoryStore(device=True)))
 
 
+@pytest.mark.torch
 def test_the_precision_is_in_the_log_after_the_first_step(tmp_path):
     toy.run(toy.small(log__every=50), tmp_path)
     assert lines(tmp_path, "precision") == [

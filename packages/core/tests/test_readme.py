@@ -28,6 +28,7 @@ def written(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.torch
 def test_the_project_keeps_the_contract_and_trains_with_the_extension(
     written: Path, runner: Runner, tmp_path: Path
 ) -> None:

@@ -120,6 +120,37 @@ def test_what_the_run_says_is_text_and_never_markup(folder: RunFolder) -> None:
     assert "&lt;script&gt;" in text
 
 
+def test_tables_remarks_and_later_evaluations_are_shown(folder: RunFolder) -> None:
+    finished(folder)
+    elsewhere = folder.path / "evaluation-test"
+    elsewhere.mkdir()
+    remark = {"rule": "empty", "level": "warning", "message": "<b>nothing</b> found"}
+    row = {"record": "r2", "group": "g", "scores": {"dice": 0.25, "hidden": 0.125}, "baseline": {}}
+    table = {
+        "name": "sides",
+        "title": "By side",
+        "columns": ["side", "dice"],
+        "rows": [["<left", 0.5], ["right", None]],
+    }
+    content = {"means": {"dice": 0.25, "hidden": 0.125}, "baseline": {}, "records": [{**row, "remarks": [remark]}]}
+    content |= {"errors": ["r3.npy: cut short"], "shown": ["dice"], "tables": [table]}
+    (elsewhere / "scores.json").write_text(json.dumps(content), encoding="utf-8")
+    write_png(elsewhere / "001-r2.png", np.zeros((4, 4, 3), np.uint8))
+    words = Page(render(folder)).words
+    for part in (
+        "evaluation-test",
+        "r2",
+        "0.25",
+        "By side",
+        "<left",
+        "<b>nothing</b> found",
+        "r3.npy: cut short",
+        "001-r2",
+    ):
+        assert part in words, part
+    assert "hidden" not in words
+
+
 def test_a_run_that_has_only_begun_has_a_report(folder: RunFolder) -> None:
     page = Page(render(folder))
     assert "running" in page.words

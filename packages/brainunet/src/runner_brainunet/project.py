@@ -207,7 +207,7 @@ class BrainUNet(Project):
         image = nifti.open_image(record.files["image"])
         return volume_scores(prediction, self._truth(record, image), nifti.spacing(image))
 
-    def baseline(self, record: Record) -> Array:
+    def baseline(self, record: Record, statistics: Statistics) -> Array:
         return otsu_brain(nifti.read_scan(record.files["image"])[1])
 
     def figure(self, record: Record, prediction: Array) -> Array:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runner_core.project import Project as Project
     from runner_core.project import Record as Record
     from runner_core.project import Statistics as Statistics
+    from runner_core.project import Table as Table
     from runner_core.protocols import Box as Box
     from runner_core.protocols import Finding as Finding
     from runner_core.protocols import Precision as Precision
@@ -42,6 +43,7 @@ _HOME = {
     "Project": "project",
     "Record": "project",
     "Statistics": "project",
+    "Table": "project",
     "Box": "protocols",
     "Finding": "protocols",
     "Precision": "protocols",

@@ -1,7 +1,7 @@
 """Whole-record scores: each record predicted in its own grid, scored beside a trivial baseline, worst cases first.
 
 The first name that `Project.score` returns is the headline: it orders the table, in the direction of
-`Project.monitor`.
+`Project.monitor`. Over the set a score is its mean over the records that have one, or what `Project.pooled` says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from runner_core._errors import BadInput
-from runner_core.project import Project, Record
-from runner_core.protocols import Array, Infer
+from runner_core.project import Project, Record, Statistics, Table
+from runner_core.protocols import Array, Finding, Infer
 from runner_core.runfolder import json_text, replace_text
 
 FIGURES = 6
@@ -35,46 +35,74 @@ class Row:
     """Kept for its picture where there are few records; more of them might not fit in memory."""
     trained_on: bool = False
     """Was the record, or another of its group, trained on?"""
+    remarks: Sequence[Finding] = ()
 
 
 @dataclass
 class Scores:
-    """Rows with the worst first; means over the records where a score is a finite number."""
+    """Rows with the worst first; scores of the whole set, the network's and the trivial method's."""
 
     rows: list[Row]
     means: dict[str, float]
     baseline: dict[str, float]
     errors: list[str] = field(default_factory=list)
     """Records that could not be read, one message each."""
+    tables: Sequence[Table] = ()
+    shown: Sequence[str] = ()
+    """What `Project.shown` says: names for which tables have room; none: all."""
 
     @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row.scores))
 
+    @property
+    def shown_names(self) -> list[str]:
+        return [name for name in self.names if not self.shown or name in self.shown]
+
+    def shown_of(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: values[name] for name in self.shown_names if name in values}
+
+    @property
+    def remarks(self) -> list[tuple[str, Finding]]:
+        """What the project remarked, each with its record's key."""
+        return [(row.record.key, finding) for row in self.rows for finding in row.remarks]
+
 
 def evaluate(
-    project: Project, infer: Infer, records: Sequence[Record], say: Callable[[str], None] = lambda text: None
+    project: Project,
+    infer: Infer,
+    records: Sequence[Record],
+    statistics: Statistics,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Scores:
-    """Predict and score every record. A record that cannot be read becomes an entry of `errors`."""
+    """Predict and score every record. A record that cannot be read becomes an entry of `errors`.
+
+    `statistics`: of the run, for the trivial method.
+    """
     rows: list[Row] = []
     errors: list[str] = []
     for number, record in enumerate(records, 1):
         try:
             prediction = project.predict(record, infer)
             scores = dict(project.score(record, prediction))
-            trivial = project.baseline(record)
+            trivial = project.baseline(record, statistics)
             baseline = {} if trivial is None else dict(project.score(record, trivial))
+            remarks = project.remarks(record, prediction)
         except BadInput as error:
             errors.append(str(error))
             continue
-        rows.append(Row(record, scores, baseline, prediction if len(records) <= FIGURES else None))
-        say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(scores)}")
+        rows.append(Row(record, scores, baseline, prediction if len(records) <= FIGURES else None, remarks=remarks))
+        say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(scores, project.shown))}")
+        for finding in remarks:
+            say(f"{finding.level}: {record.key}: {finding.message}")
     rows.sort(key=lambda row: _goodness(project, row))
-    return Scores(rows, _means([r.scores for r in rows]), _means([r.baseline for r in rows]), errors)
+    own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
+    tables = project.tables(own, trivial) if rows else ()
+    return Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, project.shown)
 
 
 def write_scores(scores: Scores, folder: Path) -> list[Path]:
-    """scores.csv (a row a record, worst first) and scores.json (the same with the means)."""
+    """scores.csv (a row a record, worst first), a CSV for each further table, and scores.json with all of it."""
     table, summary = folder / "scores.csv", folder / "scores.json"
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -85,12 +113,20 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
             writer.writerow([row.record.key, row.record.group, *numbers, "yes" if row.trained_on else "no"])
     rows = [
         {"record": r.record.key, "group": r.record.group, "scores": r.scores, "baseline": r.baseline}
-        | {"trained_on": r.trained_on}
+        | {"trained_on": r.trained_on, "remarks": [asdict(finding) for finding in r.remarks]}
         for r in scores.rows
     ]
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
+    content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
     replace_text(summary, json_text(content) + "\n")
-    return [table, summary]
+    return [table, *(_write_table(further, folder) for further in scores.tables), summary]
+
+
+def _write_table(table: Table, folder: Path) -> Path:
+    path = folder / f"scores-{_file_name(table.name)}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([table.columns, *table.rows])
+    return path
 
 
 def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
@@ -128,6 +164,14 @@ def _goodness(project: Project, row: Row) -> float:
     if not math.isfinite(value):
         return -math.inf
     return value if project.monitor[1] == "max" else -value
+
+
+def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: value for name, value in scores.items() if not names or name in names}
+
+
+def _over_set(project: Project, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return _means(rows) | (dict(project.pooled(rows)) if rows else {})
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

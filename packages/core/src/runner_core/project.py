@@ -79,6 +79,16 @@ class Prepared:
     meta: dict[str, Json]
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table that `evaluate` shows beside the scores, and writes to scores-NAME.csv. NaN: a cell without a value."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | float]]
+
+
 @dataclass
 class NoOptions:
     """A project whose `predict` command has no flags of its own."""
@@ -111,6 +121,8 @@ class Project(Protocol):
     """Raise it whenever `phantom` writes something else: phantoms are kept between runs."""
     crop: ClassVar[str] = "none"
     """The cropper that `crop.mode: auto` means for this project."""
+    shown: ClassVar[tuple[str, ...]] = ()
+    """The scores that tables on screen and in the report have room for; none named: all. Files hold every one."""
     PredictOptions: ClassVar[type] = NoOptions
     """Dataclass of the `predict` command's extra flags (all with defaults); the instance the user chose is
     `self.predict_options` while `predict` and `write` run, and its defaults otherwise."""
@@ -234,12 +246,24 @@ class Project(Protocol):
         """Write a prediction in the field's format into folder `out`; the files written."""
         raise _not_written(self, "write")
 
+    def remarks(self, record: Record, prediction: Any) -> Sequence[Finding]:
+        """Notes and warnings for the user of a prediction: it is empty, absurd, or cannot be scored in part."""
+        return ()
+
     def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
-        """Whole-record scores against the record's own labels."""
+        """Whole-record scores against the record's own labels; NaN where there is nothing to score."""
         return {}
 
-    def baseline(self, record: Record) -> Any | None:
-        """A trivial method's prediction (Otsu, mean dose), scored beside the network's; None: there is none."""
+    def pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+        """Scores over a set of records that are not the mean over those with a finite one: they replace such means."""
+        return {}
+
+    def tables(self, scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> Sequence[Table]:
+        """Further tables over a set of records (by organ, by class); `baseline`: the trivial method's scores, if any."""
+        return ()
+
+    def baseline(self, record: Record, statistics: Statistics) -> Any | None:
+        """A trivial method's prediction (Otsu, the mean dose that `fit` found), scored beside the network's."""
         return None
 
     def figure(self, record: Record, prediction: Any) -> Array | None:

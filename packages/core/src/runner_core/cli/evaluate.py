@@ -32,11 +32,13 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     make_folder(out)
     trained, checkpoint = load_network(started, options.run)
     print(f"{len(records)} records ({side}) with {checkpoint} of {run.path}")
-    scores = score_records(setup.project, trained.infer, records)
+    scores = score_records(setup.project, trained.infer, records, trained.statistics)
     for row in scores.rows:
         row.trained_on = sides is not None and trained_on(row.record, sides)
-    for line in score_table(scores):
+    for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
+    for key, finding in scores.remarks:
+        print(f"{finding.level}: {key}: {finding.message}")
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif seen := sum(row.trained_on for row in scores.rows):
@@ -51,10 +53,11 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
 def score_table(scores: Scores) -> Iterator[str]:
     """The worst records, then the means beside the trivial baseline's."""
     width = max([len(row.record.key) for row in scores.rows] + [8])
-    cells = [max(10, len(name)) for name in scores.names]
+    names = scores.shown_names
+    cells = [max(10, len(name)) for name in names]
 
     def line(title: str, values: dict[str, float] | None) -> str:
-        texts = [_cell(values.get(n)) if values is not None else n for n in scores.names]
+        texts = [_cell(values.get(n)) if values is not None else n for n in names]
         return "  ".join([f"{title:<{width}}", *(f"{t:>{w}}" for t, w in zip(texts, cells, strict=True))])
 
     yield line("worst first", None)
@@ -65,6 +68,18 @@ def score_table(scores: Scores) -> Iterator[str]:
     yield line("mean", scores.means)
     if scores.baseline:
         yield line("baseline", scores.baseline)
+
+
+def further_tables(scores: Scores) -> Iterator[str]:
+    """The project's own tables: the first column to the left, numbers to the right."""
+    for table in scores.tables:
+        texts = [list(table.columns), *([_cell(c) for c in row] for row in table.rows)]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+        yield ""
+        yield table.title
+        for first, *others in texts:
+            cells = [f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True)]
+            yield "  ".join([f"{first:<{widths[0]}}", *cells])
 
 
 def make_folder(path: Path) -> None:
@@ -93,5 +108,7 @@ def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) 
     return found
 
 
-def _cell(value: float | None) -> str:
+def _cell(value: str | float | None) -> str:
+    if isinstance(value, (str, int)):
+        return str(value)
     return "–" if value is None or value - value != 0 else f"{value:.4f}"

@@ -26,12 +26,16 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")
     for record in records:
         try:
-            written = setup.project.write(record, setup.project.predict(record, trained.infer), options.out)
+            prediction = setup.project.predict(record, trained.infer)
+            written = setup.project.write(record, prediction, options.out)
+            remarks = setup.project.remarks(record, prediction)
         except BadInput as error:
             failed += 1
             print(f"runner: {error}", file=sys.stderr)
             continue
         print(f"{record.key}: {', '.join(str(path) for path in written)}")
+        for finding in remarks:
+            print(f"{finding.level}: {record.key}: {finding.message}")
     if failed:
         print(f"{failed} inputs could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0

@@ -21,7 +21,7 @@ from runner_core.config.resolve import (
 )
 from runner_core.plugins import Plugins
 from runner_core.project import Project
-from runner_core.protocols import Trained, State
+from runner_core.protocols import State, Trained
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Setup
 

@@ -129,7 +129,7 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, un
     begun = time.monotonic()
     trained, checkpoint = load_network(started, folder.path)
     display.say(f"scoring {len(records)} validation records with checkpoint {checkpoint}")
-    scores = evaluate(project, trained.infer, records, display.say)
+    scores = evaluate(project, trained.infer, records, trained.statistics, display.say)
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
     with unwritten(folder.path / "scores.csv"):
@@ -138,7 +138,8 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, un
         for path in draw_figures(project, trained.infer, scores, folder.figures):
             sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
     seconds = time.monotonic() - begun
-    return {"scores": scores.means, "baseline": scores.baseline, "scoring_errors": scores.errors,
+    means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)
+    return {"scores": means, "baseline": baseline, "scoring_errors": scores.errors,
             "scoring_seconds": seconds}  # fmt: skip
 
 

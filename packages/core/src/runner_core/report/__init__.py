@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -36,12 +36,13 @@ def render(run: RunFolder) -> str:
     summary, events = run.read_summary(), run.events()
     config = run.config_file.read_text(encoding="utf-8")
     project = summary.get("project") or run.path.absolute().parent.name
-    scores = _read_json(run.path / "scores.json")
+    evaluations = sorted(p.parent for p in run.path.glob("*/scores.json"))
     sections = [
         _section("Health", _health(events, summary)),
         _section("Curves", _curves(events, summary)),
-        _section("Whole-record scores", _scores(scores)),
+        _section("Whole-record scores", _scores(run.path)),
         _section("Pictures", _pictures(run.figures)),
+        *(_section(folder.name, _scores(folder) + _pictures(folder)) for folder in evaluations),
         _section("Where the time went", _timing(events)),
         _section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
         _section("Versions", _versions(summary)),
@@ -137,11 +138,25 @@ def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
     return [(float(e["step"]), float(e[name])) for e in events if _is_number(e.get(name))]
 
 
-def _scores(content: Event) -> str:
+def _scores(folder: Path) -> str:
+    """What scores.json of a folder says: records, worst first, the project's tables, its remarks and the errors."""
+    content = _read_json(folder / "scores.json")
     rows = content.get("records") or []
-    if not rows:
-        return ""
-    names = list(dict.fromkeys(n for row in rows for n in row["scores"]))
+    remarks = [(f["level"], row["record"], f["message"]) for row in rows for f in row.get("remarks") or ()]
+    remarks += [("warning", "not scored", error) for error in content.get("errors") or ()]
+    return (
+        (_record_table(content, rows) if rows else "")
+        + "".join(_table(**table) for table in content.get("tables") or ())
+        + "".join(
+            f'<p class="finding {escape(level)}"><b>{escape(key)}</b> {escape(text)}</p>'
+            for level, key, text in remarks[:_ROWS]
+        )
+        + (f"<p>… {len(remarks) - _ROWS} more in scores.json</p>" if len(remarks) > _ROWS else "")
+    )
+
+
+def _record_table(content: Event, rows: Sequence[Event]) -> str:
+    names = content.get("shown") or list(dict.fromkeys(n for row in rows for n in row["scores"]))
     body = [_row(row["record"], row["scores"], names) for row in rows[:_ROWS]]
     more = f"<p>… {len(rows) - _ROWS} more in scores.csv</p>" if len(rows) > _ROWS else ""
     means = _row("mean", content.get("means") or {}, names, "mean")
@@ -150,6 +165,21 @@ def _scores(content: Event) -> str:
     return (
         f'<p>Worst first.</p><div class="wide"><table><thead><tr><th>record</th>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody><tfoot>{means}{baseline}</tfoot></table></div>{more}"
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str) -> str:
+    """A table of the project's, as scores.json has it."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr><th>{escape(str(first))}</th>"
+        + "".join(f"<td>{escape(c) if isinstance(c, str) else _number(c)}</td>" for c in others)
+        + "</tr>"
+        for first, *others in rows
+    )
+    return (
+        f'<h3>{escape(title)}</h3><div class="wide"><table id="{escape(name)}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

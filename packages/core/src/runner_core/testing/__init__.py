@@ -27,7 +27,7 @@ from runner_core import discovery
 from runner_core.config import RunConfig
 from runner_core.config.resolve import dump, refuse_nonsense
 from runner_core.config.values import overlay
-from runner_core.evaluation import evaluate, write_png
+from runner_core.evaluation import Scores, evaluate, write_png
 from runner_core.loader import Loader
 from runner_core.phantoms import write_phantom
 from runner_core.plugins import Plugins
@@ -216,7 +216,7 @@ def _training(case: _Case) -> None:
 
 
 def _use(case: _Case) -> None:
-    """predict, write, score, baseline, figure and export on a validation record, where the project has them."""
+    """predict, write, remarks, scores, figure and export on a validation record, where the project has them."""
     setup, data = case.made["setup"], case.made["data"]
     project = setup.project
     out = case.folder / "out"
@@ -224,20 +224,32 @@ def _use(case: _Case) -> None:
     assert setup.engine.export(setup, case.made["state"], case.folder / "export"), "export wrote nothing"
     if type(project).predict is Project.predict:
         return
-    infer = setup.engine.load(setup, case.made["state"]).infer
+    trained = setup.engine.load(setup, case.made["state"])
+    infer = trained.infer
     record = data.records[data.splits["validation"][0]]
     prediction = project.predict(record, infer)
     assert_equal(prediction, project.predict(record, infer), "predict, called twice")
     for path in project.write(record, prediction, out):
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
         assert out in path.parents, f"write wrote {path}, which is outside of {out}"
-    scores = evaluate(project, infer, [record])
-    assert not scores.errors, scores.errors
-    names = set(scores.rows[0].scores)
-    assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
+    _assert_scores(project, evaluate(project, infer, [record], trained.statistics))
     picture = project.figure(record, prediction)
     if picture is not None:
         write_png(out / "figure.png", picture)  # refuses what is no picture
+
+
+def _assert_scores(project: Project, scores: Scores) -> None:
+    """What `score`, `baseline`, `pooled`, `shown`, `tables` and `remarks` name fits together."""
+    assert not scores.errors, scores.errors
+    names = set(scores.rows[0].scores)
+    assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
+    assert set(scores.means) == names, f"pooled makes up scores: {set(scores.means) - names}"
+    assert set(project.shown) <= names, f"shown names what is no score: {set(project.shown) - names}"
+    for table in scores.tables:
+        wrong = [row for row in table.rows if len(row) != len(table.columns)]
+        assert not wrong, f"table {table.name!r} has rows that are not as long as its columns: {wrong[:3]}"
+    for _, finding in scores.remarks:
+        assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
 
 
 def _assert_streams(setup: _Watched, data: Data, trainer: Any) -> None:
