@@ -60,19 +60,24 @@ def test_the_core_alone_needs_no_framework(clone: Path, tmp_path: Path, home: di
     assert done.returncode == 0, done.stderr
 
 
+ALONE = {"brainunet": ("tensorflow", "keras"), "openkbp": ("torch", "monai")}
+"""Project → what belongs to other projects."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_brainunet_alone_trains_without_tensorflow(clone: Path, tmp_path: Path, home: dict[str, str]) -> None:
-    done = run("uv", "sync", "--locked", "--package", "runner-brainunet", "--no-default-groups", cwd=clone, **home)
+@pytest.mark.parametrize("project", ALONE)
+def test_a_project_alone_trains_without_the_frameworks_of_others(
+    project: str, clone: Path, tmp_path: Path, home: dict[str, str]
+) -> None:
+    done = run("uv", "sync", "--locked", "--package", f"runner-{project}", "--no-default-groups", cwd=clone, **home)
     assert done.returncode == 0, done.stderr
     python = tmp_path / "environment" / "bin" / "python"
-    found = run(
-        python, "-c", "import importlib.util as u; print(u.find_spec('tensorflow'), u.find_spec('keras'))", cwd=tmp_path
-    )
-    assert found.stdout.split() == ["None", "None"]
+    code = f"import importlib.util as u; print([n for n in {ALONE[project]} if u.find_spec(n)])"
+    assert run(python, "-c", code, cwd=tmp_path).stdout.strip() == "[]"
 
     few = "--train.epochs 1 --train.steps-per-epoch 20 --health.mode warn".split()
     runner = tmp_path / "environment" / "bin" / "runner"
-    done = run(runner, "brainunet", "train", "--run-dir", tmp_path / "run", *few, cwd=tmp_path, **home)
+    done = run(runner, project, "train", "--run-dir", tmp_path / "run", *few, cwd=tmp_path, **home)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"

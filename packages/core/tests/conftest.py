@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ TOY = Path(__file__).parent / "toy"
 PROJECT, EXTENSION = TOY / "project", TOY / "extension"
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "torch: trains with the torch engine; skipped where torch is not installed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason="torch is not installed (the extra runner-core[torch])"))
 
 
 @pytest.fixture
@@ -64,6 +76,7 @@ def runner(tmp_path: Path, cache_home: Path) -> Runner:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
     """Folder of a finished toy run on its phantom, preset demo. Do not change it: copy it."""
+    pytest.importorskip("torch", reason="torch is not installed (the extra runner-core[torch])")
     folder = tmp_path_factory.mktemp("trained") / "run"
     done = subprocess.run(
         command("toy", "train", "--run-dir", folder),

@@ -297,6 +297,7 @@ def deterministic_log(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "timing"} for line in lines]
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_a_killed_run_resumed_is_the_run_never_killed(launch: Launch, tmp_path: Path) -> None:
     assert launch("toy", "train", "--run-dir", "whole", *LONG).wait(120) == 0

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+torch = pytest.importorskip("torch")
+
 TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
@@ -22,8 +24,6 @@ from runner_core._errors import BadInput, Stopped  # noqa: E402
 from runner_core._resume import other_plugins  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
 from runner_core.protocols import Finding  # noqa: E402
-
-torch = pytest.importorskip("torch")
 
 EVERYTHING = {
     "train__epochs": 4,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runner_core.testing import check_project
 
-pytestmark = pytest.mark.usefixtures("toy")
+pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.torch]
 
 
 def toy_class() -> Any:
