@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,14 @@ def test_it_imports_no_framework_and_needs_no_gpu(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
-    for word in ("CPU", "RAM", "GPU", "torch", "tensorflow", "not installed"):
+    for word in ("CPU", "RAM", "GPU", "torch", "tensorflow"):
         assert word in done.stdout
+
+
+def test_what_is_missing_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("numpy", "no-such-package"))
+    (_, numpy), (_, missing) = doctor.version_rows()
+    assert (numpy[0].isdigit(), missing) == (True, "not installed")
 
 
 def fake_smi(folder: Path, answer: str, code: int = 0) -> None:
@@ -39,13 +46,38 @@ def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monke
     assert doctor.find_gpus() == []
 
 
-def test_a_gpu_with_a_cpu_build_of_torch_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda package: "2.10.0+cpu" if package == "torch" else None)
-    advice = list(doctor.advice([doctor.Gpu("X", 80, "1")], tmp_path, 1e9))
-    assert any("without CUDA" in line for line in advice)
+def test_each_framework_is_asked_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = {"numpy": "print('talk'); print('[\"X\"]')", "pytest": "1 / 0", "filelock": "", "nowhere": "print('[]')"}
+    monkeypatch.setattr(doctor, "_SEEN", codes)
+    assert doctor.seen_gpus() == {"numpy": ["X"], "pytest": [], "filelock": []}
+
+
+def test_a_framework_that_sees_no_gpu_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is hidden from all of them; the frameworks that are installed are really asked."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fake_smi(tmp_path, "NVIDIA H200, 143771, 570.1")
+    assert doctor.doctor([]) == 0
+    said = capsys.readouterr().out
+    for name in ("torch", "tensorflow"):
+        told = f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: CUDA_VISIBLE_DEVICES"
+        assert (told in said) == (find_spec(name) is not None)
+
+
+def test_what_each_framework_sees_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "2.10.0+cpu" if package == "torch" else "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [doctor.Gpu("X", 80, "1")]
+    told = list(doctor.advice(gpus, {"torch": [], "tensorflow": []}, tmp_path, 1e9))
+    assert any("torch does not see it" in line and "without CUDA" in line for line in told)
+    assert any("tensorflow does not see it" in line and "tensorflow[and-cuda]" in line for line in told)
+    assert not any("WARNING" in line for line in doctor.advice(gpus, {"torch": ["X"]}, tmp_path, 1e9))
 
 
 def test_a_slow_or_unwritable_cache_is_pointed_out(tmp_path: Path) -> None:
-    assert any("only 10 MB/s" in line for line in doctor.advice([], tmp_path, 10e6))
+    assert any("only 10 MB/s" in line for line in doctor.advice([], {}, tmp_path, 10e6))
     assert doctor.disk_speed(Path("/proc/nothing")) is None
-    assert any("cannot be written" in line for line in doctor.advice([], Path("/proc/x"), None))
+    assert any("cannot be written" in line for line in doctor.advice([], {}, Path("/proc/x"), None))

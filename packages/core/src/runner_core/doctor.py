@@ -1,18 +1,21 @@
 """`runner doctor`: the machine, versions, and what is slow or missing, each with what to do about it.
 
-Frameworks are not imported: their versions come from metadata, the GPUs from nvidia-smi.
+Versions come from metadata, the GPUs from nvidia-smi. No framework is imported here: where there is a GPU, each
+installed framework is asked in a process of its own whether it sees it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +24,16 @@ from runner_core import discovery
 from runner_core._errors import BadInput
 from runner_core.cache.folder import cache_root
 
-_PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "monai", "nibabel", "blosc2", "pluggy", "tyro")
+_PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "jax", "monai", "nibabel", "blosc2", "pluggy",
+             "tyro")  # fmt: skip
+_SEEN = {
+    "torch": "import json, torch as t; n = t.cuda.device_count()\n"
+    "print(json.dumps([t.cuda.get_device_name(i) for i in range(n)]))",
+    "tensorflow": "import json, tensorflow as tf; c = tf.config\n"
+    "about = [c.experimental.get_device_details(g) for g in c.list_physical_devices('GPU')]\n"
+    "print(json.dumps([a.get('device_name', 'GPU') for a in about]))",
+}
+"""Framework → code that prints the names of the GPUs it sees, as JSON."""
 _PROBE_BYTES = 64_000_000
 _SLOW_DISK = 100e6
 """Bytes a second; below it building a cache is limited by the disk."""
@@ -40,15 +52,17 @@ def doctor(arguments: Sequence[str]) -> int:
     gpus = find_gpus()
     cache = cache_root(None)
     speed = disk_speed(cache)
+    seen = seen_gpus() if gpus else {}
     for title, rows in (
         ("machine", machine_rows(gpus, cache, speed)),
+        ("GPUs seen by", [(name, ", ".join(found) or "NONE") for name, found in seen.items()]),
         ("versions", version_rows()),
         ("plugins", plugin_rows()),
     ):
-        print(f"{title}:")
-        for name, text in rows:
-            print(f"  {name:<14} {text}")
-    found = list(advice(gpus, cache, speed))
+        lines = [f"  {name:<14} {text}" for name, text in rows]
+        if lines:
+            print(f"{title}:", *lines, sep="\n")
+    found = list(advice(gpus, seen, cache, speed))
     print("advice:" if found else "nothing to improve was found")
     for line in found:
         print(f"  - {line}")
@@ -78,13 +92,13 @@ def plugin_rows() -> Iterator[tuple[str, str]]:
         yield plugin.name, f"{plugin.kind}, {plugin.distribution} {plugin.version}"
 
 
-def advice(gpus: Sequence[Gpu], cache: Path, speed: float | None) -> Iterator[str]:
-    """What is slow or missing, and what to do."""
-    torch = _version("torch")
+def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, speed: float | None) -> Iterator[str]:
+    """What is slow or missing, and what to do. `seen`: the GPUs that each installed framework sees."""
     if not discovery.projects():
         yield "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME`"
-    if gpus and torch and "+cpu" in torch:
-        yield f"there is a GPU, but torch {torch} is the build without CUDA: install torch with CUDA"
+    for name, found in seen.items():
+        if not found:
+            yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"
     if not gpus and (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidia0").exists()):
         yield "an NVIDIA device is there, but nvidia-smi does not answer: check the driver"
     if not gpus:
@@ -113,6 +127,37 @@ def find_gpus() -> list[Gpu]:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in found.splitlines() if line.count(",") == 2]
     return [Gpu(name, _mebibytes(memory) / 1e9, driver) for name, memory, driver in rows]
+
+
+def seen_gpus() -> dict[str, list[str]]:
+    """Installed framework → names of the GPUs that it sees; a framework that does not start sees none."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    started = {
+        name: subprocess.Popen([sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL)
+        for name, code in _SEEN.items()
+        if _version(name)
+    }  # fmt: skip
+    seen: dict[str, list[str]] = {}
+    for name, process in started.items():
+        try:
+            said, _ = process.communicate(timeout=120)
+            seen[name] = json.loads(said.splitlines()[-1]) if process.returncode == 0 else []
+        except (subprocess.TimeoutExpired, ValueError, IndexError):
+            process.kill()
+            seen[name] = []
+    return seen
+
+
+def _why_unseen(framework: str) -> str:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides it"
+    build = _version(framework) or ""
+    if "+cpu" in build:
+        return f"{build} is the build without CUDA; install one with CUDA"
+    extra = " (tensorflow[and-cuda])" if framework == "tensorflow" else ""
+    return f"its CUDA libraries are missing or newer than the driver; `uv sync` installs those it needs{extra}"
 
 
 def disk_speed(folder: Path) -> float | None:
