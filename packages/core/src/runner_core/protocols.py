@@ -359,7 +359,7 @@ class Trained(NamedTuple):
 
     network: Any
     infer: Infer
-    statistics: Mapping[str, Any]
+    statistics: dict[str, Any]
 
 
 class Engine(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,8 @@ from torch import nn
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.project import Project, overrides
+from runner_core.engines.schedule import Schedule
+from runner_core.project import Project
 from runner_core.protocols import Progress
 
 
@@ -28,38 +28,17 @@ def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -
     return torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
 
 
-def factor(config: TrainConfig, progress: Progress) -> float:
-    """Factor on the learning rate in the step that follows `progress.step` finished ones.
-
-    Rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
-
-    >>> [round(factor(TrainConfig(warmup=0.5, schedule="linear"), Progress(s, 4, 0)), 3) for s in range(4)]
-    [0.5, 1.0, 1.0, 0.5]
-    """
-    warm = round(config.warmup * progress.steps)
-    if progress.step < warm:
-        return (progress.step + 1) / warm
-    if config.schedule == "constant":
-        return 1.0
-    fraction = (progress.step - warm) / max(1, progress.steps - warm)
-    return 1 - fraction if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * fraction))
-
-
 class LearningRate:
     """Sets the learning rate of every group to its own base times the schedule's factor: a function of the step."""
 
     def __init__(self, project: Project, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
         self._groups = optimizer.param_groups
         self._bases = [group["lr"] for group in self._groups]
-        self._config = config
-        own = overrides(project, "schedule")
-        self._schedule = project.schedule if own else None
+        self._schedule = Schedule(project, config)
         self._factor: float | None = None
 
     def set(self, progress: Progress) -> None:
-        value = None if self._schedule is None else self._schedule(progress)
-        if value is None:
-            value = factor(self._config, progress)
+        value = self._schedule(progress)
         if value != self._factor:
             self._factor = value
             for group, base in zip(self._groups, self._bases, strict=True):

@@ -1,73 +1,29 @@
-"""Nested training state ↔ JSON and named tensors; and the state of the default random generators."""
+"""Training state of torch as JSON and named tensors; and the state of the default random generators."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from runner_core.engines import state
 from runner_core.protocols import Json, Tensors
 
-# JSON has no tensors, arrays, tuples or keys that are not strings: each is an object with one of these keys.
-TENSOR, ARRAY, TUPLE, PAIRS = "__tensor__", "__array__", "__tuple__", "__pairs__"
 
+def flatten(tree: Any) -> tuple[Json, Tensors]:
+    """`engines.state.flatten` for torch's tensors.
 
-def flatten(tree: Any, name: str = "") -> tuple[Json, Tensors]:
-    """(JSON, tensors by dotted name) of nested dicts, lists and tuples of tensors, NumPy arrays and JSON values.
-
-    Raises TypeError for anything else.
-
-    >>> flatten({"a": torch.ones(2), "b": [1, None]}, "x")[0]
-    {'a': {'__tensor__': 'x.a'}, 'b': [1, None]}
+    >>> flatten({"a": torch.ones(2), "b": [1, None]})[0]
+    {'a': {'__tensor__': 'a'}, 'b': [1, None]}
     """
-    tensors: Tensors = {}
-    return _flatten(tree, name, tensors), tensors
-
-
-def _flatten(tree: Any, name: str, tensors: Tensors) -> Json:
-    while name in tensors:  # {"a.b": …, "a": {"b": …}}
-        name += "_"
-    if isinstance(tree, torch.Tensor):
-        tensors[name] = tree.detach()
-        return {TENSOR: name}
-    if isinstance(tree, np.ndarray):
-        tensors[name] = torch.from_numpy(np.array(tree, order="C"))
-        return {ARRAY: name}
-    if isinstance(tree, dict):
-        inner = {key: _flatten(value, f"{name}.{key}" if name else str(key), tensors) for key, value in tree.items()}
-        plain = all(isinstance(key, str) and key not in _READERS for key in inner)
-        return inner if plain else {PAIRS: [[key, value] for key, value in inner.items()]}
-    if isinstance(tree, (list, tuple)):
-        items = [_flatten(value, f"{name}.{i}", tensors) for i, value in enumerate(tree)]
-        return items if isinstance(tree, list) else {TUPLE: items}
-    if isinstance(tree, np.generic):
-        return tree.item()
-    if tree is None or isinstance(tree, (bool, int, float, str)):
-        return tree
-    raise TypeError(f"{name or 'state'}: a checkpoint cannot hold {type(tree).__name__}")
+    return state.flatten(tree, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else None, torch.from_numpy)
 
 
 def unflatten(json: Json, tensors: Tensors) -> Any:
     """The nested state that `flatten` was given."""
-    if isinstance(json, list):
-        return [unflatten(value, tensors) for value in json]
-    if not isinstance(json, dict):
-        return json
-    kind = next(iter(json), None)
-    if kind in _READERS and len(json) == 1:
-        return _READERS[kind](json[kind], tensors)
-    return {key: unflatten(value, tensors) for key, value in json.items()}
-
-
-_READERS: dict[Any, Callable[[Any, Tensors], Any]] = {
-    TENSOR: lambda name, tensors: tensors[name],
-    ARRAY: lambda name, tensors: tensors[name].cpu().numpy(),
-    TUPLE: lambda items, tensors: tuple(unflatten(value, tensors) for value in items),
-    PAIRS: lambda pairs, tensors: {key: unflatten(value, tensors) for key, value in pairs},
-}
+    return state.unflatten(json, tensors, lambda tensor: tensor.cpu().numpy())
 
 
 def seed_generators(seed: int) -> None:

@@ -1,77 +1,20 @@
-"""What must stay finite: weights, and losses, which stay on the device until somebody reads them."""
+"""Losses as numbers, and weights that must stay finite."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from runner_core.protocols import Json, Tensors
-
-GRADIENT_NORM = "gradient_norm"
+from runner_core.protocols import Tensors
 
 
-class StepLog:
-    """`add` costs a list append per value; `settle` reads all of them at once."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[Any]] = {}
-        self._steps: dict[str, list[int]] = {}
-
-    def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Values (0-d tensors without graph, or numbers) of the step that follows `step` finished ones."""
-        for name, value in values.items():
-            if name not in self._values:
-                self._values[name], self._steps[name] = [], []
-            self._values[name].append(value)
-            self._steps[name].append(step + 1)
-
-    def settle(self) -> None:
-        """Tensors → numbers, with one wait for the device."""
-        tensors = [v for values in self._values.values() for v in values if isinstance(v, torch.Tensor)]
-        if not tensors:
-            return
-        try:
-            read = torch.stack(tensors).tolist()
-        except RuntimeError:  # of several shapes or devices
-            read = [float(tensor) for tensor in tensors]
-        numbers = iter(read)
-        for values in self._values.values():
-            values[:] = [next(numbers) if isinstance(v, torch.Tensor) else v for v in values]
-
-    def first_nonfinite(self) -> tuple[int, str] | None:
-        """(step, name) of the first NaN or infinite value: a term's name rather than the whole loss's.
-
-        Gradient norms do not count: loss scaling lets them overflow, and skips that step.
-        """
-        found = [
-            (step, name == "loss", name)
-            for name, values in self._values.items()
-            if name != GRADIENT_NORM
-            for step, value in zip(self._steps[name], values, strict=True)
-            if not math.isfinite(value)
-        ]
-        return (min(found)[0], min(found)[2]) if found else None
-
-    def means(self) -> dict[str, float]:
-        """Mean of the finite values by name; then the log is empty."""
-        means = {}
-        for name, values in self._values.items():
-            finite = [value for value in values if math.isfinite(value)]
-            if values:
-                means[name] = math.fsum(finite) / len(finite) if finite else math.nan
-        self._values, self._steps = {}, {}
-        return means
-
-    def state(self) -> Json:
-        """For the checkpoint; settled."""
-        return {name: [self._steps[name], values] for name, values in self._values.items()}
-
-    def load(self, state: Mapping[str, Json]) -> None:
-        self._steps = {name: list(steps) for name, (steps, _) in state.items()}
-        self._values = {name: list(values) for name, (_, values) in state.items()}
+def read(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Numbers of 0-d tensors; one wait for the device."""
+    try:
+        return torch.stack(list(tensors)).tolist()
+    except RuntimeError:  # of several shapes or devices
+        return [float(tensor) for tensor in tensors]
 
 
 class Weights:

@@ -14,11 +14,13 @@ from torch import nn
 from runner_core import metrics
 from runner_core._errors import Unhealthy
 from runner_core._random import stream_seed
+from runner_core.engines.memory import ValidationParts, no_room
+from runner_core.engines.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch import precision
 from runner_core.engines.torch.ema import Average, averaged
 from runner_core.engines.torch.gather import DeviceRows
 from runner_core.engines.torch.inference import evaluating
-from runner_core.engines.torch.oom import MicroBatches, Rewind, ValidationParts, no_room, part
+from runner_core.engines.torch.oom import MicroBatches, Rewind, free, part
 from runner_core.engines.torch.optim import (
     LearningRate,
     build_optimizer,
@@ -29,7 +31,7 @@ from runner_core.engines.torch.optim import (
 )
 from runner_core.engines.torch.placement import place, wanted
 from runner_core.engines.torch.state import flatten, read_generators, seed_generators, unflatten, write_generators
-from runner_core.engines.torch.steplog import GRADIENT_NORM, StepLog, Weights
+from runner_core.engines.torch.steplog import Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
 from runner_core.loop import not_finite
@@ -66,13 +68,15 @@ class TorchTrainer:
         self._rng = torch.Generator(device) if own("on_device") else None
         self._after_step = project.after_step if own("after_step") else None
         self._metrics = setup.metrics()
-        self._log = StepLog()
+        self._log = StepLog(read)
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
         self._micro = MicroBatches(
             project, config, self.network, device, self._backward, self._forget_gradients, self._notes.append
         )
-        self._validated = ValidationParts(self._compute, device, self._notes.append)
+        self._validated = ValidationParts(
+            self._compute, torch.OutOfMemoryError, partial(free, device), self._notes.append
+        )
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
     # ------------------------------------------------------------ one step

@@ -1,0 +1,104 @@
+"""When device memory runs out, for any engine: validation in parts, and words that help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.project import Project
+from runner_core.protocols import HostBatch, Step, Tensors
+
+
+class ValidationParts:
+    """Validation batches, in parts once the memory has run out: in evaluation mode each sample stands for itself."""
+
+    def __init__(
+        self,
+        compute: Callable[[HostBatch], tuple[Tensors, Step]],
+        out_of_memory: type[Exception],
+        free: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`compute` takes a batch (or a part of it) to the device and through the network; `free` gives memory that
+        nobody uses back to the device."""
+        self._compute, self._out_of_memory, self._free, self._say = compute, out_of_memory, free, say
+        self._size: int | None = None
+
+    def __call__(self, batch: HostBatch) -> Iterator[tuple[Tensors, Step, int]]:
+        """Tensors, step and number of samples of each part. Raises BadInput when one sample is too much."""
+        begin = 0
+        while begin < batch.count:
+            end = batch.count if self._size is None else min(batch.count, begin + self._size)
+            arrays = {name: array[begin:end] for name, array in batch.arrays.items()}
+            try:
+                tensors, step = self._compute(HostBatch(arrays, end - begin, batch.release))
+            except self._out_of_memory:
+                pass  # retried outside this block: the exception keeps the failed step's memory alive
+            else:
+                yield tensors, step, end - begin
+                begin = end
+                continue
+            self._shrink(end - begin)
+
+    def _shrink(self, tried: int) -> None:
+        self._free()
+        if tried == 1:
+            raise BadInput("out of device memory in validation, with validate.batch_size 1 too: use a smaller model")
+        self._size = (tried + 1) // 2
+        self._say(
+            f"out of device memory with {tried} samples at once in validation; from here on it goes in batches of "
+            f"{self._size} (validate.batch_size)"
+        )
+
+
+def too_large(count: int, fits: int | None) -> BadInput:
+    """The message for a step that cannot be split; `fits` as `MicroBatches._largest` says."""
+    whole = f"train.batch_size: a batch of {count} samples does not fit into the device's memory"
+    if fits == 0:
+        return BadInput(f"{whole}, nor does any smaller one: use a smaller model or smaller samples")
+    remedy = "use a smaller one" if fits is None else f"--train.batch-size {fits} fits"
+    return BadInput(f"{whole}, and this project's step may not be split without changing what is learned; {remedy}")
+
+
+def no_room(doing: str, batch_size: int) -> BadInput:
+    """The message for memory that ran out outside of what can be tried again."""
+    return BadInput(
+        f"out of device memory in {doing}, with train.batch_size {batch_size}: use a smaller --train.batch-size, or a "
+        "smaller model"
+    )
+
+
+def network_too_large() -> BadInput:
+    """The message for a network that does not fit, where no batch is involved yet."""
+    return BadInput(
+        "the network alone does not fit into the device's memory, whatever train.batch_size is: use a smaller model"
+    )
+
+
+def smaller(tried: int, size: int, step: int) -> str:
+    """What to say when micro-batches become smaller in optimizer step `step` (from 1)."""
+    return (
+        f"out of device memory with {tried} samples at once in step {step}; from here on each step "
+        f"goes in micro-batches of {size}, which learn the same"
+    )
+
+
+def micro_batch(project: Project, config: TrainConfig) -> int:
+    """Samples of a micro-batch. Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
+    if config.accumulate > 1 and not project.splittable:
+        raise BadInput(
+            f"train.accumulate {config.accumulate}: project {project.name} does not allow it. Its network or loss "
+            "looks at the whole batch (BatchNorm, a loss over the batch), so that micro-batches would learn "
+            "something else (Project.splittable is False); use train.accumulate 1"
+        )
+    return -(-config.batch_size // max(1, config.accumulate))
+
+
+def wrong_first_axis(name: str, shape: Sequence[int], count: int) -> BadInput:
+    """The message for a tensor of `on_device` that cannot be cut into micro-batches."""
+    return BadInput(
+        f"on_device returned {name!r} of shape {tuple(shape)} for a batch of {count} samples: it cannot "
+        "be cut into micro-batches. The first axis of every tensor is the batch's; constants belong in "
+        "`statistics` or the model"
+    )

@@ -1,0 +1,38 @@
+"""The course of the learning rate: a pure function of the step; any engine."""
+
+from __future__ import annotations
+
+import math
+
+from runner_core.config import TrainConfig
+from runner_core.project import Project, overrides
+from runner_core.protocols import Progress
+
+
+def factor(config: TrainConfig, progress: Progress) -> float:
+    """Factor on the learning rate in the step that follows `progress.step` finished ones.
+
+    Rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
+
+    >>> [round(factor(TrainConfig(warmup=0.5, schedule="linear"), Progress(s, 4, 0)), 3) for s in range(4)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    warm = round(config.warmup * progress.steps)
+    if progress.step < warm:
+        return (progress.step + 1) / warm
+    if config.schedule == "constant":
+        return 1.0
+    fraction = (progress.step - warm) / max(1, progress.steps - warm)
+    return 1 - fraction if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * fraction))
+
+
+class Schedule:
+    """Factor on the learning rate: the project's own where it has one, else that of `train.schedule`."""
+
+    def __init__(self, project: Project, config: TrainConfig) -> None:
+        self._own = project.schedule if overrides(project, "schedule") else None
+        self._config = config
+
+    def __call__(self, progress: Progress) -> float:
+        value = None if self._own is None else self._own(progress)
+        return factor(self._config, progress) if value is None else value
