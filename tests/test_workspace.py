@@ -38,6 +38,14 @@ def test_the_list_names_every_project(runner: Runner) -> None:
             assert folder.name in done.stdout
 
 
+def test_the_readme_names_every_project_and_how_to_install_it_alone() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for folder in PACKAGES:
+        if folder.name != "core":
+            assert f"(packages/{folder.name}/README.md)" in readme
+            assert f"`uv sync --package runner-{folder.name}`" in readme
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["list"]], ids=["runner", "help", "list"])
 def test_nothing_heavy_is_imported_to_say_what_there_is(words: list[str]) -> None:
     """≤ 100 ms is measured in benchmarks/startup.py; here is what makes it so."""
@@ -49,7 +57,8 @@ def test_nothing_heavy_is_imported_to_say_what_there_is(words: list[str]) -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
-    assert not loaded & {"torch", "tensorflow", "numpy", "monai", "tyro", "rich", "yaml", "pluggy", "matplotlib"}
+    heavy = {"torch", "tensorflow", "keras", "jax", "numpy", "monai", "tyro", "rich", "yaml", "pluggy", "matplotlib"}
+    assert not loaded & heavy
 
 
 def _runtime_closure(name: str) -> set[str]:
