@@ -21,6 +21,17 @@ def test_a_brain_of_impossible_size(project, write_head) -> None:
     assert "0.02 litres" in rules(project, write_head(mask=mask))["volume"]
 
 
+def test_a_predicted_brain_of_impossible_size_is_remarked(project, write_head) -> None:
+    scan = write_head()
+    (record,) = project.inputs(scan)
+    truth = np.asarray(nibabel.load(scan.with_name(scan.name.replace(".nii", "_brainmask.nii"))).dataobj) > 0
+    for mask, said in ((truth & False, "the mask is empty"), (truth | True, "8640 ml (expected 700 to 2200 ml)")):
+        (finding,) = project.remarks(record, mask)
+        assert finding.level == "warning"
+        assert said in finding.message
+    assert project.remarks(record, truth) == []
+
+
 def test_a_mask_that_is_cut(project, write_head) -> None:
     mask = np.zeros((40, 48, 36), np.uint8)
     mask[10:30, 10:38, 14:36] = 1

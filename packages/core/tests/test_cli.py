@@ -442,6 +442,24 @@ def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runn
     assert np.load(tmp_path / "out" / "p1_a_mask.npy").shape == (4, 24, 24)
 
 
+def test_predict_and_evaluate_say_what_a_project_remarks(
+    toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core import Finding
+    from runner_core.cli import main
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Toy, "remarks", lambda self, record, prediction: [Finding("seen", "warning", "look at it")])
+    run = shutil.copytree(trained, tmp_path / "copy")
+    assert main(["toy", "phantom", "data"]) == 0
+    assert main(["toy", "predict", str(run), "data/p1_a.npy", "--out", "out"]) == 0
+    assert "warning: p1_a: look at it" in capsys.readouterr().out
+    assert main(["toy", "evaluate", str(run)]) == 0
+    assert capsys.readouterr().out.count("look at it") == 2
+    assert "look at it" in (run / "report.html").read_text(encoding="utf-8")
+
+
 def test_predictions_never_overwrite_each_other_or_the_inputs(trained: Path, runner: Runner, tmp_path: Path) -> None:
     runner("toy", "phantom", "data")
     shutil.copytree(tmp_path / "data", tmp_path / "other")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,16 @@ def findings(image_path: Path, mask_path: Path | None) -> Iterator[Finding]:
     yield from _intensity(name, scan)
     if mask_path is not None:
         yield from _mask(mask_path.name, nifti.read_mask(mask_path, image, image_path), spacing)
+
+
+def predicted(mask: Array, spacing: Sequence[float]) -> Iterator[Finding]:
+    """A warning when a predicted brain (bool, voxels of `spacing` mm) is nothing, or of a size that no brain has."""
+    ml = float(np.count_nonzero(mask)) * float(np.prod(spacing)) / 1e3
+    if ml == 0:
+        yield _warning("volume", "no brain was found: the mask is empty; is this a T1 scan of a head?")
+    elif not LITRES[0] * 1e3 <= ml <= LITRES[1] * 1e3:
+        expected = f"{LITRES[0] * 1e3:.0f} to {LITRES[1] * 1e3:.0f} ml"
+        yield _warning("volume", f"a brain of {ml:.0f} ml (expected {expected}): look at it before you use it")
 
 
 def _geometry(name: str, image: Any, spacing: Array) -> Iterator[Finding]:

@@ -200,6 +200,10 @@ class BrainUNet(Project):
             written.append(nifti.write_masked(image, prediction, out / f"{record.key}_brain.nii.gz"))
         return written
 
+    def remarks(self, record: Record, prediction: Array) -> Sequence[Finding]:
+        spacing = nifti.spacing(nifti.open_image(record.files["image"]))
+        return list(checks.predicted(prediction, spacing))
+
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """dice, iou, hd95_mm, surface_dice_1mm of the whole volume in true spacing."""
         from runner_brainunet.scores import volume_scores

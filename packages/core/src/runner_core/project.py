@@ -259,7 +259,7 @@ class Project(Protocol):
         return {}
 
     def tables(self, scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> Sequence[Table]:
-        """Further tables over a set of records (by organ, by class); `baseline`: the trivial method's scores, if any."""
+        """Further tables over a set of records (by organ, by class), with the trivial method's scores, if any."""
         return ()
 
     def baseline(self, record: Record, statistics: Statistics) -> Any | None:

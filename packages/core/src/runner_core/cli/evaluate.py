@@ -14,6 +14,7 @@ from runner_core.cli.start import Started, load_network, start_from_run
 from runner_core.evaluation import Scores, draw_figures, write_scores
 from runner_core.evaluation import evaluate as score_records
 from runner_core.project import Record
+from runner_core.report import write_report
 
 SPLITS = ("validation", "train", "test", "all")
 _SHOWN_ROWS = 20
@@ -45,6 +46,8 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
         print(f"{seen} of these {len(scores.rows)} records (or others of their groups) were trained on")
     written = write_scores(scores, out) + draw_figures(setup.project, trained.infer, scores, out)
     print(f"written: {', '.join(p.name for p in written)} in {out}")
+    if out.absolute().parent == run.path.absolute():  # the report shows such folders
+        print(f"report: {write_report(run)}")
     for error in scores.errors:
         print(f"runner: {error}", file=sys.stderr)
     return BadInput.exit_code if scores.errors else 0
