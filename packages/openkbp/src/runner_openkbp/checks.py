@@ -1,0 +1,141 @@
+"""What `runner openkbp check` looks for in a patient that can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from runner_core._errors import did_you_mean
+from runner_core.project import Record
+from runner_core.protocols import Finding
+
+from runner_openkbp.csvfiles import read_values
+from runner_openkbp.patients import DOSE, REQUIRED, Patient, read_patient
+from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, unpack
+
+VOXEL_MM = (1.0, 10.0)
+"""Smallest and largest side of a voxel that is believed. The challenge's are 2.3 … 5.5 mm."""
+EMPTY_CT = 0.05
+"""Share of the possible-dose mask that may lie where the CT file has nothing (the challenge's: up to 0.02)."""
+OFF_PRESCRIPTION = 0.2
+"""Relative difference between a target's mean dose and its prescription that is believed (the challenge's: 0.1)."""
+_SIDES = (
+    ("RightParotid", "LeftParotid", 1, "left and right look exchanged"),
+    ("Brainstem", "SpinalCord", 2, "head and feet look exchanged"),
+    ("Mandible", "SpinalCord", 0, "front and back look exchanged"),
+)
+"""(the one with the smaller index, the other, axis, what it means otherwise)"""
+
+
+def findings(record: Record) -> Iterator[Finding]:
+    """Warnings about one patient. Raises BadInput as reading does."""
+    patient = read_patient(record)
+    masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
+    possible = unpack(patient.masks, POSSIBLE)
+    yield from _files(record)
+    yield from _voxels(patient)
+    yield from _regions(masks, patient.voxel_mm)
+    yield from _sides(masks)
+    yield from _ct(patient, possible)
+    if patient.dose is not None:
+        yield from _dose(record, patient.dose, possible)
+        yield from _prescription(masks, patient.dose)
+
+
+def smallest_region(voxel_mm: Array) -> int:
+    """Voxels in 0.1 cm³, at least one: what the challenge's D0.1cc needs."""
+    return max(1, round(100 / float(np.prod(voxel_mm))))
+
+
+def _files(record: Record) -> Iterator[Finding]:
+    known = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
+    for path in sorted(Path(record.files["ct"]).parent.glob("*.csv*")):
+        if path.name not in known and path.name.removesuffix(".gz") not in known:
+            yield _warning(
+                "files", f"{path.name} is no file of the challenge and is not read{did_you_mean(path.name, known)}"
+            )
+
+
+def _voxels(patient: Patient) -> Iterator[Finding]:
+    low, high = VOXEL_MM
+    if patient.voxel_mm.min() < low or patient.voxel_mm.max() > high:
+        shown = " × ".join(f"{mm:g}" for mm in patient.voxel_mm)
+        yield _warning("voxels", f"voxels of {shown} mm; are the numbers in voxel_dimensions.csv millimetres?")
+
+
+def _regions(masks: Mapping[str, Array], voxel_mm: Array) -> Iterator[Finding]:
+    targets = [name for name in TARGETS if name in masks and masks[name].any()]
+    if not targets:
+        yield _warning("targets", "there is no target (PTV56, PTV63, PTV70): nothing tells where the dose should be")
+    elif "PTV70" not in targets:
+        yield _warning("targets", "PTV70 is missing, which every patient of the challenge has")
+    least = smallest_region(voxel_mm)
+    for name, mask in masks.items():
+        count = np.count_nonzero(mask)
+        if not count:
+            yield Finding("regions", "note", f"{name}.csv holds no voxel, which is taken as a missing region")
+        elif count < least:
+            yield _warning("regions", f"{name} has {count} voxels, fewer than the {least} that 0.1 cm³ (D0.1cc) takes")
+    for number, first in enumerate(targets):
+        for second in targets[number + 1 :]:
+            if shared := np.count_nonzero(masks[first] & masks[second]):
+                yield _warning(
+                    "targets", f"{first} and {second} share {shared} voxels; the challenge's targets do not overlap"
+                )
+
+
+def _sides(masks: Mapping[str, Array]) -> Iterator[Finding]:
+    centres = {name: np.array([a.mean() for a in np.nonzero(m)]) for name, m in masks.items() if m.any()}
+    for first, second, axis, meaning in _SIDES:
+        if first in centres and second in centres and centres[first][axis] > centres[second][axis]:
+            yield _warning(
+                "sides",
+                f"{meaning}: along axis {axis} {first} lies at {centres[first][axis]:.0f}, {second} at "
+                f"{centres[second][axis]:.0f}; in the challenge it is the other way round",
+            )
+
+
+def _ct(patient: Patient, possible: Array) -> Iterator[Finding]:
+    if patient.ct.min() < 0:
+        yield _warning(
+            "ct",
+            f"ct.csv has values down to {patient.ct.min()}; the challenge stores HU + 1024, never below 0, and voxels "
+            "that are not in the file are read as 0 (if these are HU, add 1024)",
+        )
+    empty = np.count_nonzero(possible & (patient.ct == 0)) / np.count_nonzero(possible)
+    if empty > EMPTY_CT:
+        yield _warning("ct", f"ct.csv has nothing in {empty:.0%} of the possible-dose mask; was it cut off?")
+
+
+def _dose(record: Record, dose: Array, possible: Array) -> Iterator[Finding]:
+    outside = dose * ~possible
+    if count := np.count_nonzero(outside):
+        yield _warning(
+            "dose",
+            f"{count} voxels outside the possible-dose mask have a dose, up to {outside.max():.1f} Gy; the network's "
+            "dose is set to 0 there, so they count as errors",
+        )
+    listed = np.zeros(GRID, bool)
+    listed.reshape(-1)[read_values(record.files["dose"])[0]] = True
+    if lacking := np.count_nonzero(possible & ~listed):
+        share = lacking / np.count_nonzero(possible)
+        yield _warning(
+            "dose",
+            f"dose.csv has no line for {lacking} voxels ({share:.0%}) of the possible-dose mask, and they are read as "
+            "0 Gy; was it cut off?",
+        )
+
+
+def _prescription(masks: Mapping[str, Array], dose: Array) -> Iterator[Finding]:
+    for name in TARGETS:
+        if name not in masks or not masks[name].any():
+            continue
+        prescribed, mean = float(name.removeprefix("PTV")), float(dose[masks[name]].mean())
+        if abs(mean / prescribed - 1) > OFF_PRESCRIPTION:
+            unit = "; is it in cGy?" if mean > 20 * prescribed else "; do dose and masks belong to one plan?"
+            yield _warning("prescription", f"mean dose in {name}: {mean:.1f} Gy, {prescribed:g} were prescribed{unit}")
+
+
+def _warning(rule: str, message: str) -> Finding:
+    return Finding(rule, "warning", message)

@@ -1,0 +1,222 @@
+"""The challenge's CSV files: sparse values or masks on the 128³ grid, one file each.
+
+A header line (",data"), then a line for each voxel: its flat index in C order, a comma, its value. A mask's lines have
+nothing after the comma. `voxel_dimensions.csv` holds three numbers (mm), one a line, and no header.
+
+pyarrow parses them; a fault is then looked for line by line, so that the message can name the line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv
+from runner_core._errors import BadInput
+
+from runner_openkbp.rois import GRID, Array
+
+VOXELS = math.prod(GRID)
+HEADER = ",data\n"
+
+
+def read_values(path: Path, dtype: Any = np.float32) -> tuple[Array, Array]:
+    """Flat indices (int32) and values (`dtype`: float32 or float64) of a sparse volume, in the file's order.
+
+    A float32 that `write_values` wrote comes back as it was when read as float32, a float64 when read as float64.
+    Raises BadInput (file, line, what is wrong, what to do) for a file that is missing, cut off, no such CSV, or has
+    an index outside the grid, an index twice, or a value that is NaN or infinite.
+    """
+    index, values = _read(path, pa.from_numpy_dtype(np.dtype(dtype)))
+    if not np.isfinite(values).all():
+        count = np.count_nonzero(~np.isfinite(values))
+        line = _line_of(path, index[np.argmin(np.isfinite(values))])
+        raise BadInput(f"{path}: {count} values are NaN or infinite, the first on line {line}; export the file again")
+    return index, values
+
+
+def read_indices(path: Path) -> Array:
+    """Flat indices (int32) of a mask, in the file's order. Raises BadInput as `read_values` does, and for values
+    where a mask has none."""
+    return _read(path, None)[0]
+
+
+def read_voxels(path: Path) -> Array:
+    """Size of a voxel (3,) in mm, float64, along the grid's axes. Raises BadInput unless the file holds that."""
+    fields = _content(path).decode(errors="replace").split()
+    try:
+        voxel = np.array([float(field) for field in fields])
+    except ValueError:
+        voxel = np.empty(0)
+    if voxel.shape != (3,) or not np.isfinite(voxel).all() or voxel.min() <= 0:
+        shown = " ".join(fields)[:60]
+        raise BadInput(
+            f"{path}: holds '{shown}', not three positive numbers (a voxel's size in mm, one a line); restore the file"
+        )
+    return voxel
+
+
+def write_values(path: Path, dense: Array, where: Array | None = None) -> None:
+    """Write a volume (128³) in the challenge's format: its non-zero voxels, or those `where` is true (zeros too).
+
+    Shortest decimals that give the same number back in `dense`'s dtype. Raises ValueError for NaN or infinity.
+    """
+    _check_grid(dense)
+    flat = dense.reshape(-1)
+    index = np.flatnonzero(flat if where is None else where)
+    values = flat[index]
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path.name}: NaN and infinite values are not written")
+    if values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    _write(path, index, values.astype(str).tolist())
+
+
+def write_indices(path: Path, mask: Array) -> None:
+    """Write a mask (bool, 128³) in the challenge's format."""
+    _check_grid(mask)
+    index = np.flatnonzero(mask)
+    _write(path, index, [""] * len(index))
+
+
+def write_voxels(path: Path, voxel_mm: Array) -> None:
+    """Write a voxel's size (3,) in mm."""
+    np.savetxt(path, voxel_mm)
+
+
+def _write(path: Path, index: Array, values: list[str]) -> None:
+    lines = [f"{i},{v}\n" for i, v in zip(index.tolist(), values, strict=True)]
+    path.write_text(HEADER + "".join(lines), newline="")
+
+
+def _check_grid(volume: Array) -> None:
+    if volume.shape != GRID:
+        raise ValueError(f"the challenge's files hold volumes of {GRID}, not {volume.shape}")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(path: Path, kind: pa.DataType | None) -> tuple[Array, Array]:
+    """Indices and values; `kind` None: a mask, whose values are empty."""
+    content = _content(path)
+    end = _header_end(path, content)
+    if end == len(content):  # nothing but a header
+        return np.empty(0, np.int32), np.empty(0, np.float32)
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content).slice(end)),
+            csv.ReadOptions(use_threads=False, column_names=["index", "value"], block_size=max(1 << 20, len(content))),
+            csv.ParseOptions(quote_char=False),
+            csv.ConvertOptions(
+                check_utf8=False,
+                column_types={"index": pa.int32(), "value": kind or pa.null()},
+                null_values=[] if kind else [""],
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise BadInput(f"{path}: {_first_fault(content, kind is not None) or error}; export the file again") from error
+    index = table["index"].to_numpy()
+    if index.min() < 0 or index.max() >= VOXELS:
+        raise BadInput(f"{path}: {_first_fault(content, kind is not None)}; export the file again")
+    _refuse_twice(path, index)
+    return index, table["value"].to_numpy()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: the file is missing; restore it, or take the patient's folder out") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}); check the file and its permissions") from error
+    if not content.strip():
+        raise BadInput(f"{path}: the file is empty; copy or export it again")
+    if content.startswith(b"\x1f\x8b"):
+        raise BadInput(f"{path}: the file is gzip-compressed; unpack it (gzip -d)")
+    if content.startswith(b"PK\x03\x04"):
+        raise BadInput(f"{path}: the file is a zip archive; unpack it")
+    if b"\0" in content:
+        raise BadInput(f"{path}: not a text file (it holds binary data); copy or export it again")
+    return content
+
+
+def _header_end(path: Path, content: bytes) -> int:
+    """Where the lines begin, after the header."""
+    end = content.find(b"\n") + 1
+    fields = content[: end or 200].decode(errors="replace").strip().split(",")
+    if len(fields) != 2 or not end:
+        raise BadInput(
+            f"{path}: the first line is '{','.join(fields)[:60]}', not the header ',data' of the challenge's files; "
+            "copy or export the file again"
+        )
+    if fields[0].strip().lstrip("-").isdigit():
+        raise BadInput(f"{path}: the header line ',data' is missing (the first line holds data); put it back")
+    if not content.endswith((b"\n", b"\r")):
+        last = content[content.rfind(b"\n") + 1 :].decode(errors="replace")
+        raise BadInput(f"{path}: the last line, '{last[:60]}', has no end: the file was cut off; copy it again")
+    return end
+
+
+def _refuse_twice(path: Path, index: Array) -> None:
+    """The challenge's files are sorted, which is quickly seen; others are sorted here."""
+    if (np.diff(index) > 0).all():
+        return
+    ordered = np.sort(index)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
+        raise BadInput(
+            f"{path}: index {twice[0]} is there twice ({twice.size} repeated lines), and nothing says which one holds; "
+            "export the file again"
+        )
+
+
+def _first_fault(content: bytes, valued: bool) -> str:
+    """What is wrong with the first line that cannot be read; empty when all can."""
+    faults = (
+        f"line {number} {fault}"
+        for number, line in _lines(content)
+        if (fault := _index_fault(line) or _value_fault(line.split(",")[1].strip(), valued))
+    )
+    return next(faults, "")
+
+
+def _index_fault(line: str) -> str:
+    fields = line.split(",")
+    if len(fields) != 2:
+        return f"is '{line[:60]}', not an index and a value (two columns)"
+    try:
+        index = int(fields[0])
+    except ValueError:
+        return f"has the index '{fields[0][:40]}', which is not a whole number"
+    inside = 0 <= index < VOXELS
+    return "" if inside else f"has the index {index}, outside the 128 × 128 × 128 grid (0 … {VOXELS - 1})"
+
+
+def _value_fault(value: str, valued: bool) -> str:
+    if not valued:
+        return f"has the value '{value[:40]}', and a mask has none" if value else ""
+    if not value:
+        return "has no value"
+    try:
+        float(value)
+    except ValueError:
+        return f"has the value '{value[:40]}', which is not a number"
+    return ""
+
+
+def _line_of(path: Path, index: int) -> int:
+    """The line that holds voxel `index`."""
+    wanted = str(index)
+    return next((n for n, line in _lines(path.read_bytes()) if line.split(",")[0].strip() == wanted), 0)
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, str]]:
+    """Numbered lines after the header, the empty ones left out."""
+    for number, line in enumerate(content.decode(errors="replace").splitlines()[1:], 2):
+        if line.strip():
+            yield number, line.strip()

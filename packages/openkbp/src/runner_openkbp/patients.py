@@ -1,0 +1,202 @@
+"""Finding the challenge's patients and reading one.
+
+    [provided-data/]train-pats/pt_1/ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv, PTV70.csv, …
+    [provided-data/]validation-pats/pt_201/…
+    [provided-data/]test-pats/pt_241/…
+
+or patients' folders of any name below one folder, or a single one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core.project import Record
+
+from runner_openkbp.csvfiles import read_indices, read_values, read_voxels
+from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit
+
+REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
+"""Role → file that every patient must have; `dose` too, except for prediction."""
+DOSE = "dose.csv"
+LAYOUT = (
+    "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and a CSV a region (PTV70.csv, "
+    "SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder"
+)
+_KNOWN = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
+_SPLIT = re.compile(r"(?P<name>train|training|val|valid|validation|test|testing)([-_ ](pats|patients|data))?$", re.I)
+_SPLITS = {"tr": "train", "va": "validation", "te": "test"}
+_PATIENT = re.compile(r"pt_\d+$", re.I)
+_INT16 = np.iinfo(np.int16)
+
+
+@dataclass
+class Patient:
+    """One patient on the challenge's grid (see `rois.GRID` for its axes)."""
+
+    ct: Array
+    """(128, 128, 128) int16, as the file has it (HU + 1024 in the challenge); 0 where it has nothing."""
+    dose: Array | None
+    """(128, 128, 128) float32, Gy; 0 where the file has nothing. None: the patient has no dose (prediction)."""
+    masks: Array
+    """(128, 128, 128) uint16: bit i is the mask `rois.MASKS[i]`; a missing region's bit is 0 everywhere."""
+    voxel_mm: Array
+    """(3,) float64: size of a voxel along the axes."""
+
+
+# ---------------------------------------------------------------- finding
+
+
+def find_patients(root: Path) -> list[Record]:
+    """Every patient below `root`, for training and evaluation. A required file that is missing is listed where it
+    should be, so that decoding says so for all patients at once.
+
+    Folders of patients none of which has a dose (the challenge once gave out its validation and test sets so) can be
+    predicted only and are left out. Raises BadInput when there is no patient, or none has a dose.
+    """
+    found = _patient_folders(root)
+    sets = defaultdict(list)
+    for folder in found:
+        sets[folder.parent].append(folder)
+    dosed = [folder for own in sets.values() if any(_has_dose(f) for f in own) for folder in own]
+    if not dosed:
+        raise BadInput(
+            f"{root}: none of its {len(found)} patients has {DOSE}, which training and evaluation need. `predict` does "
+            "without it"
+        )
+    return _records(root, dosed, with_dose=True)
+
+
+def find_inputs(path: Path) -> list[Record]:
+    """Patients to predict (a patient's folder, a file in it, or a folder of patients); no dose is read."""
+    folder = path.parent if path.is_file() and path.name in _KNOWN else path
+    return _records(folder, _patient_folders(folder), with_dose=False)
+
+
+def _patient_folders(root: Path) -> list[Path]:
+    if not root.exists():
+        raise BadInput(f"{root}: no such folder")
+    if not root.is_dir():
+        raise BadInput(f"{root}: not a folder. Looked for {LAYOUT}")
+    found = sorted(_walk(root), key=lambda folder: _natural(str(folder)))
+    if not found:
+        empty = "it is empty" if not any(root.iterdir()) else "no patient below it"
+        raise BadInput(f"{root}: {empty}. Looked for {LAYOUT}")
+    return found
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(root, followlinks=True):
+        folder = Path(place)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        unpacked = {name.removesuffix(".gz") for name in names}
+        if _KNOWN & unpacked or (_PATIENT.match(folder.name) and not folders and not names):
+            folders.clear()
+            yield folder
+
+
+def _records(root: Path, folders: Sequence[Path], with_dose: bool) -> list[Record]:
+    count = Counter(folder.name for folder in folders)
+    records = []
+    for folder in folders:
+        name = folder.name or folder.resolve().name
+        parts = folder.relative_to(root).parts
+        key = name if count[folder.name] == 1 else "__".join(parts)
+        files = {role: folder / file for role, file in REQUIRED.items()}
+        files |= {"dose": folder / DOSE} if with_dose else {}
+        files |= {roi: path for roi in ROIS if (path := folder / f"{roi}.csv").exists() or _packed(path)}
+        records.append(Record(key, name, files, _split(parts)))
+    return records
+
+
+def _split(parts: Sequence[str]) -> str | None:
+    """The split that a folder's name says, the innermost one.
+
+    >>> _split(("provided-data", "validation-pats", "pt_201"))
+    'validation'
+    """
+    names = (_SPLIT.match(part) for part in reversed(parts[:-1]))
+    return next((_SPLITS[found["name"][:2].lower()] for found in names if found), None)
+
+
+def _has_dose(folder: Path) -> bool:
+    path = folder / DOSE
+    return path.exists() or _packed(path)
+
+
+def _packed(path: Path) -> bool:
+    return path.with_name(f"{path.name}.gz").exists()
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """pt_2 before pt_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_patient(record: Record) -> Patient:
+    """A patient's files as arrays. Missing regions are normal; everything else that is missing or broken raises
+    BadInput, naming the file, what is wrong and what to do."""
+    files = record.files
+    for role, path in files.items():
+        if not path.exists():
+            raise BadInput(_missing(role, path))
+    voxel_mm = read_voxels(files["voxels"])
+    masks = np.zeros(np.prod(GRID), np.uint16)
+    for name in MASKS:
+        if name in files:
+            masks[read_indices(files[name])] |= np.uint16(1 << bit(name))
+    masks = masks.reshape(GRID)
+    if not (masks >> bit(POSSIBLE)).any():
+        raise BadInput(f"{files[POSSIBLE]}: the mask is empty, so there is nothing to predict or to score; restore it")
+    dose = _read_dose(files["dose"]) if "dose" in files else None
+    return Patient(_read_ct(files["ct"]), dose, masks, voxel_mm)
+
+
+def _read_ct(path: Path) -> Array:
+    """Values rounded to int16 (the challenge's are whole numbers)."""
+    index, values = read_values(path)
+    if not index.size:
+        raise BadInput(f"{path}: holds no voxel; copy or export it again")
+    low, high = values.min(), values.max()
+    if low < _INT16.min or high > _INT16.max:
+        raise BadInput(
+            f"{path}: values run from {low:g} to {high:g}, beyond CT numbers ({_INT16.min} … {_INT16.max}); is this "
+            "the CT? Export it again"
+        )
+    ct = np.zeros(np.prod(GRID), np.int16)
+    ct[index] = np.rint(values)
+    return ct.reshape(GRID)
+
+
+def _read_dose(path: Path) -> Array:
+    index, values = read_values(path)
+    if not index.size or not values.any():
+        raise BadInput(f"{path}: holds no dose above 0; copy or export it again")
+    if values.min() < 0:
+        worst = int(np.argmin(values))
+        raise BadInput(
+            f"{path}: {np.count_nonzero(values < 0)} doses are negative, down to {values[worst]:g} Gy at index "
+            f"{index[worst]}; export the dose again"
+        )
+    dose = np.zeros(np.prod(GRID), np.float32)
+    dose[index] = values
+    return dose.reshape(GRID)
+
+
+def _missing(role: str, path: Path) -> str:
+    if _packed(path):
+        return f"{path}: only {path.name}.gz is there; unpack it (gzip -d)"
+    needed = "training and evaluation need the dose" if role == "dose" else "every patient needs it"
+    if role == "voxels":
+        needed = "the DVH score needs a voxel's size in mm"
+    return f"{path}: the file is missing ({needed}); restore it, or take the patient's folder out"
