@@ -33,6 +33,21 @@ def test_frameworks_work_in_one_process_in_any_order(first: str, then: str) -> N
     assert done.returncode == 0, done.stderr
 
 
+def test_a_torch_project_never_loads_tensorflow(tmp_path: Path) -> None:
+    """MONAI imports tensorboard, which imports TensorFlow where it finds it."""
+    code = (
+        "import sys, pathlib, numpy as np; from runner_brainunet.scores import surface_scores\n"
+        "surface_scores(np.ones((4, 4, 4), bool), np.ones((4, 4, 4), bool), (1, 1, 1))\n"
+        "from runner_core.sinks import TensorBoardSink; sink = TensorBoardSink(pathlib.Path('events'))\n"
+        "sink.event('train', 1, {'loss': 0.5}); sink.close()\n"
+        "assert any(pathlib.Path('events').iterdir())\n"
+        "assert 'monai' in sys.modules and 'tensorboard' in sys.modules\n"
+        "assert not {'tensorflow', 'keras', 'jax'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def disputed(installed: Iterable[Distribution]) -> dict[str, list[str]]:
     """Files that several packages' records claim, with contents that differ: path → packages."""
     owners: defaultdict[str, dict[str, str | None]] = defaultdict(dict)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from runner_core.sinks import tensorboard_without_tensorflow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,6 +35,7 @@ def volume_scores(prediction: Array, truth: Array, spacing: Sequence[float]) -> 
 
 def surface_scores(prediction: Array, truth: Array, spacing: Sequence[float]) -> tuple[float, float]:
     """95th-percentile Hausdorff distance (mm) and surface Dice at 1 mm of two masks that are not empty."""
+    tensorboard_without_tensorflow()
     import torch
     from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 

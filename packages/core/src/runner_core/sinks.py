@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from runner_core._errors import BadInput
@@ -139,6 +141,7 @@ class TensorBoardSink:
     """Scalars and pictures as TensorBoard event files, written with the `tensorboard` package alone."""
 
     def __init__(self, folder: Path) -> None:
+        tensorboard_without_tensorflow()
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
@@ -170,6 +173,13 @@ class TensorBoardSink:
         if values:
             self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
             self._writer.flush()
+
+
+def tensorboard_without_tensorflow() -> None:
+    """Before tensorboard is imported (MONAI imports it too): it then takes its own stub for files, instead of
+    importing all of TensorFlow where that is installed, which costs seconds and 0.7 GB."""
+    name = "tensorboard.compat.notf"  # the module that tensorboard looks for
+    sys.modules.setdefault(name, ModuleType(name))
 
 
 def _short(value: Any) -> str:
