@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner_core._errors import RunnerError
 from runner_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def runner_engine(project: Project, config: RunConfig) -> Engine | None:
-    if project.framework != "torch":
-        raise RunnerError(
-            f"project {project.name} asks for the framework {project.framework!r}: there is no such engine"
-        )
-    from runner_core.engines.torch import TorchEngine
+    if project.framework == "torch":
+        from runner_core.engines.torch import TorchEngine
 
-    return TorchEngine(project, config)
+        return TorchEngine(project, config)
+    from runner_core.engines.keras import KerasEngine
+
+    return KerasEngine(project, config)
 
 
 @hookimpl
@@ -63,11 +62,13 @@ def runner_precision(project: Project, config: RunConfig, device: Device) -> Pre
 
 @hookimpl
 def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat | None:
-    if project.framework != "torch":
-        return None
-    from runner_core.engines.torch.checkpoint import SafetensorsFormat
+    if project.framework == "torch":
+        from runner_core.engines.torch.checkpoint import SafetensorsFormat
 
-    return SafetensorsFormat()
+        return SafetensorsFormat()
+    from runner_core.engines.keras.checkpoint import ArraysFormat
+
+    return ArraysFormat()
 
 
 @hookimpl

@@ -281,7 +281,7 @@ class Sink(Protocol):
 class Progress(NamedTuple):
     """Where training stands: `step` optimizer steps done of `steps`, in `epoch` (0-based).
 
-    In a compiled step (keras) `step` and `epoch` are 0-d tensors: compute with them, do not branch on them.
+    In a compiled step (keras) `step` and `epoch` are 0-d float32 tensors: compute with them, do not branch on them.
     """
 
     step: int

@@ -164,9 +164,9 @@ class ToySetup:
 
     @cached_property
     def engine(self):
-        from runner_core.engines.torch import TorchEngine
+        from runner_core.defaults import runner_engine
 
-        return TorchEngine(self.project, self.config)
+        return runner_engine(self.project, self.config)
 
     @cached_property
     def device(self):
@@ -178,9 +178,9 @@ class ToySetup:
 
     @property
     def checkpoint_format(self):
-        from runner_core.engines.torch.checkpoint import SafetensorsFormat
+        from runner_core.defaults import runner_checkpoint
 
-        return SafetensorsFormat()
+        return runner_checkpoint(self.project, self.config)
 
     def metrics(self):
         return list(self.project.metrics())
@@ -243,9 +243,18 @@ def log_lines(folder: Path) -> list[dict]:
 def final_state(folder: Path):
     """(values, tensors) of the newest checkpoint, without timing."""
     from runner_core.checkpoint import Checkpoints
-    from runner_core.engines.torch.checkpoint import SafetensorsFormat
+    from runner_core.engines.checkpoint import STATE
 
-    checkpoints = Checkpoints(folder / "checkpoints", SafetensorsFormat(), project="enginetoy")
+    def formats():
+        if "keras" in json.loads(next((folder / "checkpoints").glob(f"step-*/{STATE}")).read_text())["values"]:
+            from runner_core.engines.keras.checkpoint import ArraysFormat
+
+            return ArraysFormat()
+        from runner_core.engines.torch.checkpoint import SafetensorsFormat
+
+        return SafetensorsFormat()
+
+    checkpoints = Checkpoints(folder / "checkpoints", formats(), project="enginetoy")
     path, _ = checkpoints.latest()
     state = checkpoints.load(path)
     state.values.pop("timing")
@@ -254,13 +263,11 @@ def final_state(folder: Path):
 
 def assert_equal_runs(one: Path, other: Path) -> None:
     """Bit for bit: weights, optimizer, average, generators, best, counters, log lines, the best checkpoint."""
-    import torch
-
     (values, tensors), (values2, tensors2) = final_state(one), final_state(other)
     assert values == values2
     assert tensors.keys() == tensors2.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(tensor, tensors2[name]), name
+        assert np.array_equal(np.asarray(tensor), np.asarray(tensors2[name])), name
     assert log_lines(one) == log_lines(other)
     best = "checkpoints/best.json"
     assert (one / best).read_text() == (other / best).read_text()

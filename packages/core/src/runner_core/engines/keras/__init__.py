@@ -1,0 +1,11 @@
+"""The Keras engine: Keras 3 on TensorFlow (the default) or, with KERAS_BACKEND=jax, on JAX."""
+
+import os
+
+# What these are set to is read when Keras and TensorFlow are imported, so before anything else here.
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow reports on the terminal that there is no GPU
+
+from runner_core.engines.keras.engine import KerasEngine
+
+__all__ = ["KerasEngine"]

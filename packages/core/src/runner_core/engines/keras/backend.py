@@ -1,0 +1,86 @@
+"""What differs between TensorFlow and JAX: devices, compilation, gradients, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+import keras
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.protocols import Array, Device
+
+Function = Callable[..., Any]
+
+
+class OutOfDeviceMemory(Exception):
+    """The device has no memory left for what was to be computed."""
+
+
+class Backend(Protocol):
+    name: str
+    blocks: bool
+    """Can several steps go to the device at once?"""
+
+    def device(self, asked: str) -> Device:
+        """Where `train.device` says to compute; BadInput when that is not there."""
+        ...
+
+    def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
+        """Threads, determinism, tf32; before anything is computed."""
+        ...
+
+    def tensor(self, array: Array) -> Any:
+        """A tensor with memory of its own, on the device: the array may be overwritten afterwards."""
+        ...
+
+    def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
+        """`function` (tensors → nested tensors, which may assign to `variables`), traced once for each shape.
+
+        Raises OutOfDeviceMemory.
+        """
+        ...
+
+    def gradients(
+        self, loss: Callable[[], tuple[Any, Any]], variables: Sequence[keras.Variable], others: Sequence[keras.Variable]
+    ) -> tuple[list[Any], Any]:
+        """Gradients of the first of what `loss()` returns by `variables` (None: it does not depend on one), and the
+        second. `others`: what it may assign to besides."""
+        ...
+
+    def over(self, body: Function, stacked: Any) -> Any:
+        """`body` for each slice of nested tensors along their first axis, one after another; its outputs, stacked."""
+        ...
+
+    def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:
+        """What `then` returns, computed (and assigned) once all `tensors` are there."""
+        ...
+
+    def watch(self, tensor: Any) -> Callable[[], bool]:
+        """Has the device computed `tensor`?"""
+        ...
+
+    def free(self) -> None:
+        """Give memory that nobody uses back to the device, where that can be asked for."""
+        ...
+
+    def peak_memory(self, device: Device) -> int: ...
+
+    def versions(self) -> dict[str, str]: ...
+
+
+@cache
+def backend() -> Backend:
+    """The one that Keras was imported with. Raises BadInput for another than these two."""
+    name = keras.backend.backend()
+    if name == "tensorflow":
+        from runner_core.engines.keras.tensorflow import TensorFlow
+
+        return TensorFlow()
+    if name == "jax":
+        from runner_core.engines.keras.jax import Jax
+
+        return Jax()
+    raise BadInput(f"KERAS_BACKEND is {name}: set it to tensorflow (the default) or jax")

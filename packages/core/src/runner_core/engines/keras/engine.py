@@ -1,0 +1,112 @@
+"""The Keras engine: the device, the backend's settings, and trained networks out of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.config import RunConfig
+from runner_core.config.values import flat
+from runner_core.engines.keras import precision
+from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, backend
+from runner_core.engines.keras.inference import make_infer
+from runner_core.engines.keras.network import assign, build, named, put
+from runner_core.engines.keras.state import unflatten
+from runner_core.engines.keras.trainer import KerasTrainer
+from runner_core.engines.memory import network_too_large
+from runner_core.project import Project, Statistics
+from runner_core.protocols import Array, Device, State, Trained
+from runner_core.setup import Data, Setup
+
+
+class KerasEngine:
+    """`protocols.Engine` for Keras 3."""
+
+    name = "keras"
+
+    def __init__(self, project: Project, config: RunConfig) -> None:
+        self.project = project
+        self.config = config
+
+    @cached_property
+    def backend(self) -> Backend:
+        return backend()
+
+    def device(self) -> Device:
+        """Where `train.device` says to compute; BadInput when that is not there."""
+        return self.backend.device(self.config.train.device)
+
+    def trainer(self, setup: Setup, data: Data, steps: int) -> KerasTrainer:
+        """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        self._configure(setup)
+        try:
+            return KerasTrainer(setup, data, steps, self.backend, self._xla(setup.device))
+        except OutOfDeviceMemory:
+            raise network_too_large() from None
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Ordinary memory: both backends copy from it into their own before they return."""
+        return np.empty(shape, dtype)
+
+    def pin(self, memory: Array) -> None:
+        """Nothing: see `allocate`."""
+
+    def load(self, setup: Setup, state: State) -> Trained:
+        """The network of a checkpoint (averaged weights where there are some), ready to predict.
+
+        It computes under `setup.precision`, set before the network is made; weights are float32 in every checkpoint.
+        """
+        self._configure(setup)
+        network, statistics = self._network(setup, state)
+        precision.keep_float32(network, setup.precision)
+        network.trainable = False
+        infer = make_infer(setup.project, network, statistics, self.backend, self._xla(setup.device))
+        return Trained(network, infer, statistics)
+
+    def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
+        """As the project does, else model.keras (for `keras.models.load_model`) and model.json; the files written."""
+        network, statistics = self._network(setup, state)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = setup.project.export(network, folder, statistics)
+        return written or _export(setup, network, statistics, folder)
+
+    def versions(self) -> dict[str, str]:
+        return {"keras": keras.__version__, **self.backend.versions()}
+
+    def _configure(self, setup: Setup) -> None:
+        self.backend.configure(self.config.train, setup.device, setup.precision.compute == "tf32")
+
+    def _xla(self, device: Device) -> bool:
+        """By default on a GPU only: on a CPU, XLA takes minutes to compile 3-D networks and then computes slower."""
+        asked = self.config.train.compile
+        return asked == "on" or (asked == "auto" and device.kind == "cuda")
+
+    def _network(self, setup: Setup, state: State) -> tuple[keras.Model, Statistics]:
+        """The network with the weights that validation saw."""
+        if "keras" not in state.values:
+            raise BadInput("the checkpoint was not written by the keras engine")
+        saved = unflatten(state)
+        network = build(setup.project, setup.precision)
+        assign(named(network.variables), saved["model"])
+        if saved["ema"] is not None:
+            put(network, saved["ema"])
+        return network, saved["statistics"]
+
+
+def _export(setup: Setup, network: keras.Model, statistics: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The network in Keras's own format, and what is needed to use it."""
+    network.save(folder / "model.keras")
+    description = {
+        "project": setup.name,
+        "settings": flat(setup.config),
+        "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
+    }
+    (folder / "model.json").write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
+    return [folder / "model.keras", folder / "model.json"]

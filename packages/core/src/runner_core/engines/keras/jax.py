@@ -1,0 +1,113 @@
+"""JAX under Keras: the same steps, compiled by XLA everywhere."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+import psutil
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.doctor import cpu_name
+from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.protocols import Array, Device
+
+
+class Jax:
+    """`backend.Backend`. Compiled functions take the values of variables and give them back changed."""
+
+    name = "jax"
+    blocks = False
+
+    def device(self, asked: str) -> Device:
+        kind, _, number = asked.partition(":")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
+        gpus = [device for device in jax.devices() if device.platform == "gpu"]
+        index = int(number or 0)
+        if kind == "cuda" and index >= len(gpus):
+            raise BadInput(f"train.device {asked}: JAX sees {len(gpus)} GPUs here; use auto or cpu")
+        if kind == "cpu" or not gpus:
+            jax.config.update("jax_default_device", jax.devices("cpu")[0])
+            return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True)
+        jax.config.update("jax_default_device", gpus[index])
+        ampere = float(getattr(gpus[index], "compute_capability", "0")) >= 8
+        limit = (gpus[index].memory_stats() or {}).get("bytes_limit", 0)
+        name = gpus[index].device_kind
+        return Device("cuda", index, name=name, memory_bytes=limit, bfloat16=ampere, tf32=ampere)
+
+    def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
+        if config.threads is not None:
+            raise BadInput("train.threads: JAX has no such setting; leave it out")
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if tf32 else "float32")
+
+    def tensor(self, array: Array) -> Any:
+        return jax.device_put(array.copy())  # which may share memory with the array on a CPU
+
+    def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
+        @jax.jit
+        def pure(values: list[Any], *arguments: Any) -> Any:
+            with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+                output = function(*arguments)
+            return output, [_current(scope, v, value) for v, value in zip(variables, values, strict=True)]
+
+        @functools.wraps(function)
+        def run(*arguments: Any) -> Any:
+            try:
+                output, values = pure([variable.value for variable in variables], *arguments)
+            except jax.errors.JaxRuntimeError as error:
+                text = str(error)
+                if not text.startswith("RESOURCE_EXHAUSTED"):
+                    raise
+            else:
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value)
+                return output
+            raise OutOfDeviceMemory(text.partition("\n")[0])
+
+        return run
+
+    def gradients(
+        self, loss: Callable[[], tuple[Any, Any]], variables: Sequence[keras.Variable], others: Sequence[keras.Variable]
+    ) -> tuple[list[Any], Any]:
+        outside = [variable.value for variable in others]
+
+        def pure(values: list[Any]) -> Any:
+            mapping = [*zip(variables, values, strict=True), *zip(others, outside, strict=True)]
+            with keras.StatelessScope(mapping) as scope:
+                scalar, more = loss()
+            return scalar, (more, [_current(scope, v, old) for v, old in zip(others, outside, strict=True)])
+
+        found, (more, changed) = jax.grad(pure, has_aux=True)([variable.value for variable in variables])
+        for variable, value in zip(others, changed, strict=True):
+            variable.assign(value)
+        return found, more
+
+    def over(self, body: Function, stacked: Any) -> Any:
+        raise NotImplementedError
+
+    def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:
+        return then()  # a failed step leaves no trace: its values never reach the variables
+
+    def watch(self, tensor: Any) -> Callable[[], bool]:
+        return tensor.is_ready
+
+    def free(self) -> None:
+        """What nobody refers to is free already."""
+
+    def peak_memory(self, device: Device) -> int:
+        stats = jax.config.jax_default_device.memory_stats() if device.kind == "cuda" else None
+        return int((stats or {}).get("peak_bytes_in_use", 0))
+
+    def versions(self) -> dict[str, str]:
+        return {"jax": jax.__version__}
+
+
+def _current(scope: keras.StatelessScope, variable: keras.Variable, otherwise: Any) -> Any:
+    value = scope.get_current_value(variable)
+    return otherwise if value is None else value

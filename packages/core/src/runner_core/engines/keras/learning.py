@@ -1,0 +1,193 @@
+"""One optimizer step of a Keras network, as it is traced and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from runner_core._random import stream_seed
+from runner_core.config import TrainConfig
+from runner_core.engines.keras.backend import Backend
+from runner_core.engines.keras.network import Average, Bound
+from runner_core.engines.memory import wrong_first_axis
+from runner_core.engines.steplog import GRADIENT_NORM
+from runner_core.project import Project, overrides
+from runner_core.protocols import Arrays, Precision, Progress, Tensors
+
+_WORD = (1 << 32) - 1
+
+
+class Learning:
+    """A network, its optimizer and average, and the function that takes them one step on.
+
+    `size`: samples of a micro-batch; change it before the function is compiled.
+    """
+
+    def __init__(  # noqa: PLR0917 - made in one place
+        self,
+        project: Project,
+        config: TrainConfig,
+        network: keras.Model,
+        precision: Precision,
+        statistics: Mapping[str, Any],
+        steps: int,
+        backend: Backend,
+    ) -> None:
+        self.project, self.config, self.network, self.statistics = project, config, network, statistics
+        self.steps = steps
+        self.size = config.batch_size
+        self.names: list[str] = []
+        """Of the numbers that a step gives, in their order; known once it is traced."""
+        self._backend = backend
+        self._bound = Bound(network, training=True)
+        self.trained, self.frozen = _variables(project, network)
+        self._inner = build_optimizer(project, self.trained, config)
+        self.optimizer = keras.optimizers.LossScaleOptimizer(self._inner) if precision.loss_scaling else self._inner
+        self.optimizer.build(self.trained)
+        self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without float32's further digits
+        self.average = None if config.ema is None else Average(network, config.ema)
+        self._rng = keras.random.SeedGenerator(0) if overrides(project, "on_device") else None
+        self._after_step = project.after_step if overrides(project, "after_step") else None
+        self._begun = keras.Variable(-1, dtype="int32", trainable=False, name="begun")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All that a step may change."""
+        own = [*self.network.variables, *self.optimizer.variables, self._begun]
+        rng = [] if self._rng is None else [self._rng.state]
+        return own + rng + ([] if self.average is None else self.average.variables)
+
+    def updating(self, step: int) -> bool:
+        """Had the update of weights of the step that follows `step` finished ones begun, when it failed?"""
+        return int(keras.ops.convert_to_numpy(self._begun.value)) == step
+
+    # ------------------------------------------------------------ traced
+
+    def __call__(self, arrays: Tensors, moment: Any, rate: Any) -> Any:
+        """(numbers,) float32 of one step, `names` in order. `moment`: as `moment_of` makes it; `rate`: of learning."""
+        ops = keras.ops
+        step = ops.cast(moment[0], "int32")
+        progress = Progress(ops.cast(step, "float32"), self.steps, ops.cast(moment[1], "float32"))
+        tensors = self._on_device(arrays, moment)
+        gradients, values = self.gradients(tensors, progress)
+        finite = None
+        if self.config.clip is not None or self.optimizer is not self._inner:
+            norm = _global_norm(gradients)
+            finite = ops.isfinite(norm)
+            if self.optimizer is not self._inner:
+                norm = norm / self.optimizer.dynamic_scale
+            if self.config.clip is not None:
+                values[GRADIENT_NORM] = norm
+                factor = ops.where(finite, ops.minimum(1.0, self.config.clip / (norm + 1e-6)), 1.0)
+                gradients = [None if g is None else g * ops.cast(factor, g.dtype) for g in gradients]
+        skipping = finite if self.optimizer is not self._inner else None
+        there = [g for g in gradients if g is not None]
+        self._backend.after(there, lambda: self._update(gradients, rate, step, skipping, progress))
+        self.names = list(values)
+        return ops.stack([ops.cast(value, "float32") for value in values.values()])
+
+    def trial(self, arrays: Tensors, moment: Any) -> Any:
+        """A step without its update: does the memory suffice?"""
+        gradients, values = self.gradients(self._on_device(arrays, moment), Progress(0, self.steps, 0))
+        return values["loss"], [gradient for gradient in gradients if gradient is not None]
+
+    def _on_device(self, arrays: Tensors, moment: Any) -> Tensors:
+        if self._rng is None:
+            return dict(arrays)
+        self._rng.state.assign(moment[2:4])
+        return self.project.on_device(dict(arrays), dict(self.statistics), self._rng)
+
+    def gradients(self, tensors: Tensors, progress: Progress) -> tuple[list[Any], dict[str, Any]]:
+        """Of the mean loss over the batch, in micro-batches of `size` one after another; loss and terms."""
+        count = _samples(tensors)
+        if count <= self.size:
+            return self._part(tensors, progress, 1.0)
+        sums: list[Any] = []
+        total: dict[str, Any] = {}
+        for begin in range(0, count, self.size):
+            end = min(count, begin + self.size)
+            part, share = _cut(tensors, count, begin, end), (end - begin) / count
+            # one after another: side by side they would need the memory of the whole batch
+            gradients, values = self._backend.after(
+                [g for g in sums if g is not None],
+                lambda part=part, share=share: self._part(part, progress, share),  # type: ignore[misc]
+            )
+            sums = [_sum(a, b) for a, b in zip(sums, gradients, strict=True)] if sums else gradients
+            total = {name: total.get(name, 0.0) + value for name, value in values.items()}
+        return sums, total
+
+    def _part(self, tensors: Tensors, progress: Progress, share: float) -> tuple[list[Any], dict[str, Any]]:
+        """Gradients, loss and terms of a micro-batch, times its share of the batch."""
+
+        def loss() -> tuple[Any, dict[str, Any]]:
+            total, terms, _ = self.project.step(self._bound, tensors, progress)
+            values = dict(terms)
+            if extra := self.network.losses:  # of regularisers, and what layers add
+                values["regularization"] = sum(extra)
+                total = total + values["regularization"]
+            values = {"loss": total, **values}
+            scaled = total * share if self.optimizer is self._inner else self.optimizer.scale_loss(total * share)
+            return scaled, {name: keras.ops.cast(value, "float32") * share for name, value in values.items()}
+
+        return self._backend.gradients(loss, self.trained, self.frozen)
+
+    def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:
+        self._begun.assign(step)
+        self._inner.learning_rate.assign(rate)
+        self.optimizer.apply(gradients, self.trained)
+        if self.average is not None:
+            self.average.update(step, finite)
+        if self._after_step is not None:
+            self._after_step(self.network, progress)
+
+
+def moment_of(step: int, epoch: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """What differs between steps besides batch and rate: step, epoch, and 64 bits of seed for what is random."""
+    random = stream_seed(seed, step)
+    return np.array([step, epoch, random & _WORD, random >> 32], np.uint32)
+
+
+def build_optimizer(project: Project, trained: list[keras.Variable], config: TrainConfig) -> keras.optimizers.Optimizer:
+    """The project's optimizer, or AdamW."""
+    optimizer = project.optimizer(trained)
+    if optimizer is not None:
+        return optimizer
+    return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
+
+
+def host_arrays(batch: Arrays, backend: Backend) -> Tensors:
+    return {name: backend.tensor(array) for name, array in batch.items()}
+
+
+def _variables(project: Project, network: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """Those that the optimizer changes (`Project.parameter_groups` may name them), and all others."""
+    chosen = project.parameter_groups(network)
+    trained = list(network.trainable_variables if chosen is None else chosen)
+    own = {id(variable) for variable in trained}
+    return trained, [variable for variable in network.variables if id(variable) not in own]
+
+
+def _global_norm(gradients: list[Any]) -> Any:
+    ops = keras.ops
+    return ops.sqrt(sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None))
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _samples(tensors: Tensors) -> int:
+    return next(int(t.shape[0]) for t in tensors.values() if len(t.shape))
+
+
+def _cut(tensors: Tensors, count: int, begin: int, end: int) -> Tensors:
+    """Samples begin…end. Raises BadInput for a tensor whose first axis is not the batch's."""
+    for name, tensor in tensors.items():
+        if len(tensor.shape) and tensor.shape[0] != count:
+            raise wrong_first_axis(name, tensor.shape, count)
+    return {name: tensor[begin:end] if len(tensor.shape) else tensor for name, tensor in tensors.items()}

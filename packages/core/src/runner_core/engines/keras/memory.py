@@ -1,0 +1,80 @@
+"""When device memory runs out in a step: smaller micro-batches where they learn the same, else words that help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.learning import Learning
+from runner_core.engines.memory import micro_batch, no_room, smaller, too_large
+from runner_core.project import Project
+from runner_core.protocols import Device, Tensors
+
+CAN_RUN_OUT = {"cuda"}
+"""Kinds of devices whose memory can run out before the host's does: elsewhere nothing is kept for a retry."""
+
+
+class MicroBatch:
+    """The size of micro-batches, and what a failed step changed before it failed."""
+
+    def __init__(  # noqa: PLR0917 - made in one place
+        self,
+        project: Project,
+        config: TrainConfig,
+        learning: Learning,
+        backend: Backend,
+        device: Device,
+        say: Callable[[str], None],
+    ) -> None:
+        """Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
+        self._learning, self._backend, self._say, self._config = learning, backend, say, config
+        self._retry = project.splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
+        self._kept: list[Any] = []
+        self.size = micro_batch(project, config)
+
+    @property
+    def size(self) -> int:
+        return self._learning.size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self._learning.size = size
+
+    def mark(self) -> None:
+        """Keep what the forward pass changes: BatchNorm's running statistics, dropout's generators."""
+        if self._retry:
+            self._kept = [keras.ops.copy(variable.value) for variable in self._learning.frozen]
+
+    def shrink(self, tensors: Tensors, moment: Any, step: int) -> None:
+        """Halve the micro-batch and undo what the failed step did; BadInput where that is not possible."""
+        self._backend.free()
+        if self._learning.updating(step):
+            raise no_room("the optimizer's step", self._config.batch_size)
+        count = next(int(t.shape[0]) for t in tensors.values() if len(t.shape))
+        tried = min(self.size, count)
+        if not self._retry or tried == 1:
+            raise too_large(count, self._largest(tensors, moment, tried // 2))
+        for variable, kept in zip(self._learning.frozen, self._kept, strict=True):
+            variable.assign(kept)
+        self.size = (tried + 1) // 2
+        self._say(smaller(tried, self.size, step + 1))
+
+    def _largest(self, tensors: Tensors, moment: Any, size: int) -> int | None:
+        """The largest of size, size / 2, … samples that a step has memory for; 0: none; None: that cannot be said."""
+        learning = self._learning
+        learning.size = size
+        while size:
+            few = {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
+            try:
+                self._backend.compiled(learning.trial, learning.variables, False)(few, moment)
+                return size
+            except OutOfDeviceMemory:
+                size //= 2
+            except (BadInput, ValueError, RuntimeError):
+                return None
+        return 0

@@ -1,0 +1,142 @@
+"""A project's Keras network: made under a precision policy, bound to a mode, its variables as arrays by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from runner_core._errors import BadInput
+from runner_core.engines.keras import precision
+from runner_core.project import Project
+from runner_core.protocols import Array, Precision
+
+
+class Bound:
+    """A network bound to training or to evaluation: what a project's `step` and `infer` receive."""
+
+    def __init__(self, network: keras.Model, training: bool) -> None:
+        self._network, self._training = network, training
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self._network(*inputs, **{"training": self._training, **options})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
+    """A fresh network under `policy`; names of layers do not depend on what this process made before.
+
+    Raises BadInput for a network without weights yet.
+    """
+    keras.utils.clear_session(free_memory=False)
+    if seed is not None:
+        keras.utils.set_random_seed(seed % (1 << 32))
+    precision.set_policy(policy)
+    network = project.model(policy)
+    if not network.built or not network.variables:
+        raise BadInput(
+            f"project {project.name}: `model` returned a network that has no weights yet; begin it with keras.Input, "
+            "or call its `build` with the shape of the input"
+        )
+    return network
+
+
+def named(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
+    """Variables by path, with dots; one that has the path of another gets a number."""
+    found: dict[str, keras.Variable] = {}
+    for variable in variables:
+        path = name = variable.path.replace("/", ".")
+        number = 1
+        while name in found:
+            name, number = f"{path}_{number}", number + 1
+        found[name] = variable
+    return found
+
+
+def arrays(variables: Mapping[str, keras.Variable]) -> dict[str, Array]:
+    """Copies on the host."""
+    return {name: np.array(keras.ops.convert_to_numpy(variable.value)) for name, variable in variables.items()}
+
+
+def assign(variables: Mapping[str, keras.Variable], values: Mapping[str, Any]) -> None:
+    """Raises BadInput when names or shapes differ."""
+    missing = [name for name in variables if name not in values]
+    unknown = [name for name in values if name not in variables]
+    wrong = [n for n, v in variables.items() if n in values and tuple(v.shape) != tuple(np.shape(values[n]))]
+    if missing or unknown or wrong:
+        parts = [("it lacks", missing), ("it has besides", unknown), ("of other shapes are", wrong)]
+        told = "; ".join(f"{what} {_few(names)}" for what, names in parts if names)
+        raise BadInput(f"the checkpoint's weights do not fit this project's network: {told}")
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def is_float(variable: keras.Variable) -> bool:
+    return "float" in str(variable.dtype)
+
+
+class Average:
+    """average ← d·average + (1 − d)·weights after each step, over weights and floating-point state (BatchNorm's).
+
+    d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's average forgets the initial weights
+    (tf.train.ExponentialMovingAverage).
+    """
+
+    def __init__(self, network: keras.Model, decay: float) -> None:
+        self.decay = decay
+        self._live = {name: v for name, v in named(network.variables).items() if is_float(v)}
+        with keras.name_scope("average"):
+            self._kept = {
+                name: keras.Variable(v.value, dtype=v.dtype, trainable=False, name=name.replace(".", "_"))
+                for name, v in self._live.items()
+            }
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return list(self._kept.values())
+
+    def update(self, step: Any, finite: Any | None = None) -> None:
+        """After optimizer step number `step` (from 0); where `finite` (0-d, bool) is False the average stays."""
+        ops = keras.ops
+        t = ops.cast(step, "float32")
+        weight = 1 - ops.minimum(self.decay, (2 + t) / (11 + t))
+        if finite is not None:
+            weight = ops.where(finite, weight, 0.0)
+        for name, average in self._kept.items():
+            average.assign(average + ops.cast(weight, average.dtype) * (self._live[name] - average))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network computes with the average inside, with its own weights again afterwards."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, average in self._kept.items():
+            live = self._live[name]
+            own = keras.ops.copy(live.value)
+            live.assign(average.value)
+            average.assign(own)
+
+    def state(self) -> dict[str, Array]:
+        return arrays(self._kept)
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        assign(self._kept, values)
+
+
+def put(network: keras.Model, average: Mapping[str, Any]) -> None:
+    """Copy an average into a network for good."""
+    assign({name: v for name, v in named(network.variables).items() if is_float(v)}, average)

@@ -1,0 +1,175 @@
+"""TensorFlow under Keras."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from runner_core._errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.doctor import cpu_name
+from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.protocols import Array, Device
+
+
+class TensorFlow:
+    """`backend.Backend`."""
+
+    name = "tensorflow"
+    blocks = True
+
+    def __init__(self) -> None:
+        self._watch: _Watch | None = None
+
+    def device(self, asked: str) -> Device:
+        """The GPU that computes is made the only one that TensorFlow sees, and takes memory as it needs it."""
+        kind, _, number = asked.partition(":")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
+        gpus = tf.config.list_physical_devices("GPU")
+        index = int(number or 0)
+        if kind == "cuda" and index >= len(gpus):
+            there = f"there are {len(gpus)} GPUs, numbered from 0" if gpus else "TensorFlow sees no GPU here"
+            raise BadInput(f"train.device {asked}: {there}; {_unseen(len(gpus)) or 'use auto or cpu'}")
+        if kind == "cpu" or not gpus:
+            _see([])
+            note = _unseen(len(gpus)) if kind == "auto" else ""
+            return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+        _see([gpus[index]])
+        details = tf.config.experimental.get_device_details(gpus[index])
+        ampere = details.get("compute_capability", (0, 0))[0] >= 8  # computes in bfloat16 and tf32
+        name = details.get("device_name", "GPU")
+        return Device("cuda", index, name=name, memory_bytes=_gpu_memory(index), bfloat16=ampere, tf32=ampere)
+
+    def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
+        if config.threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != config.threads:
+            try:
+                tf.config.threading.set_intra_op_parallelism_threads(config.threads)
+                tf.config.threading.set_inter_op_parallelism_threads(config.threads)
+            except RuntimeError:
+                raise BadInput("train.threads: TensorFlow has started with another number of threads") from None
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+        if config.deterministic:
+            tf.config.experimental.enable_op_determinism()
+
+    def tensor(self, array: Array) -> tf.Tensor:
+        return tf.convert_to_tensor(array)
+
+    def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
+        traced = tf.function(function, jit_compile=xla or None, autograph=False)
+
+        @functools.wraps(function)
+        def run(*arguments: Any) -> Any:
+            try:
+                return traced(*arguments)
+            except tf.errors.ResourceExhaustedError as error:
+                text = error.message.partition("\n")[0]
+            raise OutOfDeviceMemory(text)  # outside: TensorFlow's exception keeps the failed step's memory alive
+
+        return run
+
+    def gradients(
+        self, loss: Callable[[], tuple[Any, Any]], variables: Sequence[keras.Variable], others: Sequence[keras.Variable]
+    ) -> tuple[list[Any], Any]:
+        values = [variable.value for variable in variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            scalar, more = loss()
+        return tape.gradient(scalar, values), more
+
+    def over(self, body: Function, stacked: Any) -> Any:
+        return tf.map_fn(body, stacked, fn_output_signature=tf.float32, parallel_iterations=1)
+
+    def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:
+        with tf.control_dependencies(tensors):
+            return then()
+
+    def watch(self, tensor: Any) -> Callable[[], bool]:
+        if self._watch is None:
+            self._watch = _Watch()
+        return self._watch(tensor)
+
+    def free(self) -> None:
+        """TensorFlow's allocator keeps its memory and uses it again."""
+
+    def peak_memory(self, device: Device) -> int:
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if device.kind == "cuda" else 0
+
+    def versions(self) -> dict[str, str]:
+        built = tf.sysconfig.get_build_info()
+        found = {"tensorflow": tf.__version__}
+        found["tensorflow threads"] = str(tf.config.threading.get_intra_op_parallelism_threads() or "automatic")
+        if tf.config.get_visible_devices("GPU"):
+            found |= {"cuda": str(built.get("cuda_version")), "cudnn": str(built.get("cudnn_version"))}
+        return found
+
+
+class _Watch:
+    """Tells when tensors are computed. TensorFlow has no question for that which does not wait, so a thread waits."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Any, threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._wait, name="watch the device", daemon=True).start()
+
+    def __call__(self, tensor: Any) -> Callable[[], bool]:
+        done = threading.Event()
+        self._asked.put((tensor, done))
+        return done.is_set
+
+    def _wait(self) -> None:
+        while True:
+            tensor, done = self._asked.get()
+            np.asarray(tensor)
+            done.set()
+            del tensor, done
+
+
+def _see(gpus: list[Any]) -> None:
+    """These GPUs and no others, with memory taken as it is needed. Once TensorFlow has started, they must be those."""
+    if tf.config.get_visible_devices("GPU") == gpus:
+        wanted = [gpu for gpu in gpus if not tf.config.experimental.get_memory_growth(gpu)]
+    else:
+        try:
+            tf.config.set_visible_devices(gpus, "GPU")
+        except RuntimeError:
+            raise BadInput("train.device: TensorFlow has started in this process on another device") from None
+        wanted = gpus
+    for gpu in wanted:
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _unseen(seen: int) -> str:
+    """What to do when the machine has an NVIDIA GPU that TensorFlow cannot use; else an empty string."""
+    if seen or not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+        return ""
+    why = (
+        "it did not find CUDA's libraries, or the driver is too old; install tensorflow[and-cuda]"
+        if tf.test.is_built_with_cuda()
+        else "it is a build without CUDA; install tensorflow[and-cuda]"
+    )
+    return (
+        f"this machine seems to have an NVIDIA GPU, but TensorFlow {tf.__version__} cannot use it ({why}); "
+        "without it, training runs on the CPU, many times slower"
+    )
+
+
+def _gpu_memory(index: int) -> int:
+    """Bytes; 0 where nvidia-smi does not say."""
+    words = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+        return int(done.stdout.split()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0

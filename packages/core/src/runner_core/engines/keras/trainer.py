@@ -1,0 +1,256 @@
+"""A Keras network under training: what `runner_core.loop` drives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from runner_core import metrics
+from runner_core._errors import BadInput, Unhealthy
+from runner_core.engines.keras import precision
+from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
+from runner_core.engines.keras.memory import MicroBatch
+from runner_core.engines.keras.network import arrays, assign, build, is_float, named
+from runner_core.engines.keras.state import flatten, unflatten
+from runner_core.engines.keras.validation import Totals, Validating
+from runner_core.engines.memory import ValidationParts, no_room
+from runner_core.engines.schedule import Schedule
+from runner_core.engines.steplog import StepLog
+from runner_core.loop import not_finite
+from runner_core.protocols import HostBatch, Progress, State, Step, Tensors
+from runner_core.setup import Data, Setup
+
+
+class KerasTrainer:
+    """`protocols.Trainer`. A step is one call of a compiled function; `block` of them are one call too."""
+
+    def __init__(self, setup: Setup, data: Data, steps: int, backend: Backend, xla: bool) -> None:
+        project, config = setup.project, setup.config.train
+        if config.steps_per_execution > 1 and not backend.blocks:
+            raise BadInput("train.steps_per_execution: only TensorFlow takes several steps at once; leave it at 1")
+        self.project, self.config, self.statistics = project, config, data.statistics
+        self.block = config.steps_per_execution
+        self.steps = steps
+        self._per_epoch = max(1, steps // config.epochs)
+        self._backend, self._device, self._xla = backend, setup.device, xla
+        self._policy = setup.precision
+        self.network = build(project, setup.precision, config.seed)
+        precision.keep_float32(self.network, setup.precision)
+        self._learning = Learning(project, config, self.network, setup.precision, data.statistics, steps, backend)
+        self._schedule = Schedule(project, config)
+        self._rate = 0.0
+        self._metrics = setup.metrics()
+        self._log = StepLog(_numbers)
+        self._unread: list[tuple[int, Any]] = []  # (steps before, numbers (terms,) or (steps, terms))
+        self._seen: Counter[str] | None = None
+        self._notes: list[str] = []
+        self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self._notes.append)
+        self._step = self._compile()
+        self._waiting: list[tuple[Tensors, Any, float]] = []
+        self._validating = Validating(project, self.network, data.statistics, Progress(steps, steps, config.epochs))
+        self._validate = backend.compiled(self._validating, self.network.variables, xla)
+        self._validated = ValidationParts(self._compute, OutOfDeviceMemory, backend.free, self._notes.append)
+        floats = {n: v for n, v in named(self.network.variables).items() if is_float(v)}
+        self._weights = list(floats)
+        self._finite = backend.compiled(_all_finite(list(floats.values())), self.network.variables, False)
+        self._initially = self._finite_weights()
+        self._computed: Callable[[], bool] | None = None
+
+    # ------------------------------------------------------------ steps
+
+    def train_step(self, batch: HostBatch, step: int) -> None:
+        """One optimizer step, or its part of a block; releases the batch. Raises BadInput when memory does not
+        suffice."""
+        epoch = step // self._per_epoch
+        self._rate = self._learning.base_rate * self._schedule(Progress(step, self.steps, epoch))
+        moment = moment_of(step, epoch, self.config.seed)
+        try:
+            tensors = host_arrays(batch.arrays, self._backend)
+        except OutOfDeviceMemory:
+            raise no_room("bringing the batch to the device", self.config.batch_size) from None
+        batch.release()
+        if self.block == 1:
+            numbers = self._run(step, tensors, moment, np.float32(self._rate))
+        else:
+            self._waiting.append((tensors, moment, self._rate))
+            inside = (step + 1) % self._per_epoch
+            if inside % self.block and inside:
+                return
+            numbers = self._run_block(step)
+        self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
+        if self._device.kind == "cuda":
+            self._computed = self._backend.watch(numbers)
+
+    def _run(self, step: int, tensors: Tensors, moment: Any, rate: Any) -> Any:
+        while True:
+            self._micro.mark()
+            try:
+                with self._observing():
+                    return self._step(tensors, moment, rate)
+            except OutOfDeviceMemory:
+                pass
+            self._micro.shrink(tensors, moment, step)  # outside: the exception keeps the failed step's memory alive
+            self._step = self._compile()
+
+    def _run_block(self, step: int) -> Any:
+        waiting, self._waiting = self._waiting, []
+        try:
+            names = list(waiting[0][0])
+            stacked = {name: keras.ops.stack([tensors[name] for tensors, _, _ in waiting]) for name in names}
+            moments = np.stack([moment for _, moment, _ in waiting])
+            rates = np.array([rate for _, _, rate in waiting], np.float32)
+            with self._observing():
+                return self._step(stacked, moments, rates)
+        except OutOfDeviceMemory:
+            raise no_room(
+                f"a block of {len(waiting)} steps (train.steps_per_execution)", self.config.batch_size
+            ) from None
+
+    def _compile(self) -> Callable[..., Any]:
+        learning, backend = self._learning, self._backend
+        if self.block == 1:
+            return backend.compiled(learning, learning.variables, self._xla)
+
+        def block(stacked: Tensors, moments: Any, rates: Any) -> Any:
+            return backend.over(lambda one: learning(*one), (stacked, moments, rates))
+
+        return backend.compiled(block, learning.variables, self._xla)
+
+    @contextmanager
+    def _observing(self) -> Iterator[None]:
+        """While the first step is traced, with an eye on the precision that layers compute in."""
+        if self._seen is not None:
+            yield
+            return
+        self._seen = Counter()
+        with precision.observed(self.network, self._seen, self._policy):
+            yield
+
+    # ------------------------------------------------------------ numbers and validation
+
+    def read_log(self) -> dict[str, Any]:
+        """Means since the last call. Waits for the device."""
+        self._settle()
+        bad = self._log.first_nonfinite()
+        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate}
+        if bad is not None:
+            values["nonfinite_step"], values["nonfinite_term"] = bad
+        if self._seen is not None:
+            values["precision_seen"] = dict(self._seen)
+        return values
+
+    def _settle(self) -> None:
+        unread, self._unread = self._unread, []
+        for step, numbers in unread:
+            for offset, row in enumerate(np.atleast_2d(keras.ops.convert_to_numpy(numbers)).tolist()):
+                self._log.add(step + offset, dict(zip(self._learning.names, row, strict=True)))
+
+    def notes(self) -> list[str]:
+        """What the user should know, since the last call."""
+        told = self._notes.copy()
+        self._notes.clear()
+        return told
+
+    def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
+        """Means over samples, metrics, extremes of the decision; training's random streams do not notice."""
+        for metric in self._metrics:
+            metric.reset()
+        totals, average = Totals(), self._learning.average
+        frozen = {name: v for name, v in named(self._learning.frozen).items() if not is_float(v)}
+        before = arrays(frozen)
+        try:
+            with nullcontext() if average is None else average.in_place():
+                for batch in batches:
+                    for tensors, step, count in self._validated(batch):
+                        totals.add(step, count)
+                        if step.prediction is not None:
+                            for metric in self._metrics:
+                                metric.update(step.prediction, tensors)
+                    batch.release()
+                return metrics.read(self._metrics if totals.predicted else (), totals.read(self._validating.names))
+        except OutOfDeviceMemory:
+            raise no_room("validation", self.config.batch_size) from None
+        finally:
+            assign(frozen, before)
+
+    def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
+        tensors, prediction, numbers = self._validate(host_arrays(batch.arrays, self._backend))
+        return tensors, Step(numbers, {}, prediction)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> State:
+        """Copies on the host. Raises Unhealthy rather than give out NaN."""
+        self._refuse_nonfinite()
+        learning = self._learning
+        tree = {
+            "policy": precision.policy_name(self._policy),
+            "backend": self._backend.name,
+            "model": arrays(named(self.network.variables)),
+            "ema": None if learning.average is None else learning.average.state(),
+            "optimizer": arrays(named(learning.optimizer.variables)),
+            "log": self._log.state(),
+            "micro": self._micro.size,
+            "statistics": self.statistics,
+        }
+        values, tensors = flatten(tree)
+        return State({"keras": values}, tensors)
+
+    def load_state(self, state: State) -> None:
+        """Raises BadInput for a checkpoint of another precision policy or network."""
+        saved = unflatten(state)
+        policy = precision.policy_name(self._policy)
+        if saved["policy"] != policy:
+            raise BadInput(
+                f"the checkpoint was trained under the precision policy {saved['policy']}, this run computes under "
+                f"{policy}: set precision.mode to {saved['policy'].removeprefix('mixed_')}"
+            )
+        assign(named(self.network.variables), saved["model"])
+        if self._learning.average is not None:
+            self._learning.average.load(saved["ema"])
+        assign(named(self._learning.optimizer.variables), saved["optimizer"])
+        self._log.load(saved["log"])
+        if saved["micro"] != self._micro.size:
+            self._micro.size = saved["micro"]
+            self._step = self._compile()
+        self.statistics.clear()
+        self.statistics.update(saved["statistics"])
+
+    def _refuse_nonfinite(self) -> None:
+        self._settle()
+        bad = self._log.first_nonfinite()
+        if bad is not None:
+            raise Unhealthy(not_finite(*bad))
+        finite = self._finite_weights()
+        for name, before, now in zip(self._weights, self._initially, finite, strict=True):
+            if before and not now:
+                raise Unhealthy(
+                    f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
+                    "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
+                )
+
+    def _finite_weights(self) -> list[bool]:
+        return np.asarray(keras.ops.convert_to_numpy(self._finite())).tolist()
+
+    # ------------------------------------------------------------ the device
+
+    def idle(self) -> bool:
+        return self._computed is None or self._computed()
+
+    def peak_memory(self) -> int:
+        return self._backend.peak_memory(self._device)
+
+
+def _all_finite(variables: list[keras.Variable]) -> Callable[[], Any]:
+    ops = keras.ops
+    return lambda: ops.stack([ops.all(ops.isfinite(variable.value)) for variable in variables])
+
+
+def _numbers(tensors: Any) -> list[float]:
+    return [float(keras.ops.convert_to_numpy(tensor)) for tensor in tensors]

@@ -1,0 +1,75 @@
+"""A validation batch through the network, as it is traced; and sums over a split, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from runner_core.engines.keras.network import Bound
+from runner_core.project import Project
+from runner_core.protocols import Progress, Step, Tensors
+
+
+class Validating:
+    """(arrays) → (tensors, prediction, numbers): loss and terms, then the extremes of the project's decision."""
+
+    def __init__(
+        self, project: Project, network: keras.Model, statistics: Mapping[str, Any], progress: Progress
+    ) -> None:
+        self._project, self._statistics, self._progress = project, statistics, progress
+        self._bound = Bound(network, training=False)
+        self.names: list[str] = []
+        """Of the numbers, in their order; known once it is traced."""
+
+    def __call__(self, arrays: Tensors) -> tuple[Tensors, Any, Any]:
+        ops = keras.ops
+        tensors = self._project.on_device(dict(arrays), dict(self._statistics), None)
+        loss, terms, prediction = self._project.step(self._bound, tensors, self._progress)
+        values = {"loss": loss, **terms}
+        if prediction is not None:
+            decision = self._project.decision(prediction)
+            parts = list(decision.values()) if isinstance(decision, Mapping) else [decision]
+            values["decision_min"] = _over(ops.minimum, [ops.min(ops.cast(part, "float32")) for part in parts])
+            values["decision_max"] = _over(ops.maximum, [ops.max(ops.cast(part, "float32")) for part in parts])
+        self.names = list(values)
+        return tensors, prediction, ops.stack([ops.cast(value, "float32") for value in values.values()])
+
+
+class Totals:
+    """Mean loss and terms weighted by samples, and the extremes of the decision over all batches."""
+
+    def __init__(self) -> None:
+        self._numbers: list[Any] = []
+        self._counts: list[int] = []
+        self.predicted = False
+        """Was there any prediction for metrics to read?"""
+
+    def add(self, step: Step, count: int) -> None:
+        """`step.loss` holds the numbers of a batch of `count` samples."""
+        self._numbers.append(step.loss)
+        self._counts.append(count)
+        self.predicted |= step.prediction is not None
+
+    def read(self, names: list[str]) -> dict[str, float]:
+        """Waits for the device."""
+        table = np.asarray(keras.ops.convert_to_numpy(keras.ops.stack(self._numbers)), np.float64)
+        found: dict[str, float] = {}
+        for name, column in zip(names, table.T, strict=True):
+            match name:
+                case "decision_min":
+                    found[name] = float(column.min())
+                case "decision_max":
+                    found[name] = float(column.max())
+                case _:
+                    found[name] = float(np.average(column, weights=self._counts))
+        return found
+
+
+def _over(function: Any, parts: list[Any]) -> Any:
+    first, *rest = parts
+    for part in rest:
+        first = function(first, part)
+    return first
