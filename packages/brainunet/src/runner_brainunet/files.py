@@ -7,14 +7,12 @@ BIDS    sub-X/[ses-Y/]anat/sub-X[_ses-Y][_…]_T1w.nii.gz with a brain mask (sub
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runner_core._errors import BadInput
-from runner_core.project import Record
+from runner_core import BadInput, Record, walk
 
 from runner_brainunet.nifti import SUFFIXES, stem
 
@@ -115,11 +113,8 @@ def _entities(path: Path) -> dict[str, str]:
 
 
 def _nifti_below(root: Path) -> Iterator[Path]:
-    for folder, subfolders, names in os.walk(root, followlinks=True):
-        subfolders[:] = sorted(n for n in subfolders if not n.startswith("."))
-        for name in sorted(names):
-            if name.endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(folder, name)
+    for folder, _, names in walk(root):
+        yield from (folder / name for name in names if name.endswith(SUFFIXES))
 
 
 def _parts(path: Path, root: Path) -> tuple[str, ...]:

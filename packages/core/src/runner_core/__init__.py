@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from runner_core._errors import OutOfSpace as OutOfSpace
     from runner_core._errors import RunnerError as RunnerError
     from runner_core._errors import Unhealthy as Unhealthy
+    from runner_core._files import walk as walk
     from runner_core.config import RunConfig as RunConfig
     from runner_core.hookspecs import hookimpl as hookimpl
     from runner_core.project import Decoded as Decoded
@@ -51,6 +52,7 @@ _HOME = {
     "SampleSpec": "protocols",
     "Step": "protocols",
     "RowSamples": "samples",
+    "walk": "_files",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605
 

@@ -1,12 +1,15 @@
-"""What the cache and the checkpoints both do with files."""
+"""What the core's parts and the projects do with files."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
+
+from runner_core._errors import BadInput
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """`errno` of a write that found no room."""
@@ -22,6 +25,30 @@ def hash_file(path: Path | str) -> str:
         while count := file.readinto(block):
             state.update(block[:count])
     return state.hexdigest()
+
+
+def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Folder, names of its folders (shorten the list and those are not entered), names of its files; each sorted.
+
+    As `os.walk`, for data: links to folders are followed, but never back into a folder above; hidden files and folders
+    are left out; a folder that cannot be read is BadInput rather than a part of the data that is missing unnoticed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise BadInput(
+            f"{error.filename}: this folder cannot be read: {error.strerror}; make it readable, or move it elsewhere"
+        ) from error
+
+    marks: dict[Path, tuple[int, int]] = {}
+    for place, folders, names in os.walk(root, followlinks=True, onerror=refuse):
+        folder = Path(place)
+        stat = folder.stat()
+        marks[folder] = (stat.st_dev, stat.st_ino)
+        if any(marks.get(above) == marks[folder] for above in folder.parents):
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield folder, folders, sorted(name for name in names if not name.startswith("."))
 
 
 def flush(path: Path) -> None:
