@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,13 +129,26 @@ def test_a_projects_own_validation_becomes_bad_input() -> None:
         ("a: [1", "not valid YAML"),
         ("- 1\n- 2", "expected sections"),
         ("preset: 3", "preset must be text"),
-        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("!!python/object/apply:os.system ['true']", "s.yaml, line 1, column 1: not valid YAML: could not determine"),
+        ("train:\n  epochs: 3\n  seed: 1\n  epochs: 4\n", r"s.yaml, line 4, column 3: .*'epochs' stands here twice"),
+        ("train: {}\nmodel: {}\ntrain: {}", r"s.yaml, line 3, column 1: .*'train' stands here twice"),
+        ("train:\n  epochs: 3\n seed: 1\n", r"s.yaml, line 3, column 2: not valid YAML: expected"),
+        ("train: [1, 2\nmodel: 3\n", r"s.yaml, line 2, column 6: not valid YAML: expected ',' or ']'"),
+        ("a: \x00", "s.yaml: not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_settings_file(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(BadInput, match=message) as raised:
+        read_settings(path)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_bytes(b"a: \xff\xfe")
+    with pytest.raises(BadInput, match=r"s.yaml: the settings file is not text in UTF-8 \(byte 3\)"):
         read_settings(path)
 
 
@@ -160,6 +174,24 @@ def test_numbers_that_no_run_can_mean_are_refused(name: str, value: float) -> No
     config = RunConfig()
     setattr(config.train, name, value)
     with pytest.raises(BadInput, match=f"train.{name} must be at (least|most)"):
+        refuse_nonsense(config)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "clip", "ema", "warmup"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(name: str, value: float) -> None:
+    config = RunConfig()
+    setattr(config.train, name, value)
+    with pytest.raises(BadInput, match=f"train.{name} must be a finite number"):
+        refuse_nonsense(config)
+
+
+@pytest.mark.parametrize("name", ["steps_per_epoch", "batch_size", "epochs", "accumulate", "patience", "threads"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_counts_below_one_are_refused(name: str, value: int) -> None:
+    config = RunConfig()
+    setattr(config.train, name, value)
+    with pytest.raises(BadInput, match=f"train.{name} must be at least 1"):
         refuse_nonsense(config)
 
 

@@ -87,8 +87,9 @@ def test_split_file(tmp_path):
         ("trian: [a]", "unknown split 'trian'; did you mean 'train'"),
         ("train: [nobody]", "unknown group or record 'nobody'"),
         ("train: a", "expected lists"),
-        ("train: [a", "cannot be read"),
-        ("!!python/object/apply:os.system ['true']", "cannot be read"),
+        ("train: [a", "line 1, column 10: not valid YAML"),
+        ("train: [a]\nvalidation: [b]\ntrain: [c]", "line 3, column 1: .*'train' stands here twice"),
+        ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     ],
 )
 def test_split_file_faults(tmp_path, text, message):
@@ -99,7 +100,7 @@ def test_split_file_faults(tmp_path, text, message):
 
 
 def test_missing_file_unknown_rule_and_double_key():
-    with pytest.raises(BadInput, match=r"absent\.yaml cannot be read"):
+    with pytest.raises(BadInput, match=r"absent\.yaml: the file of data.split cannot be read"):
         split(records("ab"), DataConfig(split="absent.yaml"), 0)
     with pytest.raises(BadInput, match=r"data\.split is 'random'"):
         split(records("ab"), DataConfig(split="random"), 0)

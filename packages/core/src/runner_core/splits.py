@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from runner_core._errors import BadInput, did_you_mean
+from runner_core.config.yamlfile import read_yaml
 from runner_core.sampling import order
 
 if TYPE_CHECKING:
@@ -114,10 +113,7 @@ def _from_file(records: Sequence[Record], path: Path) -> list[str]:
 
 def read_lists(path: Path) -> dict[str, list[str]]:
     """A split file: side → groups and record keys."""
-    try:
-        content: Any = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"data.split file {path} cannot be read: {error}") from error
+    content = read_yaml(path, "file of data.split")
     if not isinstance(content, Mapping) or not all(isinstance(v, list) for v in content.values()):
         raise BadInput(f"{path}: expected lists of groups or record keys under {', '.join(SPLITS)}")
     for side in content:

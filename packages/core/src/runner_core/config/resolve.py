@@ -6,6 +6,7 @@ such a file with more keys (project, preset, source, plugins, chosen), so that i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from runner_core._errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay, plain
+from runner_core.config.yamlfile import read_yaml
 from runner_core.project import Project
 from runner_core.runfolder import replace_text
 
@@ -70,12 +72,7 @@ class SettingsFile:
 
 def read_settings(path: Path) -> SettingsFile:
     """Parse a settings file; BadInput naming it when it is missing, is no YAML or has no sections."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{path}: the settings file cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not valid YAML: {error}") from error
+    values = read_yaml(path, "settings file")
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -107,8 +104,12 @@ def from_file(base: RunConfig, project: type[Project], file: SettingsFile) -> Ru
 
 
 def refuse_nonsense(config: RunConfig) -> None:
-    """BadInput for numbers that no run can mean: a batch of 0, a share above 1."""
+    """BadInput for numbers that no run can mean: a batch of 0, a share above 1, NaN."""
     values = flat(config)
+    for name, value in values.items():
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            raise BadInput(f"setting {name} must be a finite number, not {value!r}")
     for name, least in _LEAST.items():
         if values[name] is not None and values[name] < least:
             raise BadInput(f"setting {name} must be at least {least:g}, not {values[name]!r}")
