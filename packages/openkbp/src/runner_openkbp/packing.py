@@ -60,7 +60,7 @@ def _smaller(name: str, array: Array, factor: int) -> Array:
         return array
     if name == "masks":
         return pool_masks(array, factor)
-    return np.rint(_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
+    return np.rint(block_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
 
 
 def pool_masks(masks: Array, factor: int) -> Array:
@@ -70,11 +70,11 @@ def pool_masks(masks: Array, factor: int) -> Array:
     for place in range(len(MASKS)):
         inside = (masks >> place & 1).astype(counter)
         if inside.any():
-            smaller |= (2 * _sums(inside, factor).astype(np.uint32) >= factor**3).astype(np.uint16) << place
+            smaller |= (2 * block_sums(inside, factor).astype(np.uint32) >= factor**3).astype(np.uint16) << place
     return smaller
 
 
-def _sums(array: Array, factor: int) -> Array:
+def block_sums(array: Array, factor: int) -> Array:
     """Sums over blocks of factor³, an axis at a time (far faster than one reduction over three axes)."""
     for axis in range(array.ndim):
         ahead = (slice(None),) * axis
