@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.remarks import too_small
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, pack_masks, unpack
 from runner_openkbp.scores import (
     CELLS,
@@ -24,7 +25,6 @@ from runner_openkbp.scores import (
     pooled,
     roi_table,
     target_metrics,
-    too_small,
     voxels_in_tenth_cc,
 )
 from workspace import SHARED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from runner_core.config import DataConfig, RunConfig
@@ -73,6 +74,21 @@ class OpenKBPConfig(RunConfig):
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
+
+
+@dataclass
+class DosePredictOptions:
+    csv: bool = True
+    """Write the dose as the challenge's CSV, KEY.csv (the file of a submission)."""
+    nifti: bool = False
+    """Also write the dose (Gy) as NIfTI, KEY_dose.nii.gz."""
+    dicom: bool = False
+    """Also write the dose as DICOM RTDOSE, KEY_dose.dcm."""
+    figure: bool = False
+    """Also draw slices of the dose and its dose-volume histograms, KEY_dose.png."""
+    reference: Path | None = None
+    """Folder of the patient's DICOM CT series on the same grid: gives RTDOSE and NIfTI their geometry, and RTDOSE its
+    patient and study. Implies --dicom. Without one the geometry is synthetic."""
 
 
 def default() -> OpenKBPConfig:

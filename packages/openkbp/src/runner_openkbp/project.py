@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record, Statistics
+from runner_core.project import Decoded, Project, Record, Statistics, Table
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -26,17 +25,7 @@ from runner_core.protocols import (
 )
 from runner_core.samples import RowSamples
 
-from runner_openkbp.config import PRESETS, OpenKBPConfig
-
-
-@dataclass
-class DosePredictOptions:
-    nifti: bool = False
-    """Also write the dose as NIfTI."""
-    dicom: bool = False
-    """Also write the dose as DICOM RTDOSE."""
-    reference: Path | None = None
-    """DICOM series (folder) that gives the RTDOSE its geometry and patient; without one both are synthetic."""
+from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig
 
 
 class OpenKBP(Project):
@@ -48,6 +37,7 @@ class OpenKBP(Project):
     PredictOptions: ClassVar[type] = DosePredictOptions
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("dose_error_gy", "min")
+    shown: ClassVar[tuple[str, ...]] = ("dose_score", "dvh_score")
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
     config: OpenKBPConfig
@@ -80,21 +70,15 @@ class OpenKBP(Project):
         return {"size": self.config.data.size}
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        """mean_dose: Gy, mean over the possible-dose masks of all training patients; the trivial prediction."""
-        from runner_openkbp.rois import POSSIBLE, unpack
+        """mean_dose: (32, 32, 32) float32, Gy, the mean of the training patients' doses; the trivial prediction."""
+        from runner_openkbp.baseline import mean_dose
 
-        total, voxels = 0.0, 0
-        for record in training:
-            inside = unpack(store.arrays["masks"].read(record), POSSIBLE)
-            step = float(store.arrays["dose_step"].read(record)[0, 0])
-            total += step * float(store.arrays["dose"].read(record)[inside].sum(dtype=np.float64))
-            voxels += int(inside.sum())
-        return {"mean_dose": total / max(1, voxels)}
+        return {"mean_dose": mean_dose(store, training)}
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        return RowSamples(store, {name: (0,) for name in ("ct", "masks", "dose", "dose_step")}, records)
+        return RowSamples(store, dict.fromkeys(("ct", "masks", "dose", "dose_step"), (0,)), records)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
         """Stored arrays → image (B, S, S, S, 11), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
@@ -149,15 +133,38 @@ class OpenKBP(Project):
         return upsample(np.maximum(dose, 0), decoded.arrays["ct"].shape)
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
+        """pt_N.csv in the challenge's format; as the options say, also NIfTI, DICOM RTDOSE and a picture."""
         from runner_openkbp import outputs
 
         return outputs.write(record, prediction, out, self.predict_options)
 
+    def remarks(self, record: Record, prediction: Array) -> Sequence[Finding]:
+        from runner_openkbp import patients, remarks
+
+        patient = patients.read_patient(record)
+        return [*remarks.on_dose(patient, prediction), *remarks.on_files(self.predict_options)]
+
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
-        """dose_score (Gy), dvh_score (Gy), then the error of each of the challenge's 23 DVH metrics (Gy)."""
+        """dose_score, dvh_score (Gy), then prediction − reference for each of the challenge's 23 DVH metrics (Gy)."""
         from runner_openkbp import patients, scores
 
         return scores.patient_scores(patients.read_patient(record), prediction)
+
+    def pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+        from runner_openkbp.scores import pooled
+
+        return pooled(scores)
+
+    def tables(self, scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> Sequence[Table]:
+        from runner_openkbp.scores import roi_table
+
+        return (roi_table(scores, baseline),)
+
+    def baseline(self, record: Record, statistics: Statistics) -> Array:
+        from runner_openkbp import patients
+        from runner_openkbp.baseline import trivial_dose
+
+        return trivial_dose(statistics["mean_dose"], patients.read_patient(record).masks)
 
     def figure(self, record: Record, prediction: Array) -> Array:
         from runner_openkbp import patients

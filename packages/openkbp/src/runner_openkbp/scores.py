@@ -67,12 +67,6 @@ def voxels_in_tenth_cc(voxel_mm: Sequence[float] | Array) -> int:
     return max(1, round(100 / float(np.prod(voxel_mm))))
 
 
-def too_small(patient: Patient) -> dict[str, int]:
-    """Organs that have voxels, but fewer than 0.1 cm³: their D_0.1_cc is not defined; and how many they have."""
-    counts = {roi: int(np.count_nonzero(unpack(patient.masks, roi))) for roi in OARS}
-    return {roi: n for roi, n in counts.items() if 0 < n < voxels_in_tenth_cc(patient.voxel_mm)}
-
-
 def patient_scores(patient: Patient, prediction: Array) -> dict[str, float]:
     """dose_score and dvh_score (Gy), then the 23 differences, prediction − reference (Gy), by `difference_name`.
 
