@@ -80,7 +80,9 @@ def _bath(fluence: Array, voxel_mm: Array) -> Array:
 
 
 def _wobble(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """What no network can know: a smooth field of about 1.2 %."""
-    coarse = rng.normal(0, 1, (8, 8, 8)).astype(np.float32)
-    zoomed = ndimage.zoom(coarse, [n / 8 for n in shape], order=1, grid_mode=True, mode="nearest")
-    return 0.02 * zoomed
+    """What no network can know: smooth noise of 1.2 %, from 8³ random numbers interpolated linearly."""
+    field = rng.normal(0, 0.02, (8, 8, 8)).astype(np.float32)
+    for side in shape:  # each turn interpolates the first axis and puts it last
+        weights = np.maximum(0, 1 - np.abs(np.linspace(0, 7, side)[None] - np.arange(8)[:, None]))
+        field = np.tensordot(field, weights.astype(np.float32), axes=(0, 0))
+    return field
