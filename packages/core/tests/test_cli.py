@@ -94,8 +94,9 @@ def test_a_closed_pipe_is_no_error(runner: Runner, tmp_path: Path) -> None:
 def test_config_prints_settings_that_config_accepts(runner: Runner, tmp_path: Path) -> None:
     first = runner("toy", "config", "--preset", "default", "--train.batch-size", "5")
     (tmp_path / "s.yaml").write_text(first.stdout, encoding="utf-8")
-    again = runner("toy", "config", "--preset", "default", "--config", "s.yaml")
+    again = runner("toy", "config", "--config", "s.yaml")
     assert yaml.safe_load(again.stdout) == yaml.safe_load(first.stdout)
+    assert yaml.safe_load(again.stdout)["preset"] == "default"  # although it is for the phantom
     assert yaml.safe_load(first.stdout)["train"]["batch_size"] == 5
 
 
@@ -120,12 +121,28 @@ def test_help_lists_every_setting_with_its_default(runner: Runner) -> None:
         assert part in done.stdout, part
 
 
+def test_help_says_whose_defaults_it_shows(runner: Runner, tmp_path: Path) -> None:
+    def shown(*words: str) -> str:
+        said = runner("toy", "train", *words, "--help").stdout
+        return " ".join(said.split("settings below are those of ")[1].split("╭")[0].split())
+
+    assert shown() == "the preset demo (with --data it is default; --preset NAME shows another's)."
+    assert shown("--data", ".").startswith("the preset default (without --data it is demo")
+    assert shown("--preset", "default") == "the preset default."
+    (tmp_path / "s.yaml").write_text("train: {epochs: 7}", encoding="utf-8")
+    assert shown("--config", "s.yaml") == "the preset demo and of s.yaml."
+
+
 @pytest.mark.parametrize(
     "words, parts",
     [
         (["--train.bach-size", "4"], ["--train.bach-size", "--train.batch-size"]),
         (["--train.batch-size", "many"], ["--train.batch-size", "many"]),
         (["--train.batch-size", "0"], ["train.batch_size must be at least 1"]),
+        (["--train.steps-per-epoch", "0"], ["train.steps_per_epoch must be at least 1"]),
+        (["--validate.batch-size", "-2"], ["validate.batch_size must be at least 1"]),
+        (["--train.learning-rate", "nan"], ["train.learning_rate must be a finite number"]),
+        (["--train.clip", "inf"], ["train.clip must be a finite number"]),
         (["--precision.mode", "float8"], ["float8", "bfloat16"]),
         (["--preset", "dmeo"], ["did you mean 'demo'"]),
         (["--preset"], ["--preset"]),
@@ -145,7 +162,7 @@ def test_bad_flags_are_refused_with_one_message(words: list[str], parts: list[st
         ("trian: {}", ["s.yaml", "trian", "did you mean 'train'"]),
         ("train: {batch_size: many}", ["s.yaml: train.batch_size must be a whole number, not 'many'"]),
         ("project: brainunet", ["s.yaml: these settings are of project 'brainunet', not 'toy'"]),
-        ("train: [", ["s.yaml: not valid YAML"]),
+        ("train: [", ["s.yaml, line 1, column 9: not valid YAML"]),
     ],
 )
 def test_a_bad_file_is_refused_by_name_and_key(text: str, parts: list[str], runner: Runner, tmp_path: Path) -> None:
@@ -274,11 +291,18 @@ def test_resume_refuses_other_settings_and_leaves_the_run_as_it_was(
     trained: Path, runner: Runner, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
-    before = (copy / "config.yaml").read_text(encoding="utf-8")
+    before = files_of(copy)
     refused(runner("toy", "train", "--resume", copy, "--model.width", "5"), "model.width", "4", "5")
     refused(runner("toy", "train", "--resume", copy, "--preset", "default"), "preset 'demo'")
     refused(runner("toy", "train", "--resume", tmp_path / "nothing"), "no such run folder")
-    assert (copy / "config.yaml").read_text(encoding="utf-8") == before
+    assert files_of(copy) == before
+    refused(runner("toy", "train", "--resume", copy, "--data", "."), "no toy data here")
+    assert files_of(copy) == before
+
+
+def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """What each file holds, and when it was changed."""
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
 def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
@@ -381,6 +405,11 @@ def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_
     assert runner("toy", "evaluate", "run", "--no-extension", "toyext").returncode == 0
 
 
+def test_what_to_type_next_can_be_typed(runner: Runner) -> None:
+    done = runner("toy", "phantom", "my data")
+    assert done.stdout.endswith("next: runner toy train --data 'my data'\n")
+
+
 # ---------------------------------------------------------------- check
 
 
@@ -391,7 +420,7 @@ def test_check_lists_every_faulty_record_the_split_and_the_cost(runner: Runner, 
     for part in (
         "10 records in 5 groups",
         "train: 8 records of 4 groups",
-        "validation: 2 records of 1 groups",
+        "validation: 2 records of 1 group: ",
         "cache (",
     ):
         assert part in good.stdout, part
@@ -405,7 +434,7 @@ def test_check_lists_every_faulty_record_the_split_and_the_cost(runner: Runner, 
     assert bad.returncode == 2
     assert "error    p0_b" in bad.stdout
     assert "error    p2_a" in bad.stdout
-    assert "2 faulty records, 1 warnings" in bad.stdout
+    assert "2 faulty records, 1 warning, 0 notes" in bad.stdout
 
 
 # ---------------------------------------------------------------- evaluate, predict, export, report
@@ -522,7 +551,7 @@ def test_caches_are_listed_verified_and_pruned(runner: Runner, tmp_path: Path) -
         "cache",
     ]
     assert runner("toy", "train", *words).returncode == 0
-    assert "1 caches" in runner("cache", "list", "--dir", "cache").stdout
+    assert "1 cache, " in runner("cache", "list", "--dir", "cache").stdout
     assert runner("cache", "verify", "--dir", "cache").returncode == 0
     largest = max((p for p in (tmp_path / "cache").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(largest.read_bytes())
@@ -531,5 +560,7 @@ def test_caches_are_listed_verified_and_pruned(runner: Runner, tmp_path: Path) -
     damaged = runner("cache", "verify", "--dir", "cache")
     assert damaged.returncode == 2
     assert "DAMAGED" in damaged.stdout
-    assert "1 caches removed" in runner("cache", "prune", "--all", "--dir", "cache").stdout
+    assert "1 cache removed" in runner("cache", "prune", "--all", "--dir", "cache").stdout
     assert "0 caches" in runner("cache", "list", "--dir", "cache").stdout
+    for command in ("list", "verify", "prune"):
+        refused(runner("cache", command, "--dir", "nowhere"), "nowhere: there is no such folder")

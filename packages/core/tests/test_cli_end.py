@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,31 @@ def test_errors_while_scoring_are_said_and_kept(
     assert len(errors) == 2
     said = capsys.readouterr().out
     assert all(f"not scored: {error}" in said for error in errors)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("interruption, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_interruption_while_scoring_is_on_record(
+    interruption: BaseException,
+    code: int,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise interruption
+
+    monkeypatch.setattr("runner_core.cli.train.evaluate", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(main(SHORT))
+    assert ended.value.code == code
+    summary = json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "done"
+    assert summary["metrics"]
+    assert summary["reason"] == "scoring did not finish; `runner toy evaluate run` scores the records"
+    assert summary["scoring_errors"] == [summary["reason"]]
+    assert "interrupted while scoring: the training is saved" in capsys.readouterr().out
+    assert "scoring did not finish" in (here / "run" / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_full_disk_in_any_command_is_bad_input(

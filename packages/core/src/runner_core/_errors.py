@@ -13,6 +13,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from runner_core._text import counted
+
 
 class RunnerError(Exception):
     """Base of the errors that the command line prints as one message, without a traceback."""
@@ -33,7 +35,7 @@ class DataErrors(BadInput):
         self.errors = tuple(errors)
         shown = "\n".join(f"  - {e}" for e in self.errors[:20])
         more = f"\n  … and {len(self.errors) - 20} more" if len(self.errors) > 20 else ""
-        super().__init__(f"{len(self.errors)} records cannot be used:\n{shown}{more}")
+        super().__init__(f"{counted(len(self.errors), 'record')} cannot be used:\n{shown}{more}")
 
 
 class OutOfSpace(BadInput):

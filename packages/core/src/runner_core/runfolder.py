@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core._errors import BadInput
+from runner_core._text import typed
 
 RUNS = Path("runs")
 _LOCK = ".lock"
@@ -37,7 +38,8 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             if any(p.name != _LOCK for p in path.iterdir()):
                 raise BadInput(
-                    f"{path}: the run folder is not empty; name another one, or continue its run with --resume {path}"
+                    f"{path}: the run folder is not empty; name another one, or continue its run with "
+                    f"--resume {typed(path)}"
                 )
             folder = cls(path)
             folder.checkpoints.mkdir()

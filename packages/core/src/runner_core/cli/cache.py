@@ -9,12 +9,15 @@ from pathlib import Path
 
 from runner_core._errors import BadInput
 from runner_core._files import size_text
+from runner_core._text import counted
 from runner_core.cache import manage
 from runner_core.cache.manage import Entry
 
 
 def cache(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(list(arguments) or ["--help"])
+    if options.dir is not None and not options.dir.is_dir():
+        raise BadInput(f"--dir {options.dir}: there is no such folder")
     if options.command == "list":
         return _list(options)
     if options.command == "verify":
@@ -26,7 +29,7 @@ def _list(options: argparse.Namespace) -> int:
     found = manage.entries(options.dir, options.project)
     for entry in found:
         print(_line(entry))
-    print(f"{len(found)} caches, {size_text(sum(e.bytes for e in found))}")
+    print(f"{counted(len(found), 'cache')}, {size_text(sum(e.bytes for e in found))}")
     return 0
 
 
@@ -35,7 +38,7 @@ def _verify(options: argparse.Namespace) -> int:
     damaged = manage.verify(options.dir, options.project)
     for entry, problem in damaged:
         print(f"DAMAGED {entry.folder}: {problem}")
-    print(f"{len(found)} caches read, {len(damaged)} damaged")
+    print(f"{counted(len(found), 'cache')} read, {len(damaged)} damaged")
     if damaged:
         print("`runner cache prune` removes damaged caches; they are built anew when they are needed")
     return BadInput.exit_code if damaged else 0
@@ -53,13 +56,13 @@ def _prune(options: argparse.Namespace) -> int:
         print(f"removed {_line(entry)}")
     for entry, why in done.kept:
         print(f"kept, {why}: {_line(entry)}")
-    print(f"{len(done.removed)} caches removed, {size_text(done.bytes)} freed")
+    print(f"{counted(len(done.removed), 'cache')} removed, {size_text(done.bytes)} freed")
     return 0
 
 
 def _line(entry: Entry) -> str:
     days = max(0.0, time.time() - entry.last_used) / 86400
-    used = "in use" if entry.in_use else f"used {days:.0f} days ago" if days >= 1 else "used today"
+    used = "in use" if entry.in_use else f"used {counted(round(days), 'day')} ago" if days >= 1 else "used today"
     problem = f"  PROBLEM: {entry.problem}" if entry.problem else ""
     size = size_text(entry.bytes)
     return (

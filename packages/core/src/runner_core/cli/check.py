@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner_core._errors import BadInput
+from runner_core._text import counted
 from runner_core.cache.build import run_all
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
@@ -24,7 +25,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
     setup = start_new(name, "check", CheckOptions, arguments).setup
     folder = data_folder(setup, print)
     records = read_records(setup, folder)
-    print(f"{folder}: {len(records)} records in {len({r.group for r in records})} groups")
+    print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
     counts = dict.fromkeys(_LEVELS, 0)
     good: list[Record] = []
     for record, findings in _audit(setup, records):
@@ -34,7 +35,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
         if not any(f.level == "error" for f in findings):
             good.append(record)
     faulty = len(records) - len(good)
-    print(f"{faulty} faulty records, {counts['warning']} warnings, {counts['note']} notes")
+    print(", ".join([counted(faulty, "faulty record"), *(counted(counts[level], level) for level in _LEVELS[1:])]))
     whole = _plans(setup, good) if good else False
     if faulty:
         print("training refuses these records: repair them, or move them out of the folder")
@@ -75,7 +76,7 @@ def _plans(setup: Setup, records: Sequence[Record]) -> bool:
         yield from describe_split(records, split(records, setup.config.data, setup.config.train.seed))
 
     def cache_lines() -> Iterator[str]:
-        yield describe_plan(setup.cache.plan(setup.pipeline, records))
+        yield f"preset {setup.preset}: {describe_plan(setup.cache.plan(setup.pipeline, records))}"
 
     return all([_say_or_error(split_lines), _say_or_error(cache_lines)])
 

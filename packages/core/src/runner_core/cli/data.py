@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runner_core._errors import BadInput, OutOfSpace
 from runner_core._files import size_text
+from runner_core._text import counted
 from runner_core.phantoms import phantom_folder
 from runner_core.project import Record
 from runner_core.protocols import CachePlan, Device
@@ -65,9 +66,9 @@ def describe_split(records: Sequence[Record], splits: dict[str, list[int]]) -> l
     lines = []
     for name, numbers in splits.items():
         groups = sorted({records[n].group for n in numbers})
-        shown = ", ".join(groups[:8]) + (f", … ({len(groups)} groups)" if len(groups) > 8 else "")
+        shown = ", ".join(groups[:8]) + (f", … ({len(groups)} in all)" if len(groups) > 8 else "")
         if numbers:
-            lines.append(f"{name}: {len(numbers)} records of {len(groups)} groups: {shown}")
+            lines.append(f"{name}: {counted(len(numbers), 'record')} of {counted(len(groups), 'group')}: {shown}")
     return lines
 
 
@@ -78,7 +79,7 @@ def describe_plan(plan: CachePlan) -> str:
         for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "device memory"))
         if size
     ]
-    ready = f", {plan.ready} of {plan.records} records ready" if plan.ready else ""
+    ready = f", {plan.ready} of {counted(plan.records, 'record')} ready" if plan.ready else ""
     place = f" in {plan.folder}" if plan.folder else ""
     notes = "".join(f"\n  {note}" for note in plan.notes)
     return f"cache ({plan.mode}): {', '.join(parts) or 'takes nothing'}{ready}{place}{notes}"

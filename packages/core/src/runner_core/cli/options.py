@@ -159,14 +159,16 @@ Parsed = TypeVar("Parsed", bound=Options)
 
 
 def parse(
-    kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], prog: str, extra: Any = None
+    kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], *, prog: str, defaults: str, extra: Any = None
 ) -> tuple[Parsed, RunConfig, Any]:
     """Parse a whole command line: the command's own flags, the project's settings, and, for predict, the project's
-    own options. tyro prints help and errors itself and exits (code 2)."""
+    own options. tyro prints help and errors itself and exits (code 2). `defaults`: where those of the settings come
+    from."""
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
-    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=kind.__doc__)
+    about = f"{kind.__doc__}\n\nThe defaults of the settings below are those of {defaults}."
+    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=about)
     return parsed, parsed.settings, getattr(parsed, "extra", None)
 
 

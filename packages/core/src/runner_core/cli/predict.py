@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner_core._errors import BadInput
+from runner_core._text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, start_from_run
@@ -23,7 +24,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         return BadInput.exit_code
     make_folder(options.out)
     trained, checkpoint = load_network(started, options.run)
-    print(f"{len(records)} records with {checkpoint} of {started.run and started.run.path}")
+    print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
     for record in records:
         try:
             prediction = setup.project.predict(record, trained.infer)
@@ -37,7 +38,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         for finding in remarks:
             print(f"{finding.level}: {record.key}: {finding.message}")
     if failed:
-        print(f"{failed} inputs could not be predicted (see above)", file=sys.stderr)
+        print(f"{counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0
 
 

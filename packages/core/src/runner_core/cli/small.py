@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner_core._text import counted, typed
 from runner_core.cli.options import ConfigOptions, PhantomOptions
 from runner_core.cli.start import start_new
 from runner_core.config.resolve import dump
@@ -13,10 +14,10 @@ from runner_core.config.resolve import dump
 
 def config(name: str, arguments: Sequence[str]) -> int:
     setup = start_new(name, "config", ConfigOptions, arguments).setup
-    print(f"# {name}, preset {setup.preset} (presets: {', '.join(setup.project.presets)})")
+    print(f"# presets of {name}: {', '.join(setup.project.presets)}")
     for plugin, hooks in setup.plugins.provides().items():
         print(f"# {plugin} ({setup.plugins.versions[plugin]}): {', '.join(hooks)}")
-    print(dump(setup.config), end="")
+    print(f"project: {name}\npreset: {setup.preset}\n{dump(setup.config)}", end="")
     return 0
 
 
@@ -25,8 +26,8 @@ def phantom(name: str, arguments: Sequence[str]) -> int:
 
     started = start_new(name, "phantom", PhantomOptions, arguments)
     folder = write_phantom(started.setup.project, started.options.folder)
-    print(f"{folder}: {len(started.setup.project.records(folder))} records")
-    print(f"next: runner {name} train --data {folder}")
+    print(f"{folder}: {counted(len(started.setup.project.records(folder)), 'record')}")
+    print(f"next: runner {name} train --data {typed(folder)}")
     return 0
 
 

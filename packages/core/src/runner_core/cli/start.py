@@ -63,9 +63,19 @@ def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[s
     if saved is not None and seen.preset not in (None, saved.preset):
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
     settings = _settings(project, preset, saved, file)
-    options, settings, _ = parse(kind, settings, seen.arguments, f"runner {name} {command}")
+    prog, defaults = f"runner {name} {command}", _defaults(preset, seen, saved or file)
+    options, settings, _ = parse(kind, settings, seen.arguments, prog=prog, defaults=defaults)
     refuse_nonsense(settings)
     return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)
+
+
+def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
+    """Where the defaults that --help shows come from."""
+    over = "" if file is None else f" and of {file.path}"
+    if file is None and seen.preset is None:
+        other = "with --data it is default" if seen.data is None else "without --data it is demo"
+        return f"the preset {preset} ({other}; --preset NAME shows another's)"
+    return f"the preset {preset}{over}"
 
 
 def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
@@ -73,9 +83,13 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     seen = peek(arguments)
     if seen.run is None:
         if seen.help:
-            plugins = Plugins.load(name)
-            parse(kind, from_preset(plugins.project(), "default"), ["--help"], f"runner {name} {command}",
-                  _extra(kind, plugins.project()))  # fmt: skip
+            project = Plugins.load(name).project()
+            parse(
+                *(kind, from_preset(project, "default"), ["--help"]),
+                prog=f"runner {name} {command}",
+                defaults="the preset default; where a run is named, its own",
+                extra=_extra(kind, project),
+            )
         raise BadInput(f"name the run first: runner {name} {command} RUN …  (a folder below runs/{name})")
     run = RunFolder.open(seen.run)
     saved = read_run(run, name)
@@ -83,8 +97,8 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     project = plugins.project()
     trained = _settings(project, saved.preset or "default", saved, None)
     settings = trained if seen.config is None else from_file(trained, project, read_settings(seen.config))
-    prog = f"runner {name} {command}"
-    options, settings, extra = parse(kind, settings, seen.arguments, prog, _extra(kind, project))
+    options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
+                                     defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
     refuse_nonsense(settings)
     refuse_other_model(trained, settings, run.path)
     made = project(settings)

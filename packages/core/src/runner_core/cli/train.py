@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core._signals import outlive_terminal
+from runner_core._text import counted, typed
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.data import open_data
 from runner_core.cli.options import TrainOptions
@@ -20,6 +22,7 @@ from runner_core.cli.tables import banner, result_table
 from runner_core.config.resolve import PHANTOM, save
 from runner_core.display import Display
 from runner_core.evaluation import draw_figures, evaluate, versions, write_scores
+from runner_core.project import Project, Record, overrides
 from runner_core.runfolder import RunFolder, replace_text
 from runner_core.setup import Data
 from runner_core.sinks import Sinks
@@ -32,7 +35,7 @@ def train(name: str, arguments: Sequence[str]) -> int:
     folder = started.run or RunFolder.create(None, name, started.options.run_dir)
     started.run = folder
     with folder.lock():
-        before = None if fresh else folder.config_file.read_text(encoding="utf-8")
+        before = None if fresh else _Before(folder)
         logged = _last_logged(folder)
         try:
             save(folder.config_file, started.setup.config, started.head)
@@ -44,10 +47,33 @@ def train(name: str, arguments: Sequence[str]) -> int:
             raise
 
 
-def _leave(started: Started[Any], folder: RunFolder, error: BaseException, before: str | None, trained: bool) -> None:
+class _Before:
+    """A run that is to be continued, as it was: what this start writes into it before any step."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._config, self._log = folder.config_file, folder.log
+        self._text = folder.config_file.read_text(encoding="utf-8")
+        self._times = {path: path.stat() for path in (folder.config_file, folder.log) if path.exists()}
+
+    def restore(self, log: bool) -> None:
+        """config.yaml, and train.log too where `log`, as they were. By its time config.yaml says which run is the
+        latest."""
+        replace_text(self._config, self._text)
+        if log and self._log in self._times:
+            os.truncate(self._log, self._times[self._log].st_size)
+        elif log:
+            self._log.unlink(missing_ok=True)
+        for path in [self._config, self._log] if log else [self._config]:
+            if path in self._times:
+                os.utime(path, ns=(self._times[path].st_atime_ns, self._times[path].st_mtime_ns))
+
+
+def _leave(
+    started: Started[Any], folder: RunFolder, error: BaseException, before: _Before | None, trained: bool
+) -> None:
     """After an error or an interruption: what is left says how it ended, and a refusal leaves everything as it was.
 
-    `before`: config.yaml of the run that was to be continued, None for a new one.
+    `before`: the run that was to be continued, None for a new one.
     """
     expected = isinstance(error, (RunnerError, KeyboardInterrupt, SystemExit))
     with suppress(OSError):  # a full disk must not hide the error itself
@@ -55,7 +81,7 @@ def _leave(started: Started[Any], folder: RunFolder, error: BaseException, befor
             save_traceback(error, folder.log)
     with suppress(OSError):
         if before is not None and not trained:
-            replace_text(folder.config_file, before)
+            before.restore(log=expected)
         elif expected and not trained:
             _discard(folder)
         elif folder.read_summary().get("status") != "done" or not expected:
@@ -71,7 +97,8 @@ def _last_logged(folder: RunFolder) -> int:
 def _train(started: Started[Any], folder: RunFolder, display: Display, resume: bool) -> int:
     from runner_core.training import train as run_training
 
-    setup = started.setup
+    setup, logged = started.setup, _last_logged(folder)
+    again = f"`runner {setup.name} evaluate {typed(folder.path)}`"
     for line in banner(setup, folder, resume):
         display.say(line)
     data = open_data(setup, display.say)
@@ -80,25 +107,31 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     unwritten = _Unwritten(display)
     try:
         summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
-        with unwritten(folder.summary_file):  # scoring takes time: should it fail, the training is on record
-            folder.write_summary(summary)
-        summary |= _score(started, data, display, sinks, unwritten)
+        wanted = _to_score(setup.project, data)
+        unfinished = f"scoring did not finish; {again} scores the records"
+        with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record
+            folder.write_summary(summary | ({"reason": unfinished, "scoring_errors": [unfinished]} if wanted else {}))
+        summary |= _score(started, wanted, display, sinks, unwritten)
         with unwritten(folder.summary_file):
             folder.write_summary(summary)
     except (Stopped, Unhealthy) as error:
         with unwritten(folder.summary_file):
             folder.write_summary(_summary(started, getattr(error, "summary", {})))
         if isinstance(error, Stopped):
-            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {folder.path}",)
+            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {typed(folder.path)}",)
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        display.say(f"interrupted while scoring: the training is saved; {again} scores the records")
         raise
     finally:
         sinks.close()
-        with unwritten(folder.report_file):
-            _report(folder)
+        if _last_logged(folder) != logged:  # a resume that was refused leaves the report alone
+            with unwritten(folder.report_file):
+                _report(folder)
     for line in result_table(summary, folder):
         display.say(line)
     for path in unwritten.paths:
-        display.say(f"warning: {path} is missing (see above); `runner {setup.name} evaluate` and `report` write anew")
+        display.say(f"warning: {path} is missing (see above); {again} and `report` write anew")
     return BadInput.exit_code if unwritten.paths else 0
 
 
@@ -119,16 +152,23 @@ class _Unwritten:
             self.paths.append(path)
 
 
-def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, unwritten: _Unwritten) -> dict[str, Any]:
-    """Scores of the validation records with the best checkpoint, and pictures of them."""
+def _to_score(project: Project, data: Data) -> list[Record]:
+    """The validation records, where the project can predict and score whole records."""
+    able = overrides(project, "predict") and overrides(project, "score")
+    return [data.records[n] for n in data.splits.get("validation", [])] if able else []
+
+
+def _score(
+    started: Started[Any], records: Sequence[Record], display: Display, sinks: Sinks, unwritten: _Unwritten
+) -> dict[str, Any]:
+    """Scores of the records with the best checkpoint, and pictures of them."""
     folder, project = started.run, started.setup.project
     assert folder is not None
-    records = [data.records[n] for n in data.splits.get("validation", [])]
-    if not records or not _can_predict(project):
+    if not records:
         return {"scores": {}, "baseline": {}}
     begun = time.monotonic()
     trained, checkpoint = load_network(started, folder.path)
-    display.say(f"scoring {len(records)} validation records with checkpoint {checkpoint}")
+    display.say(f"scoring {counted(len(records), 'validation record')} with checkpoint {checkpoint}")
     scores = evaluate(project, trained.infer, records, trained.statistics, display.say)
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
@@ -141,12 +181,6 @@ def _score(started: Started[Any], data: Data, display: Display, sinks: Sinks, un
     means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)
     return {"scores": means, "baseline": baseline, "scoring_errors": scores.errors,
             "scoring_seconds": seconds}  # fmt: skip
-
-
-def _can_predict(project: Any) -> bool:
-    from runner_core.project import overrides
-
-    return overrides(project, "predict") and overrides(project, "score")
 
 
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _LEAST: Mapping[str, float] = {
     "crop.margin": 0,
     "train.epochs": 1,
     "train.steps_per_epoch": 1,
+    "train.steps_per_execution": 1,
     "train.batch_size": 1,
     "train.accumulate": 1,
     "train.workers": 0,
