@@ -106,7 +106,7 @@ def _read(path: Path, kind: pa.DataType | None) -> tuple[Array, Array]:
     content = _content(path)
     end = _header_end(path, content)
     if end == len(content):  # nothing but a header
-        return np.empty(0, np.int32), np.empty(0, np.float32)
+        return np.empty(0, np.int32), np.empty(0, kind.to_pandas_dtype() if kind else np.float32)
     try:
         table = csv.read_csv(
             pa.BufferReader(pa.py_buffer(content).slice(end)),

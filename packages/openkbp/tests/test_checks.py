@@ -1,0 +1,135 @@
+"""What `check` says of patients that can be read and still look wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runner_openkbp.checks import findings, smallest_region
+from runner_openkbp.csvfiles import write_values, write_voxels
+from runner_openkbp.patients import find_patients, read_patient
+
+Write = Callable[..., Path]
+REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")) / "openkbp"
+
+
+def found(folder: Path) -> dict[str, str]:
+    """Messages by rule and level, joined."""
+    (record,) = find_patients(folder)
+    messages: dict[str, list[str]] = {}
+    for finding in findings(record):
+        messages.setdefault(finding.rule, []).append(f"{finding.level}: {finding.message}")
+    return {rule: " | ".join(texts) for rule, texts in messages.items()}
+
+
+def rewrite(folder: Path, file: str, change: Callable[[np.ndarray], None]) -> None:
+    (record,) = find_patients(folder)
+    patient = read_patient(record)
+    volume = np.array(patient.dose if file == "dose.csv" else patient.ct, np.float64)
+    change(volume)
+    write_values(folder / file, volume)
+
+
+def test_a_good_patient_has_no_findings(write_boxes: Write) -> None:
+    assert found(write_boxes()) == {}
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"no real patients in {REAL}")
+def test_the_real_patients_have_none() -> None:
+    for record in find_patients(REAL):
+        assert [f.message for f in findings(record)] == []
+
+
+def test_no_target(write_boxes: Write) -> None:
+    assert "warning: PTV70 is missing" in found(write_boxes("a", without=("PTV70",)))["targets"]
+    assert "warning: there is no target" in found(write_boxes("b", without=("PTV70", "PTV56")))["targets"]
+
+
+def test_targets_that_overlap(write_boxes: Write) -> None:
+    folder = write_boxes(boxes={"PTV63": (60, 63, 60, 63, 60, 62)})
+    assert found(folder)["targets"] == (
+        "warning: PTV63 and PTV70 share 12 voxels; the challenge's targets do not overlap"
+    )
+
+
+def test_a_region_below_a_tenth_of_a_millilitre(write_boxes: Write) -> None:
+    assert smallest_region(np.array([4.0, 4.0, 2.5])) == 2  # 100 mm³ / 40 mm³, to the nearest even
+    assert smallest_region(np.array([10.0, 10.0, 10.0])) == 1
+    folder = write_boxes(boxes={"Larynx": (50, 51, 60, 61, 60, 61)})
+    assert "warning: Larynx has 1 voxels, fewer than the 2" in found(folder)["regions"]
+
+
+def test_a_mask_without_voxels(write_boxes: Write) -> None:
+    folder = write_boxes()
+    (folder / "Larynx.csv").write_text(",data\n")
+    assert found(folder)["regions"] == "note: Larynx.csv holds no voxel, which is taken as a missing region"
+
+
+def test_left_and_right_exchanged(write_boxes: Write) -> None:
+    folder = write_boxes()
+    right, left = folder / "RightParotid.csv", folder / "LeftParotid.csv"
+    right.rename(folder / "other")
+    left.rename(right)
+    (folder / "other").rename(left)
+    assert "left and right look exchanged: along axis 1 RightParotid lies at 78" in found(folder)["sides"]
+
+
+def test_dose_outside_the_mask(write_boxes: Write) -> None:
+    folder = write_boxes()
+
+    def spill(dose: np.ndarray) -> None:
+        dose[0, 0, :3] = 4
+
+    rewrite(folder, "dose.csv", spill)
+    assert "3 voxels outside the possible-dose mask have a dose, up to 4.0 Gy" in found(folder)["dose"]
+
+
+def test_files_cut_off_at_a_lines_end(write_boxes: Write) -> None:
+    """Nothing in the file itself shows it; the possible-dose mask does."""
+    folder = write_boxes()
+    for file in ("dose.csv", "ct.csv"):
+        lines = (folder / file).read_text().splitlines(keepends=True)
+        (folder / file).write_text("".join(lines[: int(len(lines) * 0.9)]))
+    messages = found(folder)
+    assert "(10%) of the possible-dose mask" in messages["dose"]
+    assert "ct.csv has nothing in 10% of the possible-dose mask" in messages["ct"]
+
+
+def test_ct_in_hounsfield_units(write_boxes: Write) -> None:
+    folder = write_boxes()
+
+    def shift(ct: np.ndarray) -> None:
+        ct -= 1024
+
+    rewrite(folder, "ct.csv", shift)
+    assert "values down to -1024" in found(folder)["ct"]
+
+
+def test_dose_in_another_unit_or_of_another_plan(write_boxes: Write) -> None:
+    def centigray(dose: np.ndarray) -> None:
+        dose *= 100
+
+    def half(dose: np.ndarray) -> None:
+        dose /= 2
+
+    for name, change, message in (("a", centigray, "is it in cGy?"), ("b", half, "belong to one plan?")):
+        folder = write_boxes(name)
+        rewrite(folder, "dose.csv", change)
+        assert message in found(folder)["prescription"]
+
+
+def test_voxels_in_centimetres(write_boxes: Write) -> None:
+    folder = write_boxes()
+    write_voxels(folder / "voxel_dimensions.csv", np.array([0.4, 0.4, 0.25]))
+    assert "voxels of 0.4 × 0.4 × 0.25 mm" in found(folder)["voxels"]
+
+
+def test_a_misspelt_region(write_boxes: Write) -> None:
+    folder = write_boxes()
+    (folder / "Larinx.csv").write_text(",data\n5,\n")
+    assert (
+        "Larinx.csv is no file of the challenge and is not read; did you mean 'Larynx.csv'?" in found(folder)["files"]
+    )
