@@ -15,7 +15,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, RunnerError, SampleSpec
+from runner_core import BadInput, OutOfSpace, RunnerError, SampleSpec
 from runner_core.loader import Loader
 from runner_core.sampling import order
 
@@ -289,3 +289,18 @@ def test_workers_import_no_framework_and_the_parent_ends_with_them_running(tmp_p
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[[0]]"
     assert not done.stderr
+
+
+@pytest.mark.parametrize("setting", ["train.batch_size", "validate.batch_size"])
+def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(setting, monkeypatch):
+    taken = []
+    monkeypatch.setattr("runner_core.loader.available_ram", lambda: 10_000_000)
+    samples = Numbers(10)
+    size = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in samples.spec.values())
+    more = {"seed": 0, "shuffle": True, "setting": setting, "allocate": lambda *a: taken.append(a), "prefetch": 1}
+    with pytest.raises(OutOfSpace, match=f"{setting} 1000000: 3 batches .* 10.0 MB are free: set {setting} to"):
+        Loader(samples, batch_size=1_000_000, **more)
+    assert not taken
+    monkeypatch.setattr("runner_core.loader.available_ram", lambda: size)
+    with pytest.raises(OutOfSpace, match=r"set train.prefetch to 0"):
+        Loader(samples, batch_size=1, **more)

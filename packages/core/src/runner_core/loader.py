@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from runner_core._errors import BadInput, RunnerError
+from runner_core._errors import BadInput, OutOfSpace, RunnerError
+from runner_core._files import size_text
+from runner_core._memory import available_ram
 from runner_core._workers import SharedMemory, Workers
 from runner_core.protocols import Array, Arrays, HostBatch, Samples, SampleSpec
 from runner_core.sampling import order, sample_rng
@@ -32,7 +34,8 @@ class Loader:
     spawned processes fill ahead into shared memory. Either way the ring has `block` + `prefetch` + 1 buffers (`block`:
     batches that go to the device at once), and one is refilled only after its batch was released. `steps_per_epoch`
     None: one pass over the samples; more steps go on with further permutations. `allocate` makes the buffers when
-    workers is 0; otherwise `pin`, where given, gets their memory (uint8, all of it) once, to page-lock it.
+    workers is 0; otherwise `pin`, where given, gets their memory (uint8, all of it) once, to page-lock it. `setting`
+    names the batch size in messages. Raises OutOfSpace when the ring is larger than the free memory.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Loader:
         drop_last: bool = False,
         rank: int = 0,
         ranks: int = 1,
+        setting: str = "train.batch_size",
     ) -> None:
         if workers < 0 or prefetch < 0:
             raise BadInput("train.workers and train.prefetch must be at least 0")
@@ -62,6 +66,7 @@ class Loader:
         self._global_batch = batch_size * ranks
         self.steps_per_epoch, self._count = epoch_length(len(samples), batch_size, ranks, steps_per_epoch, drop_last)
         slots = block + prefetch + 1
+        _refuse_more_than_memory(samples.spec, batch_size, slots, setting)
         self._ring = _Ring(samples.spec, batch_size, slots, SharedMemory if workers else None, allocate)
         if pin is not None and workers:
             pin(self._ring.memory)
@@ -164,6 +169,19 @@ def epoch_length(length: int, batch_size: int, ranks: int, steps: int | None, dr
             f"{length} samples do not fill one batch of {whole}: set train.batch_size to {length // ranks} or less"
         )
     return length // whole, length // whole * whole
+
+
+def _refuse_more_than_memory(spec: Mapping[str, SampleSpec], batch_size: int, slots: int, setting: str) -> None:
+    """OutOfSpace with the batch size that fits: the memory would be given, and the machine end the process later."""
+    sample = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in spec.values())
+    available = available_ram()
+    if slots * batch_size * sample > available:
+        fits = int(0.8 * available) // (slots * sample)
+        remedy = f"set {setting} to {fits} or less" if fits else "set train.prefetch to 0, or take smaller samples"
+        raise OutOfSpace(
+            f"{setting} {batch_size}: {slots} batches kept ready take {size_text(slots * batch_size * sample)} of "
+            f"memory, {size_text(available)} are free: {remedy}"
+        )
 
 
 class _Ring:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from runner_core._cadence import Cadence
 from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core._memory import peak_host_memory
 from runner_core._resume import fingerprint, other_plugins, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
 from runner_core._timing import Timing
@@ -279,8 +279,9 @@ def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
     if "validation" not in samples:
         return _Loaders(training, None)
     try:
-        size = config.validate.batch_size or config.train.batch_size
         workers = min(1, config.train.workers)  # it is not augmented, and a second full set would cost memory
+        size = config.validate.batch_size or config.train.batch_size
+        common |= {"setting": "validate.batch_size"} if config.validate.batch_size else {}
         validation = Loader(samples["validation"], batch_size=size, shuffle=False, workers=workers, **common)
         return _Loaders(training, validation)
     except RunnerError:
@@ -291,9 +292,3 @@ def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
 def _validation_event(facts: Mapping[str, Any]) -> HealthEvent:
     values = {name: value for name, value in facts.items() if name not in ("step", "epoch")}
     return HealthEvent("validation", facts["step"], facts["epoch"], values)
-
-
-def peak_host_memory() -> int:
-    """Bytes: the most that this process held, plus the most that any one of its ended child processes held."""
-    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) * 1024

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner_core._errors import OutOfSpace
 from runner_core._files import size_text
+from runner_core._memory import available_ram
 from runner_core.cache.folder import Format
-from runner_core.cache.size import Size, available_ram
+from runner_core.cache.size import Size
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig

@@ -73,17 +73,5 @@ class Estimator:
         return self._prepared[key]
 
 
-def available_ram() -> int:
-    """Bytes of RAM that this process may still take: the machine's, or what its control group leaves."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        available = min(available, max(0, limit - used))
-    return available
-
-
 def _count(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
