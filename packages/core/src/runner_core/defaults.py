@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner_core._errors import BadInput
 from runner_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -30,13 +31,21 @@ if TYPE_CHECKING:
 
 @hookimpl
 def runner_engine(project: Project, config: RunConfig) -> Engine | None:
-    if project.framework == "torch":
-        from runner_core.engines.torch import TorchEngine
+    try:
+        if project.framework == "torch":
+            from runner_core.engines.torch import TorchEngine
 
-        return TorchEngine(project, config)
-    from runner_core.engines.keras import KerasEngine
+            return TorchEngine(project, config)
+        from runner_core.engines.keras import KerasEngine
 
-    return KerasEngine(project, config)
+        return KerasEngine(project, config)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "keras", "tensorflow", "jax"):
+            raise
+        raise BadInput(
+            f"project {project.name} needs {error.name}, which is not installed: install its own package "
+            f"(runner-{project.name}), or runner-core[{project.framework}]"
+        ) from None
 
 
 @hookimpl

@@ -50,6 +50,10 @@ class Backend(Protocol):
         second. `others`: what it may assign to besides."""
         ...
 
+    def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
+        """The optimizer's update of `trained`."""
+        ...
+
     def over(self, body: Function, stacked: Any) -> Any:
         """`body` for each slice of nested tensors along their first axis, one after another; its outputs, stacked."""
         ...

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.engines.keras import precision
@@ -90,8 +89,6 @@ class KerasEngine:
 
     def _network(self, setup: Setup, state: State) -> tuple[keras.Model, Statistics]:
         """The network with the weights that validation saw."""
-        if "keras" not in state.values:
-            raise BadInput("the checkpoint was not written by the keras engine")
         saved = unflatten(state)
         network = build(setup.project, setup.precision)
         assign(named(network.variables), saved["model"])

@@ -61,14 +61,13 @@ class Jax:
             try:
                 output, values = pure([variable.value for variable in variables], *arguments)
             except jax.errors.JaxRuntimeError as error:
-                text = str(error)
-                if not text.startswith("RESOURCE_EXHAUSTED"):
+                if not str(error).startswith("RESOURCE_EXHAUSTED"):
                     raise
             else:
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(value)
                 return output
-            raise OutOfDeviceMemory(text.partition("\n")[0])
+            raise OutOfDeviceMemory
 
         return run
 
@@ -87,6 +86,15 @@ class Jax:
         for variable, value in zip(others, changed, strict=True):
             variable.assign(value)
         return found, more
+
+    def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.apply(gradients, trained)
+            return
+        state = optimizer.variables  # it branches, and only its stateless form is written for JAX's branches
+        values = optimizer.stateless_apply([v.value for v in state], gradients, [v.value for v in trained])
+        for variable, value in zip([*trained, *state], [*values[0], *values[1]], strict=True):
+            variable.assign(value)
 
     def over(self, body: Function, stacked: Any) -> Any:
         raise NotImplementedError

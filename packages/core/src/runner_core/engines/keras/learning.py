@@ -137,7 +137,7 @@ class Learning:
     def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:
         self._begun.assign(step)
         self._inner.learning_rate.assign(rate)
-        self.optimizer.apply(gradients, self.trained)
+        self._backend.apply(self.optimizer, gradients, self.trained)
         if self.average is not None:
             self.average.update(step, finite)
         if self._after_step is not None:

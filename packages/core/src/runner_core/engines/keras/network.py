@@ -60,7 +60,7 @@ def named(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
 
 def arrays(variables: Mapping[str, keras.Variable]) -> dict[str, Array]:
     """Copies on the host."""
-    return {name: np.array(keras.ops.convert_to_numpy(variable.value)) for name, variable in variables.items()}
+    return {name: np.array(keras.ops.convert_to_numpy(v.value)) for name, v in variables.items()}
 
 
 def assign(variables: Mapping[str, keras.Variable], values: Mapping[str, Any]) -> None:
@@ -95,8 +95,10 @@ class Average:
         self.decay = decay
         self._live = {name: v for name, v in named(network.variables).items() if is_float(v)}
         with keras.name_scope("average"):
-            self._kept = {
-                name: keras.Variable(v.value, dtype=v.dtype, trainable=False, name=name.replace(".", "_"))
+            self._kept = {  # copies: of a TensorFlow variable Keras would make another name
+                name: keras.Variable(
+                    keras.ops.copy(v.value), dtype=v.dtype, trainable=False, name=name.replace(".", "_")
+                )
                 for name, v in self._live.items()
             }
 

@@ -52,7 +52,8 @@ def keep_float32(network: keras.Model, precision: Precision) -> None:
     """
     if not precision.mixed:
         return
-    found = {layer.path.partition("/")[2] or layer.name: layer for layer in network._flatten_layers(include_self=False)}
+    layers_below = network._flatten_layers(include_self=False)
+    found = {(layer.path or "").partition("/")[2] or layer.name: layer for layer in layers_below}
     for prefix in precision.keep_float32:
         inside = [layer for name, layer in found.items() if name.startswith(prefix)]
         if not inside:

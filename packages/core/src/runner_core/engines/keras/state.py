@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from runner_core._errors import BadInput
 from runner_core.engines import state
 from runner_core.protocols import Json, State, Tensors
 
@@ -16,5 +17,7 @@ def flatten(tree: Any) -> tuple[Json, Tensors]:
 
 
 def unflatten(saved: State) -> Any:
-    """The tree that `flatten` was given, out of a checkpoint's state."""
+    """The tree that `flatten` was given, out of a checkpoint's state. BadInput for another engine's."""
+    if "keras" not in saved.values:
+        raise BadInput("the checkpoint was not written by the keras engine")
     return state.unflatten(saved.values["keras"], saved.tensors, np.asarray)

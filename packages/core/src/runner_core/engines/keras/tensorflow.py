@@ -74,9 +74,9 @@ class TensorFlow:
         def run(*arguments: Any) -> Any:
             try:
                 return traced(*arguments)
-            except tf.errors.ResourceExhaustedError as error:
-                text = error.message.partition("\n")[0]
-            raise OutOfDeviceMemory(text)  # outside: TensorFlow's exception keeps the failed step's memory alive
+            except tf.errors.ResourceExhaustedError:
+                pass
+            raise OutOfDeviceMemory  # outside: TensorFlow's exception keeps the failed step's memory alive
 
         return run
 
@@ -88,6 +88,9 @@ class TensorFlow:
             tape.watch(values)
             scalar, more = loss()
         return tape.gradient(scalar, values), more
+
+    def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
+        optimizer.apply(gradients, trained)
 
     def over(self, body: Function, stacked: Any) -> Any:
         return tf.map_fn(body, stacked, fn_output_signature=tf.float32, parallel_iterations=1)
