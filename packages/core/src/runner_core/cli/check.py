@@ -12,6 +12,7 @@ from runner_core.cache.build import run_all
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
+from runner_core.copies import find_copies, read_digest
 from runner_core.pipeline import RecordPipeline
 from runner_core.project import Record
 from runner_core.protocols import Finding
@@ -27,40 +28,50 @@ def check(name: str, arguments: Sequence[str]) -> int:
     records = read_records(setup, folder)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
     counts = dict.fromkeys(_LEVELS, 0)
-    good: list[Record] = []
-    for record, findings in _audit(setup, records):
+    good: dict[str, Record] = {}
+    digests: dict[str, str | None] = {}
+    for record, (findings, digest) in _audit(setup, records):
         for finding in findings:
             counts[finding.level] += 1
             print(f"{finding.level:<8} {record.key}: {finding.message}")
         if not any(f.level == "error" for f in findings):
-            good.append(record)
+            good[record.key], digests[record.key] = record, digest
     faulty = len(records) - len(good)
+    usable = list(good.values())
+    whole = _plans(setup, usable) if good else False
+    for finding in find_copies(usable, list(digests.values()), _sides(setup, usable)):
+        counts[finding.level] += 1
+        print(f"{finding.level:<8} {finding.message}")
+        whole = whole and finding.level != "error"
     print(", ".join([counted(faulty, "faulty record"), *(counted(counts[level], level) for level in _LEVELS[1:])]))
-    whole = _plans(setup, good) if good else False
     if faulty:
         print("training refuses these records: repair them, or move them out of the folder")
     return 2 if faulty or not whole else 0
 
 
+Faulty = tuple[list[Finding], str | None]
+
+
 @dataclass(frozen=True)
 class Faults:
-    """What is wrong with a record: what preparing it refuses, else what the project's own check finds. Picklable."""
+    """What is wrong with a record: what preparing it refuses, else what the project's own check finds; and the digest
+    of its main file. Picklable."""
 
     pipeline: RecordPipeline
 
-    def __call__(self, task: tuple[int, Record]) -> tuple[int, list[Finding]]:
+    def __call__(self, task: tuple[int, Record]) -> tuple[int, Faulty]:
         number, record = task
         try:
             self.pipeline(record)
-            return number, list(self.pipeline.project.check(record))
+            return number, (list(self.pipeline.project.check(record)), read_digest(record))
         except (BadInput, OSError) as error:
-            return number, [Finding("decode", "error", str(error))]
+            return number, ([Finding("decode", "error", str(error))], None)
 
 
-def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, list[Finding]]]:
-    """Findings of each record, in the records' order, however many processes look for them."""
+def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, Faulty]]:
+    """What was found of each record, in the records' order, however many processes look for them."""
     processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
-    done: dict[int, list[Finding]] = {}
+    done: dict[int, Faulty] = {}
     shown = 0
     for number, findings in run_all(Faults(setup.pipeline), enumerate(records), min(processes, len(records) // 4)):
         done[number] = findings
@@ -79,6 +90,14 @@ def _plans(setup: Setup, records: Sequence[Record]) -> bool:
         yield f"preset {setup.preset}: {describe_plan(setup.cache.plan(setup.pipeline, records))}"
 
     return all([_say_or_error(split_lines), _say_or_error(cache_lines)])
+
+
+def _sides(setup: Setup, records: Sequence[Record]) -> dict[str, list[int]]:
+    """The split that would be used, empty where there is none (said already)."""
+    try:
+        return split(records, setup.config.data, setup.config.train.seed)
+    except BadInput:
+        return {}
 
 
 def _say_or_error(lines: Callable[[], Iterator[str]]) -> bool:

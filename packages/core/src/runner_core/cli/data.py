@@ -8,6 +8,9 @@ from pathlib import Path
 from runner_core._errors import BadInput, OutOfSpace
 from runner_core._files import size_text
 from runner_core._text import counted
+from runner_core.cache.folder import cache_root
+from runner_core.cache.identity import Identities
+from runner_core.copies import find_copies, known_digests
 from runner_core.phantoms import phantom_folder
 from runner_core.project import Record
 from runner_core.protocols import CachePlan, Device
@@ -47,7 +50,19 @@ def open_data(setup: Setup, say: Say) -> Data:
         refuse_what_no_device_holds(plan, setup.device)
     say(describe_plan(plan))
     store = setup.cache.open(setup.pipeline, records, say)
+    for line in refuse_copies(setup, records, splits):
+        say(line)
     return Data(records, splits, store, setup.project.fit(store, splits["train"]))
+
+
+def refuse_copies(setup: Setup, records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:
+    """Warnings of scans that are there twice; BadInput where that puts one on both sides of the split. Knows the
+    files that the cache has read."""
+    index = Identities(cache_root(setup.config.cache.dir))
+    found = find_copies(records, known_digests(index, records), splits)
+    if errors := [finding.message for finding in found if finding.level == "error"]:
+        raise BadInput("\n".join(errors))
+    return [f"{finding.level}: {finding.message}" for finding in found]
 
 
 def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:

@@ -1,0 +1,68 @@
+"""The same scan twice in a data set: found by the contents of the records' main files.
+
+A record's main file is the first of its `files` (the image, before its mask). Copies in two groups are the leak that no
+split by group can prevent. A scan that was compressed or resampled anew is another file, and not found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner_core._text import counted
+from runner_core.cache.identity import Identities, identify
+from runner_core.project import Record
+from runner_core.protocols import Finding
+
+_SHOWN = 5
+
+
+def read_digest(record: Record) -> str | None:
+    """Digest of the main file, which is read. Raises BadInput naming a file that cannot be read."""
+    return identify(_main(record)).identity if record.files else None
+
+
+def known_digests(index: Identities, records: Sequence[Record]) -> list[str | None]:
+    """Digests of main files that were read when the cache was built; None for the others."""
+    found = index.lookup([_main(record) for record in records])
+    return [known and known.identity for known in found]
+
+
+def find_copies(
+    records: Sequence[Record], digests: Sequence[str | None], splits: Mapping[str, Sequence[int]]
+) -> list[Finding]:
+    """An error for copies on two sides of the split (`splits`: side → record numbers), a warning for those in two
+    groups, a note for those in one. Records made from one and the same file are no copies."""
+    same: defaultdict[str, list[int]] = defaultdict(list)
+    for number, digest in enumerate(digests):
+        if digest is not None:
+            same[digest].append(number)
+    sides = {number: side for side, numbers in splits.items() for number in numbers}
+    found = []
+    for numbers in same.values():
+        if len({os.path.abspath(_path(records[n])) for n in numbers}) > 1:
+            found.append(_judge([records[n] for n in numbers], {sides[n] for n in numbers if n in sides}))
+    return found
+
+
+def _judge(copies: Sequence[Record], sides: set[str]) -> Finding:
+    shown = ", ".join(f"{r.key} ({_path(r)})" for r in copies[:_SHOWN]) + (", …" if len(copies) > _SHOWN else "")
+    what = f"{counted(len(copies), 'record')} hold the same scan: {shown}"
+    if len(sides) > 1:
+        why = f"on both sides of the split ({', '.join(sorted(sides))}): the scores would be those of data seen in "
+        return Finding("copies", "error", f"{what}; {why}training. Keep one of them")
+    if len({r.group for r in copies}) > 1:
+        why = f"in several groups ({', '.join(sorted({r.group for r in copies}))}), which another split may part"
+        return Finding("copies", "warning", f"{what}; {why}. Keep one of them")
+    return Finding("copies", "note", f"{what}; it counts that often")
+
+
+def _main(record: Record) -> Record:
+    return replace(record, files=dict(list(record.files.items())[:1]))
+
+
+def _path(record: Record) -> Path:
+    return next(iter(record.files.values()))

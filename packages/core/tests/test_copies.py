@@ -1,0 +1,82 @@
+"""The same scan twice: told, and refused where it would sit on both sides of the split."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runner_core import Record
+from runner_core.cache.identity import Identities, identify
+from runner_core.copies import find_copies, known_digests, read_digest
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def record(folder: Path, key: str, image: str, mask: str = "m") -> Record:
+    files = {"image": folder / f"{key}.npy", "mask": folder / f"{key}_mask.npy"}
+    for path, content in zip(files.values(), (image, mask), strict=True):
+        path.write_text(content)
+    return Record(key, key.split("_", maxsplit=1)[0], files)
+
+
+def found(records: list[Record], **splits: list[int]) -> list[tuple[str, bool]]:
+    findings = find_copies(records, [read_digest(r) for r in records], splits)
+    return [(f.level, "on both sides" in f.message) for f in findings]
+
+
+def test_only_the_main_files_count(tmp_path: Path) -> None:
+    records = [record(tmp_path, "a_1", "one"), record(tmp_path, "b_1", "two")]
+    assert found(records, train=[0], validation=[1]) == []  # equal masks
+    records.append(record(tmp_path, "c_1", "one", "another mask"))
+    assert found(records, train=[0, 1], validation=[2]) == [("error", True)]
+    assert found(records, train=[0, 1, 2]) == [("warning", False)]
+    assert found(records, train=[0], validation=[1]) == [("warning", False)]  # c takes no part
+    assert found([records[0], record(tmp_path, "a_2", "one")]) == [("note", False)]
+
+
+def test_several_records_of_one_file_are_no_copies(tmp_path: Path) -> None:
+    one = record(tmp_path, "a_1", "one")
+    other = Record("b_1", "b", one.files)
+    assert found([one, other], train=[0], validation=[1]) == []
+
+
+def test_what_the_cache_has_read_is_known(tmp_path: Path) -> None:
+    records = [record(tmp_path, key, "one") for key in ("a_1", "b_1")]
+    index = Identities(tmp_path)
+    assert known_digests(index, records) == [None, None]
+    index.remember(identify(records[0]).marks)
+    assert known_digests(index, records) == [read_digest(records[0]), None]
+    assert find_copies(records, [None, None], {}) == []
+
+
+@pytest.mark.parametrize("mode", ["memmap", pytest.param("memory", marks=pytest.mark.torch)])
+def test_a_copy_on_the_other_side_is_refused_before_training(mode: str, runner: Runner, tmp_path: Path) -> None:
+    assert runner("toy", "phantom", "data").returncode == 0
+    for end in ("", "_mask"):
+        shutil.copy(tmp_path / "data" / f"p0_a{end}.npy", tmp_path / "data" / f"q0_a{end}.npy")
+    here = ["--data", "data", "--cache.mode", mode, "--cache.dir", "cache"]
+    apart = [*here, "--data.split", "group:q0"]
+    told = "2 records hold the same scan: p0_a ("
+    checked = runner("toy", "check", *apart)
+    assert checked.returncode == 2
+    assert f"error    {told}" in checked.stdout
+    trained = runner("toy", "train", *apart, "--run-dir", "run")
+    assert trained.returncode == 2
+    assert told in trained.stderr
+    assert "q0_a.npy" in trained.stderr
+    assert "on both sides of the split (train, validation)" in trained.stderr
+    assert not (tmp_path / "run").exists()
+
+    together = [*here, "--data.split", "group:p1"]
+    checked = runner("toy", "check", *together)
+    assert checked.returncode == 0
+    assert f"warning  {told}" in checked.stdout
+    assert "0 faulty records, 1 warning" in checked.stdout
+    if mode == "memory":
+        short = ["--train.epochs", "1", "--train.steps-per-epoch", "2"]
+        trained = runner("toy", "train", *together, "--run-dir", "run", *short)
+        assert trained.returncode == 0, trained.stderr
+        assert f"warning: {told}" in trained.stdout
