@@ -86,13 +86,20 @@ def test_xla_is_for_gpus():
 
 
 def test_xla_computes_the_same(tmp_path):
+    class Plain(keras_toy.KerasToy):
+        def optimizer(self, groups):
+            return keras.optimizers.SGD(0.05)  # AdamW makes much of a gradient's last digit
+
+        def on_device(self, batch, statistics, rng):
+            return super().on_device(batch, statistics, None)  # XLA has random numbers of its own
+
     settings = {"train__epochs": 1, "train__ema": 0.9, "train__clip": 1.0, "net__dropout": 0.0}
     folders = tmp_path / "with", tmp_path / "without"
     for folder, compile in zip(folders, ("on", "off"), strict=True):
-        keras_toy.run(toy.small(train__compile=compile, **settings), folder)
+        keras_toy.run(toy.small(train__compile=compile, **settings), folder, project=Plain)
     one, other = (toy.final_state(folder)[1] for folder in folders)
     for name, array in one.items():
-        np.testing.assert_allclose(array, other[name], rtol=1e-2, atol=5e-3, err_msg=name)
+        np.testing.assert_allclose(array, other[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_load(state):
