@@ -1,0 +1,79 @@
+"""The picture: complete with and without a reference, in the colours that its legend names."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runner_openkbp.drawing import DOSE_COLOURS, Scale, dashes
+from runner_openkbp.figures import COLOURS, dose_figure
+from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.rois import GRID, POSSIBLE, ROIS, bit, unpack
+
+PLACES = np.array([1 << 16, 1 << 8, 1])
+
+
+def colours_in(picture: Any) -> set[int]:
+    return set(np.unique(picture.astype(np.int32) @ PLACES).tolist())
+
+
+@pytest.fixture
+def patient(write_boxes: Any) -> Any:
+    (record,) = find_patients(write_boxes())
+    return read_patient(record)
+
+
+def test_a_figure_shows_every_roi_that_the_patient_has(patient: Any) -> None:
+    picture = dose_figure(patient, patient.dose * 1.1)
+    assert picture.dtype == np.uint8
+    assert picture.shape[1:] == (1200, 3)
+    assert 800 < picture.shape[0] < 2000
+    found = colours_in(picture)
+    shown = {roi for roi in ROIS if int(COLOURS[roi] @ PLACES) in found}
+    assert shown == {roi for roi in ROIS if unpack(patient.masks, roi).any()}
+    assert len(shown) == 7
+    assert np.array_equal(picture, dose_figure(patient, patient.dose * 1.1))
+
+
+def test_without_a_reference_only_the_prediction_is_drawn(patient: Any) -> None:
+    prediction = patient.dose * 0.9
+    both = dose_figure(patient, prediction)
+    patient.dose = None
+    alone = dose_figure(patient, prediction)
+    assert alone.shape[1:] == (1200, 3)
+    assert alone.shape[0] < both.shape[0]
+
+
+@pytest.mark.parametrize("value", [0.0, 90.0, np.nan])
+def test_any_prediction_can_be_drawn(value: float, patient: Any) -> None:
+    assert dose_figure(patient, np.full(GRID, value, np.float32)).shape[1] == 1200
+
+
+def test_a_patient_without_any_roi_is_drawn(patient: Any) -> None:
+    patient.masks &= np.uint16(1 << bit(POSSIBLE))
+    assert dose_figure(patient, patient.dose).shape[1] == 1200
+
+
+def test_a_scale_runs_from_its_first_colour_to_its_last() -> None:
+    scale = Scale(0, 80, DOSE_COLOURS, range(0, 81, 10))
+    found = scale.colour(np.array([-5.0, 0.0, 80.0, 200.0]))
+    assert found.tolist() == [list(map(float, DOSE_COLOURS[i])) for i in (0, 0, -1, -1)]
+    bar = np.asarray(scale.bar(200))
+    assert bar.shape[0] == 200
+    assert np.abs(bar[27, 10].astype(int) - DOSE_COLOURS[-1]).max() <= 6
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=2, max_size=12))
+def test_dashes_cover_their_share_of_a_line(points: list[tuple[float, float]]) -> None:
+    def length(line: Any) -> float:
+        return sum(float(np.hypot(b[0] - a[0], b[1] - a[1])) for a, b in pairwise(line))
+
+    whole, pieces = length(points), dashes(points, 9, 6)
+    drawn = [length(piece) for piece in pieces]
+    assert all(size <= 9 + 1e-6 for size in drawn)
+    periods = whole // 15
+    assert sum(drawn) == pytest.approx(9 * periods + min(9, whole - 15 * periods), abs=1e-5)

@@ -1,0 +1,73 @@
+"""What is said of a predicted dose that no plan would have."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_openkbp import remarks
+from runner_openkbp.config import DosePredictOptions
+from runner_openkbp.rois import POSSIBLE, pack_masks
+
+
+def patient(**masks: Any) -> Any:
+    inside = np.ones((4, 4, 4), bool)
+    return SimpleNamespace(ct=None, dose=None, masks=pack_masks({POSSIBLE: inside, **masks}), voxel_mm=np.full(3, 3.0))
+
+
+def target() -> Any:
+    mask = np.zeros((4, 4, 4), bool)
+    mask[1:3, 1:3, 1:3] = True
+    return mask
+
+
+def plan(gy: float) -> Any:
+    return np.where(target(), gy, 20).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "dose, said",
+    [
+        (plan(0) * 0, "0 Gy everywhere"),
+        (plan(math.nan), "NaN or infinite in 8 voxels"),
+        (plan(140), "reaches 140 Gy"),
+        (plan(40), "PTV70 gets 40.0 Gy on average where 70 Gy is prescribed"),
+    ],
+)
+def test_a_dose_that_no_plan_has_is_warned_of(dose: Any, said: str) -> None:
+    findings = list(remarks.on_dose(patient(PTV70=target()), dose))
+    assert any(said in f.message and f.level == "warning" for f in findings), findings
+
+
+def test_a_plausible_dose_is_not_remarked_on() -> None:
+    assert list(remarks.on_dose(patient(PTV70=target()), plan(69))) == []
+    assert list(remarks.on_dose(patient(), plan(40))) == []
+
+
+def test_outside_the_mask_nothing_counts() -> None:
+    found = patient(PTV70=target())
+    found.masks[0] = 0
+    dose = plan(70)
+    dose[0] = math.inf
+    assert list(remarks.on_dose(found, dose)) == []
+
+
+def test_an_organ_below_a_tenth_cc_is_noted() -> None:
+    """0.1 cm³ are 4 voxels of 27 mm³."""
+    organ = np.zeros((4, 4, 4), bool)
+    organ[0, 0, :3] = True
+    (finding,) = remarks.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))
+    assert finding.level == "note"
+    assert finding.message == "Larynx has 3 voxels, fewer than the 4 of 0.1 cm³: its D_0.1_cc is not scored"
+    organ[0, 0, 3] = True
+    assert list(remarks.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))) == []
+
+
+def test_a_synthetic_geometry_is_said(tmp_path: Any) -> None:
+    assert list(remarks.on_files(DosePredictOptions())) == []
+    (finding,) = remarks.on_files(DosePredictOptions(nifti=True, dicom=True))
+    assert finding.message.startswith("NIfTI and RTDOSE: the geometry is synthetic")
+    assert list(remarks.on_files(DosePredictOptions(nifti=True, dicom=True, reference=tmp_path))) == []
