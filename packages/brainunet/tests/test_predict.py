@@ -218,11 +218,19 @@ def test_figures_show_prediction_and_truth(project, write_head) -> None:
     picture = project.figure(record, truth)
     assert picture.dtype == np.uint8
     assert picture.ndim == 3
-    colours = {tuple(c) for c in picture.reshape(-1, 3)}
-    assert (255, 225, 60) in colours
-    assert (60, 220, 90) not in colours
+    red, green, yellow = (255, 70, 50), (60, 220, 90), (255, 225, 60)
+    slices, legend = picture[:-24], picture[-24:]
+    assert {red, green, yellow} <= colours(legend)
+    assert yellow in colours(slices)
+    assert green not in colours(slices)
     shifted = np.roll(truth, 4, axis=0)
-    assert {(255, 70, 50), (60, 220, 90)} <= {tuple(c) for c in project.figure(record, shifted).reshape(-1, 3)}
+    assert {red, green} <= colours(project.figure(record, shifted)[:-24])
+    (unlabelled,) = project.inputs(record.files["image"])
+    assert {red, green, yellow} & colours(project.figure(unlabelled, truth)[-24:]) == {red}
+
+
+def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(map(int, c)) for c in picture.reshape(-1, 3)}
 
 
 def test_the_baseline_is_worse_than_the_truth(project: BrainUNet, write_head) -> None:

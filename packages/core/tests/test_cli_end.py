@@ -118,6 +118,17 @@ def test_a_full_disk_in_any_command_is_bad_input(
     assert "the disk is full: settings.yaml" in capsys.readouterr().err
 
 
+def test_a_folder_without_permission_is_bad_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbidden(*args: Any) -> Any:  # the tests may run as root, whom permissions do not stop
+        raise PermissionError(errno.EACCES, "Permission denied", "run/report.html")
+
+    monkeypatch.setattr("runner_core.cli.small.dump", forbidden)
+    assert main(["toy", "config"]) == 2
+    assert "run/report.html: Permission denied; change its permissions" in capsys.readouterr().err
+
+
 def test_a_traceback_that_no_file_takes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*args: Any, **kwargs: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -138,7 +149,7 @@ def test_evaluate_uses_the_split_of_the_training(trained: Path, runner: Runner, 
     words = ["toy", "evaluate", trained, "--data", "data"]
     done = runner(*words, "--split", "validation", "--out", "scores")
     assert done.returncode == 0, done.stderr
-    assert "3 records are new since training" in done.stdout
+    assert "3 records new since training" in done.stdout
     assert "trained on" not in done.stdout
     rows = json.loads((tmp_path / "scores" / "scores.json").read_text(encoding="utf-8"))["records"]
     assert {row["group"] for row in rows} | {row["record"] for row in rows} == set(sides["validation"])

@@ -106,6 +106,23 @@ def test_a_finished_run_is_shown_whole(folder: RunFolder) -> None:
     assert "plugin: core" in page.words
 
 
+def test_a_run_that_is_done_with_warnings_is_not_shown_as_all_well(folder: RunFolder) -> None:
+    finished(folder)
+    assert '<span class="status done">done</span>' in render(folder)
+    found = [{"rule": "r", "level": level, "message": "m"} for level in ("note", "warning")]
+    folder.write_summary(folder.read_summary() | {"health": found})
+    assert '<span class="status warned">done, 1 warning</span>' in render(folder)
+    folder.write_summary(folder.read_summary() | {"scoring_errors": ["r1: cannot be read"]})
+    assert '<span class="status warned">done, 2 warnings</span>' in render(folder)
+
+
+def test_the_dashed_line_is_explained(folder: RunFolder) -> None:
+    finished(folder)
+    text = render(folder)
+    assert "<title>best checkpoint, step 1000</title>" in text
+    assert "Dashed: step 1,000, of the best checkpoint." in text
+
+
 def test_nothing_is_fetched_from_anywhere(folder: RunFolder) -> None:
     finished(folder)
     text = render(folder)

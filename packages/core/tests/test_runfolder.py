@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput
-from runner_core.runfolder import RunFolder
+from runner_core.runfolder import RunFolder, replace_text
 
 
 def make(path: Path) -> RunFolder:
@@ -156,3 +156,10 @@ def test_a_summary_is_plain_json(tmp_path: Path) -> None:
     assert "NaN" not in text
     assert folder.read_summary() == {"a": 0.5, "b": None, "c": [1, 2], "d": str(tmp_path), "e": [0, 1], "f": None}
     assert [p.name for p in folder.path.glob(".summary*")] == []
+
+
+def test_what_cannot_be_written_is_named_as_people_know_it(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "summary.json"
+    with pytest.raises(OSError) as raised:
+        replace_text(path, "{}")
+    assert raised.value.filename == str(path)

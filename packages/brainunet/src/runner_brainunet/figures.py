@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw
 from scipy import ndimage
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -16,12 +17,15 @@ BOTH = (255, 225, 60)
 COLUMNS = 6
 _TILE = 176
 """Side of a tile (pixels)."""
+_LEGEND = 24
+"""Height of the legend (pixels)."""
 
 
 def montage(scan: Array, prediction: Array, truth: Array | None, spacing: Sequence[float]) -> Array:
     """(x, y, z) arrays in RAS, `spacing` in mm → picture (H, W, 3) uint8.
 
-    Rows: axial, coronal, sagittal, from bottom, back and left; red: prediction, green: truth, yellow: both.
+    Rows: axial, coronal, sagittal, from bottom, back and left; red: prediction, green: truth, yellow: both. The last
+    rows say so.
     """
     top = float(np.percentile(scan[:: max(1, scan.shape[0] // 96)], 99.5)) or 1.0
     seen = prediction if truth is None else prediction | truth
@@ -43,7 +47,19 @@ def montage(scan: Array, prediction: Array, truth: Array | None, spacing: Sequen
             for place in places
         ]
         rows.append(np.concatenate(tiles, axis=1))
-    return np.concatenate(rows, axis=0)
+    colours = {"prediction": PREDICTION} | ({} if truth is None else {"truth": TRUTH, "where both agree": BOTH})
+    return np.concatenate([*rows, _legend(colours, COLUMNS * _TILE)], axis=0)
+
+
+def _legend(colours: Mapping[str, tuple[int, int, int]], width: int) -> Array:
+    """(_LEGEND, width, 3) uint8: a square of each colour and what it means."""
+    picture = Image.new("RGB", (width, _LEGEND))
+    draw, x = ImageDraw.Draw(picture), 8
+    for text, colour in colours.items():
+        draw.rectangle((x, 7, x + 9, 16), fill=colour)
+        draw.text((x + 16, 6), text, fill=(220, 220, 220))
+        x += 16 + round(draw.textlength(text)) + 24
+    return np.asarray(picture)
 
 
 def _tile(scan: Array, prediction: Array, truth: Array | None, zoom: Sequence[float]) -> Array:

@@ -135,6 +135,9 @@ def replace_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # the name that people know
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

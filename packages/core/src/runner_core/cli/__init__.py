@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _complain(f"the disk is full: {error.filename or error.strerror}")
+        if isinstance(error, OSError) and (message := _of_the_disk(error)):
+            _complain(message)
             return BadInput.exit_code
         from runner_core.cli.crash import describe
 
@@ -108,6 +108,15 @@ def _project_command(project: str, rest: list[str]) -> int:
     module, _ = PROJECT_COMMANDS[rest[0]]
     command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0])
     return command(project, rest[1:])
+
+
+def _of_the_disk(error: OSError) -> str | None:
+    """What to say of a disk that is full, or of a place where nothing may be written or read; None of other errors."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full: {error.filename or error.strerror}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; change its permissions, or name another place"
+    return None
 
 
 def _complain(message: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner_core._errors import BadInput, did_you_mean
+from runner_core._text import counted
 from runner_core.cli.data import data_folder, read_records
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.sides import SPLIT_FILE, Sides, read_sides, trained_on
@@ -32,7 +33,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     out = options.out or run.path / f"evaluation-{side}"
     make_folder(out)
     trained, checkpoint = load_network(started, options.run)
-    print(f"{len(records)} records ({side}) with {checkpoint} of {run.path}")
+    print(f"{counted(len(records), 'record')} ({side}) with {checkpoint} of {run.path}")
     scores = score_records(setup.project, trained.infer, records, trained.statistics)
     for row in scores.rows:
         row.trained_on = sides is not None and trained_on(row.record, sides)
@@ -107,7 +108,7 @@ def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) 
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
     known = {name for names in sides.values() for name in names}
     if new := sum(r.key not in known for r in records):
-        print(f"{new} records are new since training and belong to no side; --split all scores them too")
+        print(f"{counted(new, 'record')} new since training, of no side; --split all scores them too")
     return found
 
 

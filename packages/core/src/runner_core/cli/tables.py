@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runner_core._text import counted, typed
 from runner_core.config.resolve import differences, from_preset
 from runner_core.display import duration
 from runner_core.runfolder import RunFolder
@@ -52,15 +53,16 @@ def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]
         yield f"{'whole records':<26} {'trained':>9}" + (f" {'baseline':>9}" if baseline else "")
         for name, value in scores.items():
             yield f"  {name:<24} {_number(value)}" + (f" {_number(baseline.get(name))}" if baseline else "")
+    done = f"{counted(summary['epochs'], 'epoch')}, {counted(summary['steps'], 'step')}"
     yield (
-        f"{summary['epochs']} epochs, {summary['steps']} steps in {duration(summary['wall_seconds'])}: "
+        f"{done} in {duration(summary['wall_seconds'])}: "
         f"{summary['samples_per_second']:,.0f} samples/s, {summary['data_wait_share']:.1%} of it waiting for data"
     )
     for finding in summary.get("health") or ():
         yield f"{finding['level']}: {finding['rule']}: {finding['message']}"
     yield f"run folder: {folder.path}   report: {folder.report_file}"
     name = summary["project"]
-    yield f"next: runner {name} predict {folder.path} INPUT… --out DIR"
+    yield f"next: runner {name} predict {typed(folder.path)} INPUT… --out DIR"
 
 
 def _importance(item: tuple[str, Any]) -> int:

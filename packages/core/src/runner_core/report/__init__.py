@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from runner_core._text import counted
 from runner_core.display import duration
 from runner_core.report.charts import Series, line_chart, share_bar
 from runner_core.runfolder import RunFolder, replace_text
@@ -60,14 +61,23 @@ def render(run: RunFolder) -> str:
 
 def _header(project: str, summary: Event, run: RunFolder) -> str:
     status = str(summary.get("status") or "running")
+    shown, kind = status, status
+    if status == "done" and (warnings := _warnings(summary)):
+        shown, kind = f"done, {counted(warnings, 'warning')}", "warned"
     data = summary.get("data", "?")
     data = "the generated phantom" if data == "phantom" else data
     reason = f'<p class="reason">{escape(str(summary["reason"]))}</p>' if summary.get("reason") else ""
     return (
-        f'<header><h1>{escape(project)} <span class="status {escape(status)}">{escape(status)}</span></h1>'
+        f'<header><h1>{escape(project)} <span class="status {escape(kind)}">{escape(shown)}</span></h1>'
         f"<p>preset {escape(str(summary.get('preset', '?')))} · data: {escape(str(data))} · "
         f"<code>{escape(str(run.path))}</code></p>{reason}</header>"
     )
+
+
+def _warnings(summary: Event) -> int:
+    """How many things somebody should read before the result is used."""
+    findings = [f for f in summary.get("health") or () if f["level"] != "note"]
+    return len(findings) + len(summary.get("scoring_errors") or ()) + bool(summary.get("unsaved"))
 
 
 def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
@@ -131,7 +141,9 @@ def _curves(events: list[dict[str, Any]], summary: Event) -> str:
         series = [s for s in series if s.points]
         if series:
             charts.append(line_chart(name, series, summary.get("best_step"), log=name != "learning_rate"))
-    return f'<div class="charts">{"".join(charts)}</div>' if charts else ""
+    best = summary.get("best_step")
+    dashed = "" if best is None else f"<p>Dashed: step {best:,}, of the best checkpoint.</p>"
+    return f'<div class="charts">{"".join(charts)}</div>{dashed}' if charts else ""
 
 
 def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:

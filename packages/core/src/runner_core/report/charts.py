@@ -49,7 +49,10 @@ def line_chart(title: str, series: Sequence[Series], mark: float | None = None, 
     parts = [*_grid(x_axis, y_axis)]
     if mark is not None and x_axis.low <= mark <= x_axis.high:
         x = x_axis.at(mark)
-        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(
+            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}">'
+            f"<title>best checkpoint, step {mark:g}</title></line>"
+        )
     for line in thinned:
         parts.append(_line(line, x_axis, y_axis))
     parts.append(_legend(title, thinned))
