@@ -9,7 +9,6 @@ or patients' folders of any name below one folder, or a single one.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from runner_core import walk
 from runner_core._errors import BadInput
 from runner_core.project import Record
 
@@ -93,9 +93,7 @@ def _patient_folders(root: Path) -> list[Path]:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(root, followlinks=True):
-        folder = Path(place)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for folder, folders, names in walk(root):
         unpacked = {name.removesuffix(".gz") for name in names}
         if _KNOWN & unpacked or (_PATIENT.match(folder.name) and not folders and not names):
             folders.clear()
