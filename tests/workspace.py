@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+def documented_keys() -> set[str]:
+    """The keys of summary.json that docs/use.md explains."""
+    table = (ROOT / "docs" / "use.md").read_text().split("| key of `summary.json` |")[1].split("\n\n")[0]
+    return set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:])))
+
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
