@@ -52,11 +52,14 @@ def _impossible(patient: Patient, prediction: Array) -> Iterator[Finding]:
     prescribed = {roi: float(roi.removeprefix("PTV")) for roi in TARGETS}
     if inside.max() > HOTTEST * max(prescribed.values()):
         yield Finding("dose", "warning", f"the predicted dose reaches {inside.max():.0f} Gy, which no plan does")
+    missed = []
     for roi, dose in prescribed.items():
         values = prediction[unpack(patient.masks, roi)]
         mean = float(values.mean(dtype=np.float64)) if values.size else dose
         if not TARGET_SHARES[0] * dose <= mean <= TARGET_SHARES[1] * dose:
-            yield Finding("target", "warning", f"{roi} gets {mean:.1f} Gy on average where {dose:.0f} Gy is prescribed")
+            missed.append(f"{roi} {mean:.1f} Gy")
+    if missed:
+        yield Finding("target", "warning", f"mean doses far from what is prescribed: {', '.join(missed)}")
 
 
 def _voxels(count: int) -> str:
