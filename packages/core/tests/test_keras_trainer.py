@@ -473,3 +473,32 @@ def test_the_bound_network_is_the_network():
     Bound(network, True)(x)
     after = arrays(named(network.non_trainable_variables))
     assert any(not np.array_equal(before[n], after[n]) for n in before)  # BatchNorm saw a training batch
+
+
+# ------------------------------------------------------------ the set on the device
+
+
+def test_the_set_on_the_device(tmp_path):
+    """Gathered there or read from the host: the same samples, the same weights, bit for bit."""
+
+    class Unchanged(keras_toy.KerasToy):
+        augment = toy.Toy.__mro__[1].augment  # the device has no host-side augmentation
+
+    states = []
+    for device in (False, True):
+        project, folder = Unchanged(toy.small()), tmp_path / str(device)
+        data = toy.make_data(project, toy.MemoryStore(device=device))
+        keras_toy.run(project.config, folder, project=Unchanged, data=data)
+        states.append(toy.final_state(folder)[1])
+    loose = {} if keras.backend.backend() == "tensorflow" else {"rtol": 1e-3, "atol": 1e-4}  # XLA fuses the gather
+    for name, array in states[0].items():
+        np.testing.assert_allclose(array, states[1][name], err_msg=name, **(loose or {"rtol": 0}))
+
+
+def test_only_rows_live_on_the_device():
+    project = Linear(config())
+    data = toy.make_data(project, toy.MemoryStore(device=True))
+    data.samples = {"train": object()}
+    setup = Setup(project)
+    with pytest.raises(BadInput, match="needs samples that are rows"):
+        setup.engine.trainer(setup, data, 1)

@@ -11,6 +11,7 @@ import numpy as np
 from runner_core._random import stream_seed
 from runner_core.config import TrainConfig
 from runner_core.engines.keras.backend import Backend
+from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Average, Bound
 from runner_core.engines.memory import wrong_first_axis
 from runner_core.engines.steplog import GRADIENT_NORM
@@ -35,9 +36,10 @@ class Learning:
         statistics: Mapping[str, Any],
         steps: int,
         backend: Backend,
+        gather: DeviceRows | None = None,
     ) -> None:
         self.project, self.config, self.network, self.statistics = project, config, network, statistics
-        self.steps = steps
+        self.steps, self._gather = steps, gather
         self.size = config.batch_size
         self.names: list[str] = []
         """Of the numbers that a step gives, in their order; known once it is traced."""
@@ -58,7 +60,8 @@ class Learning:
         """All that a step may change."""
         own = [*self.network.variables, *self.optimizer.variables, self._begun]
         rng = [] if self._rng is None else [self._rng.state]
-        return own + rng + ([] if self.average is None else self.average.variables)
+        cached = [] if self._gather is None else self._gather.variables
+        return own + rng + cached + ([] if self.average is None else self.average.variables)
 
     def updating(self, step: int) -> bool:
         """Had the update of weights of the step that follows `step` finished ones begun, when it failed?"""
@@ -95,10 +98,11 @@ class Learning:
         return values["loss"], [gradient for gradient in gradients if gradient is not None]
 
     def _on_device(self, arrays: Tensors, moment: Any) -> Tensors:
+        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
         if self._rng is None:
-            return dict(arrays)
+            return tensors
         self._rng.state.assign(moment[2:4])
-        return self.project.on_device(dict(arrays), dict(self.statistics), self._rng)
+        return self.project.on_device(tensors, dict(self.statistics), self._rng)
 
     def gradients(self, tensors: Tensors, progress: Progress) -> tuple[list[Any], dict[str, Any]]:
         """Of the mean loss over the batch, in micro-batches of `size` one after another; loss and terms."""

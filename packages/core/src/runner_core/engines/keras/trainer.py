@@ -14,6 +14,7 @@ from runner_core import metrics
 from runner_core._errors import BadInput, Unhealthy
 from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
 from runner_core.engines.keras.memory import MicroBatch
 from runner_core.engines.keras.network import arrays, assign, build, is_float, named
@@ -42,7 +43,10 @@ class KerasTrainer:
         self._policy = setup.precision
         self.network = build(project, setup.precision, config.seed)
         precision.keep_float32(self.network, setup.precision)
-        self._learning = Learning(project, config, self.network, setup.precision, data.statistics, steps, backend)
+        gather = DeviceRows(data.samples["train"]) if data.store.device else None
+        self._learning = Learning(
+            project, config, self.network, setup.precision, data.statistics, steps, backend, gather
+        )
         self._schedule = Schedule(project, config)
         self._rate = 0.0
         self._metrics = setup.metrics()
@@ -53,8 +57,10 @@ class KerasTrainer:
         self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self._notes.append)
         self._step = self._compile()
         self._waiting: list[tuple[Tensors, Any, float]] = []
-        self._validating = Validating(project, self.network, data.statistics, Progress(steps, steps, config.epochs))
-        self._validate = backend.compiled(self._validating, self.network.variables, xla)
+        over = Progress(steps, steps, config.epochs)
+        self._validating = Validating(project, self.network, data.statistics, over, gather)
+        read = [*self.network.variables, *([] if gather is None else gather.variables)]
+        self._validate = backend.compiled(self._validating, read, xla)
         self._validated = ValidationParts(self._compute, OutOfDeviceMemory, backend.free, self._notes.append)
         floats = {n: v for n, v in named(self.network.variables).items() if is_float(v)}
         self._weights = list(floats)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
 from runner_core.project import Project
 from runner_core.protocols import Progress, Step, Tensors
@@ -17,16 +18,22 @@ class Validating:
     """(arrays) → (tensors, prediction, numbers): loss and terms, then the extremes of the project's decision."""
 
     def __init__(
-        self, project: Project, network: keras.Model, statistics: Mapping[str, Any], progress: Progress
+        self,
+        project: Project,
+        network: keras.Model,
+        statistics: Mapping[str, Any],
+        progress: Progress,
+        gather: DeviceRows | None = None,
     ) -> None:
-        self._project, self._statistics, self._progress = project, statistics, progress
+        self._project, self._statistics, self._progress, self._gather = project, statistics, progress, gather
         self._bound = Bound(network, training=False)
         self.names: list[str] = []
         """Of the numbers, in their order; known once it is traced."""
 
     def __call__(self, arrays: Tensors) -> tuple[Tensors, Any, Any]:
         ops = keras.ops
-        tensors = self._project.on_device(dict(arrays), dict(self._statistics), None)
+        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
+        tensors = self._project.on_device(tensors, dict(self._statistics), None)
         loss, terms, prediction = self._project.step(self._bound, tensors, self._progress)
         values = {"loss": loss, **terms}
         if prediction is not None:
