@@ -44,7 +44,7 @@ class LossConfig:
     masked: bool = False
     """Mean over the voxels of the possible-dose mask, as the dose score has it, instead of the whole volume."""
     dvh: float = 0.0
-    """Weight of the DVH loss (squared difference of dose-volume histograms, per cent²)."""
+    """Weight of the area between the dose-volume histograms of prediction and reference (Gy)."""
 
 
 @dataclass

@@ -82,14 +82,14 @@ class OpenKBP(Project):
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
         """Stored arrays → image (B, S, S, S, 11), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
-        from runner_openkbp.batch import unpack_batch
+        from runner_openkbp.batch import decode, images
 
-        out = unpack_batch(batch, self.config.data.ct_offset, self.config.data.ct_window)
+        out = decode(batch)
         if rng is not None:
             from runner_openkbp.augment import augment
 
             out = augment(out, self.config.augment, rng)
-        return out
+        return images(out, self.config.data.ct_offset, self.config.data.ct_window)
 
     # ------------------------------------------------------------ learning
 
@@ -101,13 +101,13 @@ class OpenKBP(Project):
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_openkbp.losses import dose_losses
 
-        doses = model(batch["image"])
+        doses = _doses(model(batch["image"]))
         loss, terms = dose_losses(doses, batch, self.config.loss)
-        return Step(loss, terms, _final(doses))
+        return Step(loss, terms, doses[-1])
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         """{"prediction": dose in Gy (B, S, S, S, 1) float32}."""
-        return {"prediction": _final(model(batch["image"]))}
+        return {"prediction": _doses(model(batch["image"]))[-1]}
 
     def optimizer(self, groups: Any) -> Any:
         """Adam with the challenge's betas; the engine sets the learning rate of each step."""
@@ -116,21 +116,34 @@ class OpenKBP(Project):
         return keras.optimizers.Adam(self.config.train.learning_rate, beta_1=0.5, beta_2=0.999)
 
     def metrics(self) -> Sequence[Metric]:
-        from runner_openkbp.metrics import DoseError
+        from runner_core.engines.keras.metrics import Function
 
-        return (DoseError(),)
+        from runner_openkbp.metrics import dose_error
+
+        return (Function("dose_error_gy", dose_error),)
 
     # ------------------------------------------------------------ whole records
 
     def predict(self, record: Record, infer: Infer) -> Array:
         """Dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask."""
+        from runner_openkbp.rois import POSSIBLE, SIDE, unpack
         from runner_openkbp.upsample import upsample
 
         files = {role: path for role, path in record.files.items() if role != "dose"}
         decoded, _ = self.pipeline.decode_cropped(Record(record.key, record.group, files))
         prepared = self.prepare(decoded)
-        dose = infer({name: prepared[name] for name in ("ct", "masks")})["prediction"][0, ..., 0]
-        return upsample(np.maximum(dose, 0), decoded.arrays["ct"].shape)
+        dose = self._averaged({name: prepared[name][None] for name in ("ct", "masks")}, infer)
+        return np.where(unpack(decoded.arrays["masks"], POSSIBLE), upsample(dose, SIDE), np.float32(0))
+
+    def _averaged(self, batch: Arrays, infer: Infer) -> Array:
+        """Dose (S, S, S) of one patient; with `predict.flip` the mean with the mirrored patient's, mirrored back."""
+        from runner_openkbp.mirror import mirrored
+
+        dose = infer(batch)["prediction"][0, ..., 0]
+        if not self.config.predict.flip:
+            return dose
+        turned = infer(mirrored(batch))["prediction"][0, ..., 0]
+        return (dose + turned[:, ::-1]) / 2
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """pt_N.csv in the challenge's format; as the options say, also NIfTI, DICOM RTDOSE and a picture."""
@@ -185,6 +198,6 @@ class OpenKBP(Project):
         write_phantom(folder, rng)
 
 
-def _final(doses: Any) -> Any:
-    """The last network's dose: a cascade returns one for each network."""
-    return doses[-1] if isinstance(doses, (list, tuple)) else doses
+def _doses(output: Any) -> list[Any]:
+    """Of each network: a cascade has two."""
+    return list(output) if isinstance(output, (list, tuple)) else [output]

@@ -1,0 +1,44 @@
+"""Stored batches → what the network reads, on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from keras import ops
+from runner_core.protocols import Tensors
+
+from runner_openkbp.rois import POSSIBLE, ROIS, bit
+
+
+def decode(batch: Tensors) -> Tensors:
+    """Stored batch → ct (raw numbers, float32), masks (bits, int32), dose (Gy, float32; where there is one), each
+    (B, S, S, S); everything else as it is.
+
+    `batch`: ct int16, masks uint16 and dose uint16 (B, 1, S, S, S), dose_step float32 (B, 1, 1) in Gy a unit.
+    """
+    out = {name: value for name, value in batch.items() if name != "dose_step"}
+    out["ct"] = ops.cast(batch["ct"][:, 0], "float32")
+    out["masks"] = ops.cast(batch["masks"][:, 0], "int32")
+    if "dose" in batch:
+        out["dose"] = ops.cast(batch["dose"][:, 0], "float32") * batch["dose_step"][:, :, :, None]
+    return out
+
+
+def images(batch: Tensors, ct_offset: float, ct_window: tuple[float, float]) -> Tensors:
+    """Decoded batch → image (B, S, S, S, 11): CT (HU / 1000, clipped to the window) and the ROI masks in the order of
+    `ROIS`; mask (B, S, S, S, 1): possible dose; dose (B, S, S, S, 1) in Gy. float32."""
+    out = {name: value for name, value in batch.items() if name not in ("ct", "masks")}
+    ct = ops.clip(batch["ct"] - ct_offset, *ct_window) / 1000
+    rois = _flags(batch["masks"], [bit(name) for name in ROIS])
+    out["image"] = ops.concatenate([ct[..., None], rois], axis=-1)
+    out["mask"] = _flags(batch["masks"], [bit(POSSIBLE)])
+    if "dose" in batch:
+        out["dose"] = batch["dose"][..., None]
+    return out
+
+
+def _flags(masks: Any, bits: list[int]) -> Any:
+    """(…) int32 → (…, len(bits)) float32 of 0 and 1."""
+    values = np.asarray([1 << b for b in bits], np.int32)
+    return ops.cast(ops.not_equal(ops.bitwise_and(masks[..., None], values), 0), "float32")
