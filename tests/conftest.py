@@ -20,6 +20,15 @@ def real_brains() -> Path:
     return folder
 
 
+@pytest.fixture
+def real_patients() -> Path:
+    """Folder of real OpenKBP patients (train-pats, validation-pats); the test is skipped where it is absent."""
+    folder = SHARED / "openkbp"
+    if not folder.is_dir():
+        pytest.skip(f"no real patients at {folder} (set RUNNER_TEST_DATA to the folder that holds openkbp/)")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache folder for the session, so that the phantom is made and prepared once."""

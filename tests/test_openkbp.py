@@ -1,0 +1,104 @@
+"""openkbp through the installed command line: phantom and real patients, from the challenge's CSVs to doses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from workspace import Runner, documented_keys
+
+TINY = (
+    "--preset demo --data.size 32 --train.epochs 1 --train.steps-per-epoch 3 --train.batch-size 1 "
+    "--predict.no-flip --health.mode warn"
+).split()
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = runner("openkbp", "train", "--run-dir", run)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(run)
+    assert (summary["project"], summary["preset"], summary["data"]) == ("openkbp", "demo", "phantom")
+    assert summary["status"] == "done"
+    assert set(summary) == documented_keys()
+    assert summary["metrics"]["dose_error_gy"] > 0
+    assert summary["scores"]["dose_score"] * 3 <= summary["baseline"]["dose_score"]
+    assert summary["scores"]["dvh_score"] < summary["baseline"]["dvh_score"]
+    assert "keras" in summary["versions"]
+    assert "tensorflow" in summary["versions"]
+    assert list((run / "figures").glob("*.png"))
+    assert list((run / "checkpoints").glob("step-*/manifest.json"))
+
+
+def test_real_patients_from_training_to_dose_files(runner: Runner, real_patients: Path, tmp_path: Path) -> None:
+    """Every step of the way runs on real patients; how good it gets is measured elsewhere (docs)."""
+    from runner_openkbp.csvfiles import read_indices, read_values
+
+    data = tmp_path / "data"
+    for name in ("train-pats/pt_1", "train-pats/pt_2", "validation-pats/pt_201"):
+        shutil.copytree(real_patients / name, data / name)
+    checked = runner("openkbp", "check", "--data", data)
+    assert checked.returncode == 0, checked.stdout
+    assert "train: 2 records of 2 groups: pt_1, pt_2" in checked.stdout
+    assert "validation: 1 record of 1 group: pt_201" in checked.stdout
+
+    run = tmp_path / "run"
+    done = runner("openkbp", "train", "--data", data, "--run-dir", run, *TINY)
+    assert done.returncode == 0, done.stderr
+    assert summary_of(run)["scores"]["dose_score"] > 0
+
+    done = runner("openkbp", "evaluate", run)
+    assert done.returncode == 0, done.stderr
+    assert "pt_201" in done.stdout
+    assert "dvh_score" in done.stdout
+
+    patient = data / "validation-pats" / "pt_201"
+    done = runner("openkbp", "predict", run, patient, "--out", tmp_path / "doses", "--nifti", "--dicom")
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "doses").rglob("*.csv")
+    index, values = read_values(written)
+    allowed = read_indices(patient / "possible_dose_mask.csv")
+    assert np.isin(index, allowed).all()
+    assert np.isfinite(values).all()
+    assert (values >= 0).all()
+    assert len(list((tmp_path / "doses").rglob("*.nii.gz"))) == 1
+    assert len(list((tmp_path / "doses").rglob("*.dcm"))) == 1
+
+
+def test_check_lists_every_faulty_patient(runner: Runner, tmp_path: Path) -> None:
+    assert runner("openkbp", "phantom", "data").returncode == 0
+    patients = sorted(p.parent for p in (tmp_path / "data").rglob("ct.csv"))
+    assert len(patients) >= 4
+    (patients[0] / "dose.csv").unlink()
+    text = (patients[1] / "ct.csv").read_text()
+    (patients[1] / "ct.csv").write_text(text[: len(text) // 2])
+    (patients[2] / "possible_dose_mask.csv").write_text(",data\n3000000,\n")
+    (patients[3] / "voxel_dimensions.csv").unlink()
+    checked = runner("openkbp", "check", "--data", "data")
+    assert checked.returncode == 2
+    for patient, file in zip(patients, ("dose", "ct", "possible_dose_mask", "voxel_dimensions"), strict=False):
+        (line,) = (x for x in checked.stdout.splitlines() if x.startswith(f"error    {patient.name}:"))
+        assert f"{patient.name}/{file}.csv" in line
+    assert "4 faulty records" in checked.stdout
+    refused = runner("openkbp", "train", "--data", "data", "--run-dir", "run", *TINY)
+    assert refused.returncode == 2
+    assert "4 records cannot be used" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_patients_is_refused(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for command in ("check", "train"):
+        done = runner("openkbp", command, "--data", "empty")
+        assert done.returncode == 2
+        assert "empty" in done.stderr
+        assert "Traceback" not in done.stderr
