@@ -15,6 +15,7 @@ from runner_core import BadInput
 from runner_openkbp.csvfiles import (
     VOXELS,
     read_indices,
+    read_masks,
     read_values,
     read_voxels,
     write_indices,
@@ -107,6 +108,20 @@ def test_what_editors_make_of_it_is_read(tmp_path: Path, content: bytes) -> None
 def test_a_mask_without_voxels(tmp_path: Path) -> None:
     (tmp_path / "Larynx.csv").write_bytes(b",data\n")
     assert read_indices(tmp_path / "Larynx.csv").size == 0
+
+
+def test_several_masks_at_once(tmp_path: Path) -> None:
+    """Each as if read by itself, whatever its line ends, empty lines, order or length."""
+    contents = (b",data\n7,\n9,\n", b",data\n", b",data\r\n4,\r\n\r\n2,\r\n", b",data\n8,\n\n\n1,\n", b",data\n3,\r")
+    paths = [tmp_path / f"{number}.csv" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    assert [part.tolist() for part in read_masks(paths)] == [[7, 9], [], [4, 2], [8, 1], [3]]
+    assert [part.tolist() for part in read_masks(paths[1:2])] == [[]]
+    for content, message in ((b",data\n5,\n5,\n", "twice"), (b",data\n-1,\n", "outside"), (b",data\n5,1\n", "none")):
+        paths[2].write_bytes(content)
+        with pytest.raises(BadInput, match=rf"2\.csv: .*{message}"):
+            read_masks(paths)
 
 
 FAULTS = [

@@ -20,7 +20,7 @@ from runner_core import walk
 from runner_core._errors import BadInput
 from runner_core.project import Record
 
-from runner_openkbp.csvfiles import read_indices, read_values, read_voxels
+from runner_openkbp.csvfiles import read_masks, read_values, read_voxels
 from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit
 
 REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
@@ -150,9 +150,9 @@ def read_patient(record: Record) -> Patient:
             raise BadInput(_missing(role, path))
     voxel_mm = read_voxels(files["voxels"])
     masks = np.zeros(np.prod(GRID), np.uint16)
-    for name in MASKS:
-        if name in files:
-            masks[read_indices(files[name])] |= np.uint16(1 << bit(name))
+    names = [name for name in MASKS if name in files]
+    for name, index in zip(names, read_masks([files[name] for name in names]), strict=True):
+        masks[index] |= np.uint16(1 << bit(name))
     masks = masks.reshape(GRID)
     if not (masks >> bit(POSSIBLE)).any():
         raise BadInput(f"{files[POSSIBLE]}: the mask is empty, so there is nothing to predict or to score; restore it")
