@@ -68,12 +68,18 @@ class TensorFlow:
         return tf.convert_to_tensor(array)
 
     def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
-        traced = tf.function(function, jit_compile=xla or None, autograph=False)
+        # tf.function looks up which trace an argument fits, which takes longer than a small step: done here by shape
+        traces: dict[Any, Any] = {}
 
         @functools.wraps(function)
         def run(*arguments: Any) -> Any:
+            tensors = [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments)]
+            names = [tuple(argument) for argument in arguments if isinstance(argument, dict)]
+            key = (*names, *[(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+            if key not in traces:
+                traces[key] = _trace(function, arguments, tensors, xla)
             try:
-                return traced(*arguments)
+                return traces[key](*tensors)
             except tf.errors.ResourceExhaustedError:
                 pass
             raise OutOfDeviceMemory  # outside: TensorFlow's exception keeps the failed step's memory alive
@@ -117,6 +123,16 @@ class TensorFlow:
         if tf.config.get_visible_devices("GPU"):
             found |= {"cuda": str(built.get("cuda_version")), "cudnn": str(built.get("cudnn_version"))}
         return found
+
+
+def _trace(function: Function, arguments: tuple[Any, ...], tensors: list[Any], xla: bool) -> Any:
+    """`function` compiled for arguments like these, as a function of their tensors."""
+
+    def flat(*given: Any) -> Any:
+        return function(*tf.nest.pack_sequence_as(arguments, given))
+
+    like = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+    return tf.function(flat, jit_compile=xla or None, autograph=False).get_concrete_function(*like)
 
 
 class _Watch:
