@@ -1,4 +1,4 @@
-"""A real project killed with kill -9 at random moments and resumed equals one never killed, bit for bit."""
+"""Real projects, of both engines, killed with kill -9 and resumed equal those never killed, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ import pytest
 from safetensors.numpy import load_file
 
 SETTINGS = (
-    "--train.epochs 2 --train.steps-per-epoch 30 --train.batch-size 4 --train.deterministic --log.every 5 "
-    "--checkpoint.every-steps 7 --checkpoint.keep 100 --health.mode warn"
+    "--train.epochs 2 --train.steps-per-epoch 30 --train.deterministic --log.every 5 "
+    "--checkpoint.every-steps 7 --checkpoint.keep 100 --health.mode warn --train.ema 0.9"
 ).split()
+CASES = {
+    "brainunet": ["brainunet", "--train.batch-size", "4"],
+    "brainunet, 2 workers": ["brainunet", "--train.batch-size", "4", "--train.workers", "2"],
+    "openkbp": ["openkbp", "--augment.rotate", "20"],
+    "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32"],
+}
 
 
-def start(run: Path, cache: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [
-        str(Path(sys.executable).with_name("runner")),
-        "brainunet",
-        "train",
-        "--run-dir",
-        str(run),
-        *SETTINGS,
-        *more,
-    ]
+def start(project: str, run: Path, cache: Path, *more: str) -> subprocess.Popen[bytes]:
+    runner = str(Path(sys.executable).with_name("runner"))
+    command = [runner, project, "train", "--run-dir", str(run), *SETTINGS, *more]
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def finish(run: Path, cache: Path, *more: str) -> None:
-    process = start(run, cache, *more)
+def finish(project: str, run: Path, cache: Path, *more: str) -> None:
+    process = start(project, run, cache, *more)
     said, _ = process.communicate(timeout=540)
     assert process.returncode == 0, said.decode()
 
@@ -47,14 +46,14 @@ def logged(run: Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_killed_and_resumed_equals_never_killed(tmp_path: Path, cache_home: Path, workers: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_killed_and_resumed_equals_never_killed(tmp_path: Path, cache_home: Path, case: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    more = ["--train.workers", workers]
-    finish(whole, cache_home, *more)
-    kills, rng = 0, random.Random(int(workers))
+    project, *more = CASES[case]
+    finish(project, whole, cache_home, *more)
+    kills, rng = 0, random.Random(case)
     while kills < 3:
-        process = start(broken, cache_home, *more, *(["--resume"] if kills else []))
+        process = start(project, broken, cache_home, *more, *(["--resume"] if kills else []))
         before = len(list(broken.glob("checkpoints/step-*")))
         while process.poll() is None and len(list(broken.glob("checkpoints/step-*"))) <= before:
             time.sleep(0.05)
@@ -65,7 +64,7 @@ def test_killed_and_resumed_equals_never_killed(tmp_path: Path, cache_home: Path
         process.communicate()
         kills += 1
     assert kills, "the run was over before it could be killed"
-    finish(broken, cache_home, *more, "--resume")
+    finish(project, broken, cache_home, *more, "--resume")
 
     assert logged(broken) == logged(whole)
     steps = sorted(p.name for p in (whole / "checkpoints").glob("step-*"))
