@@ -76,6 +76,28 @@ class OpenKBPConfig(RunConfig):
     predict: PredictConfig = field(default_factory=PredictConfig)
 
 
+def wrong_settings(config: OpenKBPConfig) -> str | None:
+    """What is wrong with the settings and what they may be; None: nothing."""
+    data, model, loss, augment = config.data, config.model, config.loss, config.augment
+    faults = {
+        f"crop.mode is {config.crop.mode}; the network works on the challenge's whole grid: leave it at auto": (
+            config.crop.mode not in ("auto", "none")
+        ),
+        f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side": data.size not in (128, 64, 32),
+        f"data.ct_window is {data.ct_window}; its first number must be below its second": (
+            not data.ct_window[0] < data.ct_window[1]
+        ),
+        f"model.features is {model.features}; at least 1 channel": model.features < 1,
+        f"model.dropout is {model.dropout}; a share from 0 to below 1": not 0 <= model.dropout < 1,
+        f"model.momentum is {model.momentum}; a share above 0 and below 1": not 0 < model.momentum < 1,
+        f"loss.mae is {loss.mae} and loss.dvh {loss.dvh}; weights cannot be negative": min(loss.mae, loss.dvh) < 0,
+        "loss.mae and loss.dvh are both 0: nothing would be learned": not (loss.mae or loss.dvh),
+        f"augment.rotate is {augment.rotate}; degrees from 0 to 180": not 0 <= augment.rotate <= 180,
+        f"augment.probability is {augment.probability}; a share from 0 to 1": not 0 <= augment.probability <= 1,
+    }
+    return next((fault for fault, found in faults.items() if found), None)
+
+
 @dataclass
 class DosePredictOptions:
     csv: bool = True

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.project import Decoded, Project, Record, Statistics, Table
 from runner_core.protocols import (
@@ -25,7 +26,7 @@ from runner_core.protocols import (
 )
 from runner_core.samples import RowSamples
 
-from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig
+from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig, wrong_settings
 
 
 class OpenKBP(Project):
@@ -41,6 +42,11 @@ class OpenKBP(Project):
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
     config: OpenKBPConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        if wrong := wrong_settings(self.config):
+            raise BadInput(wrong)
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
