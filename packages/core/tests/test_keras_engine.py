@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,6 +75,24 @@ def test_a_gpu_that_tensorflow_cannot_see_is_said(monkeypatch):
     assert Path("/dev/nvidia0").exists() or not made(train__device="auto").device.note
 
 
+def test_the_memory_of_a_gpu(monkeypatch):
+    """As the driver says it of TensorFlow's number for the GPU."""
+
+    def total(size, device):
+        size._obj.value = 80 << 30 if device.value == 1 else 1
+        return 0
+
+    def get(device, index):
+        device._obj.value = index
+        return 0
+
+    driver = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGet=get, cuDeviceTotalMem_v2=total)
+    monkeypatch.setattr(ours.ctypes, "CDLL", lambda name: driver)
+    assert ours._gpu_memory(1) == 80 << 30
+    driver.cuInit = lambda flags: 100  # CUDA_ERROR_NO_DEVICE
+    assert ours._gpu_memory(1) == 0
+
+
 def test_xla_is_for_gpus():
     """On a CPU it takes minutes to compile and computes slower: only who asks for it gets it."""
     from runner_core.protocols import Device
@@ -100,6 +119,22 @@ def test_xla_computes_the_same(tmp_path):
     one, other = (toy.final_state(folder)[1] for folder in folders)
     for name, array in one.items():
         np.testing.assert_allclose(array, other[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_everything_is_traced_once_for_each_shape(tmp_path, monkeypatch):
+    """A step, two sizes of validation batch (the last is smaller), one look at the weights; again in blocks."""
+    traced, trace = [], ours._trace
+
+    def counted(function, *arguments):
+        traced.append(getattr(function, "__name__", type(function).__name__))
+        return trace(function, *arguments)
+
+    monkeypatch.setattr(ours, "_trace", counted)
+    keras_toy.run(toy.small(train__ema=0.9, validate__batch_size=6), tmp_path / "steps")
+    assert sorted(traced) == ["<lambda>", "Learning", "Validating", "Validating"]
+    traced.clear()
+    keras_toy.run(toy.small(train__steps_per_execution=2), tmp_path / "blocks")
+    assert traced.count("block") == 2  # epochs of three steps: blocks of two and of one
 
 
 def test_load(state):

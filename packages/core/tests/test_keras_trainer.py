@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -202,6 +204,80 @@ def test_constants_from_on_device_cannot_be_cut():
         trainer(Constant, train__accumulate=2).train_step(host_batch()[0], 0)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_sparse_gradients_are_gradients(accumulate):
+    """An embedding's gradient names a row more than once: its norm is that of the sums."""
+
+    class Embedded(Linear):
+        def on_device(self, batch, statistics, rng):
+            return {**batch, "x": ops.cast(ops.abs(batch["x"]) * 3, "int32")}
+
+        def model(self, precision):
+            return keras.Sequential([keras.Input((6,)), layers.Embedding(10, 1), layers.Flatten(), layers.Dense(1)])
+
+    ours = trainer(Embedded, train__clip=1e9, train__accumulate=accumulate)
+    (table, kernel, bias), batch = weights(ours.network), host_batch()[0]
+    rows, y = np.abs(batch.arrays["x"] * 3).astype(int), batch.arrays["y"].astype(float)
+    found = table[rows, 0]
+    error = 2 * (found @ kernel + bias - y) / len(y)
+    wanted = [np.zeros_like(table), found.T @ error, error.sum(0)]
+    np.add.at(wanted[0][:, 0], rows, error @ kernel.T)
+    ours.train_step(batch, 0)
+    norm = np.sqrt(sum(np.sum(gradient**2) for gradient in wanted))
+    assert ours.read_log()["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    np.testing.assert_allclose(weights(ours.network)[0], table - 0.05 * wanted[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9)), "has a schedule as its"),
+        (lambda: keras.optimizers.SGD(0.1, use_ema=True), "has use_ema: use train.ema"),
+        (lambda: keras.optimizers.SGD(0.1, loss_scale_factor=9.0), "has loss_scale_factor: use precision.mode"),
+        (lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "use train.accumulate"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)), "scales the loss"),
+    ],
+)
+def test_optimizers_that_do_the_runners_work_are_refused(make, told):
+    class Own(Linear):
+        def optimizer(self, groups):
+            return make()
+
+    with pytest.raises(BadInput, match=told):
+        trainer(Own)
+
+
+def test_layers_of_the_network_train_too():
+    """A step may call them one by one: dropout and BatchNorm know that it trains."""
+
+    class Body(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dropout, self.norm, self.head = layers.Dropout(0.5), layers.BatchNormalization(), layers.Dense(1)
+
+        def call(self, x):
+            return self.head(self.norm(self.dropout(x)))
+
+    class Called(Linear):
+        def model(self, precision):
+            network = Body()
+            network(keras.Input((6,)))
+            return network
+
+        def step(self, model, batch, progress):
+            prediction = model.head(model.norm(model.dropout(batch["x"])))
+            return Step(ops.mean(ops.square(prediction - batch["y"])), {}, prediction)
+
+    ours = trainer(Called)
+    before = arrays(named(ours.network.non_trainable_variables))
+    ours.train_step(host_batch()[0], 0)
+    after = arrays(named(ours.network.non_trainable_variables))
+    assert [name for name in before if np.array_equal(before[name], after[name])] == []
+    ours.validate([host_batch()[0]])
+    for name, array in arrays(named(ours.network.non_trainable_variables)).items():
+        np.testing.assert_array_equal(array, after[name], err_msg=name)
+
+
 def test_an_unbuilt_network_is_refused():
     class Unbuilt(Linear):
         def model(self, precision):
@@ -296,6 +372,19 @@ def test_layers_that_stay_float32():
     assert network.layers[0].dtype_policy.name == "float32"
     with pytest.raises(BadInput, match=r"no layer 'danse' to keep.*dense"):
         precision.keep_float32(network, Precision("bfloat16", keep_float32=("danse",)))
+
+
+def test_layers_below_stay_float32_too():
+    """Under the names of what holds them; several may have one name."""
+
+    class Blocks(Linear):
+        def model(self, precision):
+            blocks = [keras.Sequential([layers.Dense(3, name="same")], name=name) for name in ("first", "second")]
+            return keras.Sequential([keras.Input((6,)), *blocks])
+
+    network = build(Blocks(config()), Precision("bfloat16", keep_float32=("second",)))
+    found = [block.layers[0].dtype_policy.name for block in network.layers]
+    assert found == ["mixed_bfloat16", "float32"]
 
 
 # ------------------------------------------------------------ memory
@@ -415,6 +504,53 @@ def test_tensorflows_own_error_is_understood():
         backend().compiled(run_out, [], False)(np.ones(1, np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError):
         backend().compiled(fails, [], False)(np.ones(2, np.float32))
+    for words in (
+        "Out of memory while trying to allocate 9 bytes",
+        "No algorithm worked!",
+        "CUDNN_STATUS_ALLOC_FAILED",
+    ):
+        with pytest.raises(OutOfDeviceMemory), backend().allocating():
+            raise tf.errors.InternalError(None, None, words)
+
+
+def exhausted():
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        raise tf.errors.ResourceExhaustedError(None, None, "no")
+    import jax
+
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no")
+
+
+def test_memory_that_runs_out_before_any_step(monkeypatch):
+    """In what the framework does outside of compiled functions too."""
+
+    class Huge(Linear):
+        def model(self, precision):
+            exhausted()
+
+    with pytest.raises(BadInput, match="the network alone does not fit"):
+        trainer(Huge)
+    ours = trainer()
+    monkeypatch.setattr(type(backend()), "tensor", lambda self, array: exhausted())
+    with pytest.raises(BadInput, match="bringing the batch to the device"):
+        ours.train_step(host_batch()[0], 0)
+    with pytest.raises(BadInput, match="out of device memory in validation"):
+        ours.validate([host_batch()[0]])
+
+
+@tensorflow_only
+def test_compiled_functions_keep_no_arguments():
+    import tensorflow as tf
+
+    tensor = tf.ones(9)
+    there = weakref.ref(tensor)
+    function = backend().compiled(lambda arrays: ops.sum(arrays["x"]), [], False)
+    assert float(function({"x": tensor})) == 9
+    del tensor
+    gc.collect()
+    assert there() is None
 
 
 # ------------------------------------------------------------ state
@@ -441,6 +577,22 @@ def test_state_continues_exactly():
     assert a.values == b.values
     for name, array in a.tensors.items():
         np.testing.assert_array_equal(array, b.tensors[name], err_msg=name)
+
+
+@tensorflow_only
+def test_what_is_drawn_without_a_seed_continues_exactly():
+    class Careless(Linear):
+        def step(self, model, batch, progress):
+            return super().step(model, {**batch, "x": batch["x"] + keras.random.normal((7, 6))}, progress)
+
+    one, other = trainer(Careless), trainer(Careless)
+    for step in range(2):
+        one.train_step(host_batch(step)[0], step)
+    other.load_state(one.state())
+    for ours in (one, other):
+        ours.train_step(host_batch(2)[0], 2)
+    for a, b in zip(weights(one.network), weights(other.network), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_another_policy_is_refused():

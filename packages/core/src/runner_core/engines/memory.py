@@ -37,6 +37,7 @@ class ValidationParts:
                 pass  # retried outside this block: the exception keeps the failed step's memory alive
             else:
                 yield tensors, step, end - begin
+                del tensors, step  # the next part needs their memory
                 begin = end
                 continue
             self._shrink(end - begin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Protocol
 
@@ -36,6 +37,14 @@ class Backend(Protocol):
         """A tensor with memory of its own, on the device: the array may be overwritten afterwards."""
         ...
 
+    def seed(self, words: Any) -> None:
+        """What a step draws without a seed follows from `words` (2,) from here on; where that is possible at all."""
+        ...
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Inside, the framework's own errors of memory that ran out are OutOfDeviceMemory."""
+        ...
+
     def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
         """`function` (tensors → nested tensors, which may assign to `variables`), traced once for each shape.
 
@@ -56,6 +65,10 @@ class Backend(Protocol):
 
     def over(self, body: Function, stacked: Any) -> Any:
         """`body` for each slice of nested tensors along their first axis, one after another; its outputs, stacked."""
+        ...
+
+    def fold(self, body: Callable[[Any, Any], Any], total: Any, count: int) -> Any:
+        """`total` (nested tensors) after `total = body(total, i)` for each i below `count`, one after another."""
         ...
 
     def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
-from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, backend
 from runner_core.engines.keras.inference import make_infer
 from runner_core.engines.keras.network import assign, build, named, put
@@ -46,7 +45,8 @@ class KerasEngine:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         self._configure(setup)
         try:
-            return KerasTrainer(setup, data, steps, self.backend, self._xla(setup.device))
+            with self.backend.allocating():
+                return KerasTrainer(setup, data, steps, self.backend, self._xla(setup.device))
         except OutOfDeviceMemory:
             raise network_too_large() from None
 
@@ -64,7 +64,6 @@ class KerasEngine:
         """
         self._configure(setup)
         network, statistics = self._network(setup, state)
-        precision.keep_float32(network, setup.precision)
         network.trainable = False
         infer = make_infer(setup.project, network, statistics, self.backend, self._xla(setup.device))
         return Trained(network, infer, statistics)

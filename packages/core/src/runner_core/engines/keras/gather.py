@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from runner_core._errors import BadInput, OutOfSpace
-from runner_core.engines.keras.backend import OutOfDeviceMemory
+from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.protocols import Array, StoredArray, Tensors
 from runner_core.samples import RowSamples
 
@@ -16,14 +16,15 @@ from runner_core.samples import RowSamples
 class DeviceRows:
     """Stored arrays on the device; `{"row", "record"}` → the fields of the samples (`samples.RowSamples`)."""
 
-    def __init__(self, samples: Any) -> None:
+    def __init__(self, samples: Any, backend: Backend) -> None:
         """Raises BadInput for samples that are not rows, OutOfSpace when the set is larger than the memory."""
         if not isinstance(samples, RowSamples):
             raise BadInput("cache.mode device needs samples that are rows (RowSamples); use cache.mode memmap")
         self._offsets = samples.fields
         try:
-            self._arrays = {name: _variable(_whole(array), name) for name, array in samples.arrays.items()}
-            self._bounds = _variable(samples.record_rows.astype(np.int32), "bounds")
+            with backend.allocating():
+                self._arrays = {name: _variable(_whole(array), name) for name, array in samples.arrays.items()}
+                self._bounds = _variable(samples.record_rows.astype(np.int32), "bounds")
         except OutOfDeviceMemory:
             raise OutOfSpace("the data set does not fit into the device's memory; use cache.mode memmap") from None
 

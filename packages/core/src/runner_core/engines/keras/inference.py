@@ -28,7 +28,8 @@ def make_infer(
 
     def infer(arrays: Arrays) -> Arrays:
         try:
-            output = compiled({name: backend.tensor(array) for name, array in arrays.items()})
+            with backend.allocating():
+                output = compiled({name: backend.tensor(array) for name, array in arrays.items()})
         except OutOfDeviceMemory:
             raise BadInput("out of device memory in prediction: use a smaller validate.batch_size") from None
         return {name: _host(tensor) for name, tensor in output.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -49,6 +50,19 @@ class Jax:
     def tensor(self, array: Array) -> Any:
         return jax.device_put(array.copy())  # which may share memory with the array on a CPU
 
+    def seed(self, words: Any) -> None:
+        """Nothing: in a compiled step Keras refuses to draw without a seed."""
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        try:
+            yield
+            return
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+        raise OutOfDeviceMemory
+
     def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
         @jax.jit
         def pure(values: list[Any], *arguments: Any) -> Any:
@@ -58,16 +72,11 @@ class Jax:
 
         @functools.wraps(function)
         def run(*arguments: Any) -> Any:
-            try:
+            with self.allocating():
                 output, values = pure([variable.value for variable in variables], *arguments)
-            except jax.errors.JaxRuntimeError as error:
-                if not str(error).startswith("RESOURCE_EXHAUSTED"):
-                    raise
-            else:
-                for variable, value in zip(variables, values, strict=True):
-                    variable.assign(value)
-                return output
-            raise OutOfDeviceMemory
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+            return output
 
         return run
 
@@ -98,6 +107,11 @@ class Jax:
 
     def over(self, body: Function, stacked: Any) -> Any:
         raise NotImplementedError
+
+    def fold(self, body: Callable[[Any, Any], Any], total: Any, count: int) -> Any:
+        for i in range(count):  # JAX's own loop would not see what is assigned to variables
+            total = body(total, i)
+        return total
 
     def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:
         return then()  # a failed step leaves no trace: its values never reach the variables

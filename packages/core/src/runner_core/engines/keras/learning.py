@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core._errors import BadInput
 from runner_core._random import stream_seed
 from runner_core.config import TrainConfig
 from runner_core.engines.keras.backend import Backend
@@ -19,6 +20,12 @@ from runner_core.project import Project, overrides
 from runner_core.protocols import Arrays, Precision, Progress, Tensors
 
 _WORD = (1 << 32) - 1
+_INSTEAD = {
+    "use_ema": "train.ema",
+    "gradient_accumulation_steps": "train.accumulate",
+    "loss_scale_factor": "precision.mode float16",
+}
+"""Options of Keras's optimizers that would get in the way of the runner's settings."""
 
 
 class Learning:
@@ -51,17 +58,16 @@ class Learning:
         self.optimizer.build(self.trained)
         self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without float32's further digits
         self.average = None if config.ema is None else Average(network, config.ema)
-        self._rng = keras.random.SeedGenerator(0) if overrides(project, "on_device") else None
+        self._rng = keras.random.SeedGenerator(0)
         self._after_step = project.after_step if overrides(project, "after_step") else None
         self._begun = keras.Variable(-1, dtype="int32", trainable=False, name="begun")
 
     @property
     def variables(self) -> list[keras.Variable]:
         """All that a step may change."""
-        own = [*self.network.variables, *self.optimizer.variables, self._begun]
-        rng = [] if self._rng is None else [self._rng.state]
+        own = [*self.network.variables, *self.optimizer.variables, self._begun, self._rng.state]
         cached = [] if self._gather is None else self._gather.variables
-        return own + rng + cached + ([] if self.average is None else self.average.variables)
+        return own + cached + ([] if self.average is None else self.average.variables)
 
     def updating(self, step: int) -> bool:
         """Had the update of weights of the step that follows `step` finished ones begun, when it failed?"""
@@ -74,7 +80,7 @@ class Learning:
         ops = keras.ops
         step = ops.cast(moment[0], "int32")
         progress = Progress(ops.cast(step, "float32"), self.steps, ops.cast(moment[1], "float32"))
-        tensors = self._on_device(arrays, moment)
+        tensors = self._prepared(arrays, moment)
         gradients, values = self.gradients(tensors, progress)
         finite = None
         if self.config.clip is not None or self.optimizer is not self._inner:
@@ -94,34 +100,35 @@ class Learning:
 
     def trial(self, arrays: Tensors, moment: Any) -> Any:
         """A step without its update: does the memory suffice?"""
-        gradients, values = self.gradients(self._on_device(arrays, moment), Progress(0, self.steps, 0))
+        gradients, values = self.gradients(self._prepared(arrays, moment), Progress(0, self.steps, 0))
         return values["loss"], [gradient for gradient in gradients if gradient is not None]
 
-    def _on_device(self, arrays: Tensors, moment: Any) -> Tensors:
-        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
-        if self._rng is None:
-            return tensors
+    def _prepared(self, arrays: Tensors, moment: Any) -> Tensors:
         self._rng.state.assign(moment[2:4])
+        self._backend.seed(moment[2:4])
+        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
         return self.project.on_device(tensors, dict(self.statistics), self._rng)
 
     def gradients(self, tensors: Tensors, progress: Progress) -> tuple[list[Any], dict[str, Any]]:
         """Of the mean loss over the batch, in micro-batches of `size` one after another; loss and terms."""
-        count = _samples(tensors)
-        if count <= self.size:
+        count, size = _samples(tensors), self.size
+        if count <= size:
             return self._part(tensors, progress, 1.0)
-        sums: list[Any] = []
-        total: dict[str, Any] = {}
-        for begin in range(0, count, self.size):
-            end = min(count, begin + self.size)
-            part, share = _cut(tensors, count, begin, end), (end - begin) / count
-            # one after another: side by side they would need the memory of the whole batch
-            gradients, values = self._backend.after(
-                [g for g in sums if g is not None],
-                lambda part=part, share=share: self._part(part, progress, share),  # type: ignore[misc]
-            )
-            sums = [_sum(a, b) for a, b in zip(sums, gradients, strict=True)] if sums else gradients
-            total = {name: total.get(name, 0.0) + value for name, value in values.items()}
-        return sums, total
+        first = count % size or size
+        begin, rest = _cut(tensors, count, first, size)
+        gradients, values = self._part(begin, progress, first / count)
+
+        def add(total: tuple[list[Any], dict[str, Any]], i: Any) -> tuple[list[Any], dict[str, Any]]:
+            part = {name: tensor[i] if len(tensor.shape) else tensor for name, tensor in rest.items()}
+            more, terms = self._part(part, progress, size / count)
+            there = [g for g in more if g is not None]
+            return [a + b for a, b in zip(total[0], there, strict=True)], {n: v + terms[n] for n, v in total[1].items()}
+
+        # a loop, which XLA compiles once and cannot run side by side: that would need the memory of the whole batch
+        total = [g for g in gradients if g is not None], values
+        sums, values = self._backend.fold(add, total, (count - first) // size)
+        found = iter(sums)
+        return [None if g is None else next(found) for g in gradients], values
 
     def _part(self, tensors: Tensors, progress: Progress, share: float) -> tuple[list[Any], dict[str, Any]]:
         """Gradients, loss and terms of a micro-batch, times its share of the batch."""
@@ -155,15 +162,25 @@ def moment_of(step: int, epoch: int, seed: int) -> np.ndarray[Any, np.dtype[np.u
 
 
 def build_optimizer(project: Project, trained: list[keras.Variable], config: TrainConfig) -> keras.optimizers.Optimizer:
-    """The project's optimizer, or AdamW."""
+    """The project's optimizer, or AdamW. Raises BadInput for one that would do what is the runner's to do."""
     optimizer = project.optimizer(trained)
-    if optimizer is not None:
-        return optimizer
-    return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
+    if optimizer is None:
+        return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
+    where = f"project {project.name}: its optimizer"
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise BadInput(f"{where} scales the loss: leave that to precision.mode float16")
+    for option, setting in _INSTEAD.items():
+        if getattr(optimizer, option):
+            raise BadInput(f"{where} has {option}: use {setting} instead")
+    if not isinstance(optimizer.learning_rate, keras.Variable):
+        raise BadInput(f"{where} has a schedule as its learning rate: give it a number; the course is `schedule`'s")
+    return optimizer
 
 
 def host_arrays(batch: Arrays, backend: Backend) -> Tensors:
-    return {name: backend.tensor(array) for name, array in batch.items()}
+    """On the device. Raises OutOfDeviceMemory."""
+    with backend.allocating():
+        return {name: backend.tensor(array) for name, array in batch.items()}
 
 
 def _variables(project: Project, network: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
@@ -179,19 +196,17 @@ def _global_norm(gradients: list[Any]) -> Any:
     return ops.sqrt(sum(ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None))
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
 def _samples(tensors: Tensors) -> int:
     return next(int(t.shape[0]) for t in tensors.values() if len(t.shape))
 
 
-def _cut(tensors: Tensors, count: int, begin: int, end: int) -> Tensors:
-    """Samples begin…end. Raises BadInput for a tensor whose first axis is not the batch's."""
+def _cut(tensors: Tensors, count: int, first: int, size: int) -> tuple[Tensors, Tensors]:
+    """The `first` samples; the others, as (parts, size, …). BadInput for a first axis that is not the batch's."""
+    begin, rest = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if len(tensor.shape) and tensor.shape[0] != count:
-            raise wrong_first_axis(name, tensor.shape, count)
-    return {name: tensor[begin:end] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
+        if len(tensor.shape):
+            if tensor.shape[0] != count:
+                raise wrong_first_axis(name, tensor.shape, count)
+            begin[name] = tensor[:first]
+            rest[name] = keras.ops.reshape(tensor[first:], (-1, size, *keras.ops.shape(tensor)[1:]))
+    return begin, rest

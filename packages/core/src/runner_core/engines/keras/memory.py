@@ -34,6 +34,8 @@ class MicroBatch:
         """Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
         self._learning, self._backend, self._say, self._config = learning, backend, say, config
         self._retry = project.splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
+        frozen = learning.frozen  # copied in one call: one call for each would take longer than many a step
+        self._copy = backend.compiled(lambda: [keras.ops.copy(v.value) for v in frozen], frozen, False)
         self._kept: list[Any] = []
         self.size = micro_batch(project, config)
 
@@ -48,7 +50,7 @@ class MicroBatch:
     def mark(self) -> None:
         """Keep what the forward pass changes: BatchNorm's running statistics, dropout's generators."""
         if self._retry:
-            self._kept = [keras.ops.copy(variable.value) for variable in self._learning.frozen]
+            self._kept = self._copy()
 
     def shrink(self, tensors: Tensors, moment: Any, step: int) -> None:
         """Halve the micro-batch and undo what the failed step did; BadInput where that is not possible."""

@@ -16,16 +16,20 @@ from runner_core.protocols import Array, Precision
 
 
 class Bound:
-    """A network bound to training or to evaluation: what a project's `step` and `infer` receive."""
+    """A network bound to training or to evaluation: what a project's `step` and `infer` receive.
 
-    def __init__(self, network: keras.Model, training: bool) -> None:
+    So are layers that are its attributes: called by themselves, Keras would have them evaluate in training too.
+    """
+
+    def __init__(self, network: keras.Layer, training: bool) -> None:
         self._network, self._training = network, training
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self._network(*inputs, **{"training": self._training, **options})
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
+        found = getattr(self._network, name)
+        return Bound(found, self._training) if isinstance(found, keras.Layer) else found
 
 
 def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
@@ -41,8 +45,9 @@ def build(project: Project, policy: Precision, seed: int | None = None) -> keras
     if not network.built or not network.variables:
         raise BadInput(
             f"project {project.name}: `model` returned a network that has no weights yet; begin it with keras.Input, "
-            "or call its `build` with the shape of the input"
+            "or call it once on a keras.Input"
         )
+    precision.keep_float32(network, policy)
     return network
 
 

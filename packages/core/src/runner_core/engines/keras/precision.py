@@ -52,14 +52,21 @@ def keep_float32(network: keras.Model, precision: Precision) -> None:
     """
     if not precision.mixed:
         return
-    layers_below = network._flatten_layers(include_self=False)
-    found = {(layer.path or "").partition("/")[2] or layer.name: layer for layer in layers_below}
+    found = list(_named_layers(network))
     for prefix in precision.keep_float32:
-        inside = [layer for name, layer in found.items() if name.startswith(prefix)]
+        inside = [layer for name, layer in found if name.startswith(prefix)]
         if not inside:
-            raise BadInput(f"precision: the network has no layer {prefix!r} to keep{did_you_mean(prefix, found)}")
+            names = [name for name, _ in found]
+            raise BadInput(f"precision: the network has no layer {prefix!r} to keep{did_you_mean(prefix, names)}")
         for layer in inside:
             layer.dtype_policy = "float32"
+
+
+def _named_layers(layer: keras.Layer, outer: str = "") -> Iterator[tuple[str, keras.Layer]]:
+    """The layers inside, as block/conv; two may have one name."""
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        yield outer + inner.name, inner
+        yield from _named_layers(inner, f"{outer}{inner.name}/")
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 import queue
 import re
 import shutil
-import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.doctor import cpu_name
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
 from runner_core.protocols import Array, Device
+
+# Besides ResourceExhaustedError: cuDNN, cuBLAS and XLA say it in other words, in errors of other kinds.
+_OUT_OF_MEMORY = re.compile(r"(?i)RESOURCE_EXHAUSTED|out of memory|OOM when|ALLOC_FAILED|No algorithm worked")
 
 
 class TensorFlow:
@@ -67,6 +73,19 @@ class TensorFlow:
     def tensor(self, array: Array) -> tf.Tensor:
         return tf.convert_to_tensor(array)
 
+    def seed(self, words: Any) -> None:
+        global_seed_generator().state.assign(words)
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        try:
+            yield
+            return
+        except tf.errors.OpError as error:
+            if not (isinstance(error, tf.errors.ResourceExhaustedError) or _OUT_OF_MEMORY.search(str(error))):
+                raise
+        raise OutOfDeviceMemory
+
     def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
         # tf.function looks up which trace an argument fits, which takes longer than a small step: done here by shape
         traces: dict[Any, Any] = {}
@@ -78,11 +97,8 @@ class TensorFlow:
             key = (*names, *[(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
             if key not in traces:
                 traces[key] = _trace(function, arguments, tensors, xla)
-            try:
+            with self.allocating():
                 return traces[key](*tensors)
-            except tf.errors.ResourceExhaustedError:
-                pass
-            raise OutOfDeviceMemory  # outside: TensorFlow's exception keeps the failed step's memory alive
 
         return run
 
@@ -93,13 +109,20 @@ class TensorFlow:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             scalar, more = loss()
-        return tape.gradient(scalar, values), more
+        found = tape.gradient(scalar, values)
+        return [None if g is None else tf.convert_to_tensor(g) for g in found], more  # an embedding's are sparse
 
     def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
         optimizer.apply(gradients, trained)
 
     def over(self, body: Function, stacked: Any) -> Any:
         return tf.map_fn(body, stacked, fn_output_signature=tf.float32, parallel_iterations=1)
+
+    def fold(self, body: Callable[[Any, Any], Any], total: Any, count: int) -> Any:
+        def more(i: Any, total: Any) -> tuple[Any, Any]:
+            return i + 1, body(total, i)
+
+        return tf.while_loop(lambda i, _: i < count, more, (0, total), parallel_iterations=1)[1]
 
     def after(self, tensors: Sequence[Any], then: Callable[[], Any]) -> Any:
         with tf.control_dependencies(tensors):
@@ -111,7 +134,8 @@ class TensorFlow:
         return self._watch(tensor)
 
     def free(self) -> None:
-        """TensorFlow's allocator keeps its memory and uses it again."""
+        """TensorFlow's allocator uses again what nobody refers to; cycles around an exception may still do so."""
+        gc.collect()
 
     def peak_memory(self, device: Device) -> int:
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if device.kind == "cuda" else 0
@@ -127,9 +151,10 @@ class TensorFlow:
 
 def _trace(function: Function, arguments: tuple[Any, ...], tensors: list[Any], xla: bool) -> Any:
     """`function` compiled for arguments like these, as a function of their tensors."""
+    structure = tf.nest.map_structure(lambda _: None, arguments)  # the arguments themselves would stay in memory
 
     def flat(*given: Any) -> Any:
-        return function(*tf.nest.pack_sequence_as(arguments, given))
+        return function(*tf.nest.pack_sequence_as(structure, given))
 
     like = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
     return tf.function(flat, jit_compile=xla or None, autograph=False).get_concrete_function(*like)
@@ -150,23 +175,25 @@ class _Watch:
     def _wait(self) -> None:
         while True:
             tensor, done = self._asked.get()
-            np.asarray(tensor)
+            with suppress(tf.errors.OpError):  # whoever reads the tensor will be told
+                np.asarray(tensor)
             done.set()
             del tensor, done
 
 
 def _see(gpus: list[Any]) -> None:
     """These GPUs and no others, with memory taken as it is needed. Once TensorFlow has started, they must be those."""
-    if tf.config.get_visible_devices("GPU") == gpus:
-        wanted = [gpu for gpu in gpus if not tf.config.experimental.get_memory_growth(gpu)]
-    else:
-        try:
+    try:
+        if tf.config.get_visible_devices("GPU") != gpus:
             tf.config.set_visible_devices(gpus, "GPU")
-        except RuntimeError:
-            raise BadInput("train.device: TensorFlow has started in this process on another device") from None
-        wanted = gpus
-    for gpu in wanted:
-        tf.config.experimental.set_memory_growth(gpu, True)
+        for gpu in gpus:
+            if not tf.config.experimental.get_memory_growth(gpu):
+                tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        raise BadInput(
+            "train.device: TensorFlow has started in this process already, on another device or with all of the GPU's "
+            "memory; let nothing compute with it before"
+        ) from None
 
 
 def _unseen(seen: int) -> str:
@@ -185,10 +212,16 @@ def _unseen(seen: int) -> str:
 
 
 def _gpu_memory(index: int) -> int:
-    """Bytes; 0 where nvidia-smi does not say."""
-    words = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    """Bytes; 0 where the driver does not say. It numbers GPUs as TensorFlow does; nvidia-smi does not, where
+    CUDA_VISIBLE_DEVICES is set or GPUs differ."""
+    device, size = ctypes.c_int(), ctypes.c_size_t()
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
-        return int(done.stdout.split()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return 0
+    failed = (
+        cuda.cuInit(0)
+        or cuda.cuDeviceGet(ctypes.byref(device), index)
+        or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+    )
+    return 0 if failed else size.value

@@ -24,7 +24,7 @@ from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.steplog import StepLog
 from runner_core.loop import not_finite
-from runner_core.protocols import HostBatch, Progress, State, Step, Tensors
+from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
 
@@ -42,8 +42,7 @@ class KerasTrainer:
         self._backend, self._device, self._xla = backend, setup.device, xla
         self._policy = setup.precision
         self.network = build(project, setup.precision, config.seed)
-        precision.keep_float32(self.network, setup.precision)
-        gather = DeviceRows(data.samples["train"]) if data.store.device else None
+        gather = DeviceRows(data.samples["train"], backend) if data.store.device else None
         self._learning = Learning(
             project, config, self.network, setup.precision, data.statistics, steps, backend, gather
         )
@@ -56,7 +55,7 @@ class KerasTrainer:
         self._notes: list[str] = []
         self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self._notes.append)
         self._step = self._compile()
-        self._waiting: list[tuple[Tensors, Any, float]] = []
+        self._waiting: list[tuple[Arrays, Any, float]] = []
         over = Progress(steps, steps, config.epochs)
         self._validating = Validating(project, self.network, data.statistics, over, gather)
         read = [*self.network.variables, *([] if gather is None else gather.variables)]
@@ -76,19 +75,20 @@ class KerasTrainer:
         epoch = step // self._per_epoch
         self._rate = self._learning.base_rate * self._schedule(Progress(step, self.steps, epoch))
         moment = moment_of(step, epoch, self.config.seed)
-        try:
-            tensors = host_arrays(batch.arrays, self._backend)
-        except OutOfDeviceMemory:
-            raise no_room("bringing the batch to the device", self.config.batch_size) from None
-        batch.release()
         if self.block == 1:
+            try:
+                tensors = host_arrays(batch.arrays, self._backend)
+            except OutOfDeviceMemory:
+                raise no_room("bringing the batch to the device", self.config.batch_size) from None
+            batch.release()
             numbers = self._run(step, tensors, moment, np.float32(self._rate))
         else:
-            self._waiting.append((tensors, moment, self._rate))
+            self._waiting.append(({name: array.copy() for name, array in batch.arrays.items()}, moment, self._rate))
+            batch.release()
             inside = (step + 1) % self._per_epoch
             if inside % self.block and inside:
                 return
-            numbers = self._run_block(step)
+            numbers = self._run_block()
         self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
         if self._device.kind == "cuda":
             self._computed = self._backend.watch(numbers)
@@ -104,19 +104,17 @@ class KerasTrainer:
             self._micro.shrink(tensors, moment, step)  # outside: the exception keeps the failed step's memory alive
             self._step = self._compile()
 
-    def _run_block(self, step: int) -> Any:
-        waiting, self._waiting = self._waiting, []
+    def _run_block(self) -> Any:
+        batches, moments, rates = zip(*self._waiting, strict=True)
+        self._waiting = []
+        stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
         try:
-            names = list(waiting[0][0])
-            stacked = {name: keras.ops.stack([tensors[name] for tensors, _, _ in waiting]) for name in names}
-            moments = np.stack([moment for _, moment, _ in waiting])
-            rates = np.array([rate for _, _, rate in waiting], np.float32)
+            tensors = host_arrays(stacked, self._backend)
             with self._observing():
-                return self._step(stacked, moments, rates)
+                return self._step(tensors, np.stack(moments), np.array(rates, np.float32))
         except OutOfDeviceMemory:
-            raise no_room(
-                f"a block of {len(waiting)} steps (train.steps_per_execution)", self.config.batch_size
-            ) from None
+            doing = f"a block of {len(batches)} steps (train.steps_per_execution)"
+            raise no_room(doing, self.config.batch_size) from None
 
     def _compile(self) -> Callable[..., Any]:
         learning, backend = self._learning, self._backend
@@ -178,6 +176,7 @@ class KerasTrainer:
                         if step.prediction is not None:
                             for metric in self._metrics:
                                 metric.update(step.prediction, tensors)
+                        del tensors, step  # the next part needs their memory
                     batch.release()
                 return metrics.read(self._metrics if totals.predicted else (), totals.read(self._validating.names))
         except OutOfDeviceMemory:
