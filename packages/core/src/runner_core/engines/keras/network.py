@@ -18,7 +18,8 @@ from runner_core.protocols import Array, Precision
 class Bound:
     """A network bound to training or to evaluation: what a project's `step` and `infer` receive.
 
-    So are layers that are its attributes: called by themselves, Keras would have them evaluate in training too.
+    So are its layers, however they are reached: called by themselves, Keras would have them evaluate in training too.
+    (Not what its own methods call: they pass `training` on.)
     """
 
     def __init__(self, network: keras.Layer, training: bool) -> None:
@@ -28,8 +29,17 @@ class Bound:
         return self._network(*inputs, **{"training": self._training, **options})
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._network, name)
-        return Bound(found, self._training) if isinstance(found, keras.Layer) else found
+        return self._bound(getattr(self._network, name))
+
+    def get_layer(self, *which: Any, **options: Any) -> Any:
+        return self._bound(self._network.get_layer(*which, **options))
+
+    def _bound(self, found: Any) -> Any:
+        if isinstance(found, keras.Layer):
+            return Bound(found, self._training)
+        if isinstance(found, (list, tuple)) and any(isinstance(one, keras.Layer) for one in found):
+            return [self._bound(one) for one in found]
+        return found
 
 
 def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
