@@ -10,6 +10,7 @@ The methods from `model` to `after_step` receive the tensors of the project's ow
 With Keras they are traced once and compiled: write them with `keras.ops`, without Python branches on tensors. The
 `model` that `step` and `infer` receive is the network bound to training or to evaluation: call it without `training`,
 anything else of it (its layers, say) can be reached through it.
+Random numbers come from layers, from `rng` or from `keras.random`: what `tf.random` draws is in no checkpoint.
 """
 
 from __future__ import annotations
