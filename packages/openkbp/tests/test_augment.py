@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from runner_openkbp.augment import augment, flip, rotate
+from runner_openkbp.augment import augment, flip, warp_length, warp_plane
 from runner_openkbp.batch import decode, images
 from runner_openkbp.config import AugmentConfig
 from runner_openkbp.mirror import mirrored, swap_sides
@@ -34,6 +34,11 @@ def stored() -> dict[str, np.ndarray]:
 @pytest.fixture
 def decoded(stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return numpy(decode(stored))
+
+
+def rotate(batch: dict[str, np.ndarray], angle: np.ndarray) -> dict[str, np.ndarray]:
+    count = len(angle)
+    return numpy(warp_plane(batch, angle.astype(np.float32), np.ones(count, np.float32), np.zeros((count, 2), "f4")))
 
 
 def numpy(batch: dict[str, object]) -> dict[str, np.ndarray]:
@@ -90,14 +95,14 @@ def test_prediction_mirrors_as_training_does(stored: dict[str, np.ndarray], deco
 
 
 def test_no_rotation_is_the_identity(decoded: dict[str, np.ndarray]) -> None:
-    for name, value in numpy(rotate(decoded, np.zeros(2, np.float32))).items():
+    for name, value in rotate(decoded, np.zeros(2)).items():
         np.testing.assert_array_equal(value, decoded[name], err_msg=name)
 
 
 @pytest.mark.parametrize("quarters", [1, 2, 3, -1])
 def test_quarter_turns(decoded: dict[str, np.ndarray], quarters: int) -> None:
     """As numpy turns the axial plane, each patient by its own angle."""
-    found = numpy(rotate(decoded, np.array([quarters * math.pi / 2, 0], np.float32)))
+    found = rotate(decoded, np.array([quarters * math.pi / 2, 0]))
     np.testing.assert_array_equal(found["masks"][0], np.rot90(decoded["masks"][0], quarters))
     for name in ("ct", "dose"):
         np.testing.assert_allclose(found[name][0], np.rot90(decoded[name][0], quarters), rtol=1e-4, atol=0.05)
@@ -111,7 +116,7 @@ def test_dose_turns_with_the_masks() -> None:
     block[:, 6:16, 12:24] = 1
     batch = {"ct": 1000 * block, "masks": block.astype(np.int32), "dose": 70 * block}
     for degrees in (7, -33, 60):
-        found = numpy(rotate(batch, np.array([math.radians(degrees)], np.float32)))
+        found = rotate(batch, np.array([math.radians(degrees)]))
         inside = found["masks"] > 0
         assert found["dose"][inside].min() >= 70 / 4 - 1e-3  # the corner of a voxel in the corner of the block
         assert found["dose"][~inside].max() <= 70 / 2 + 1e-3
@@ -121,13 +126,52 @@ def test_dose_turns_with_the_masks() -> None:
 
 def test_what_comes_from_outside_is_air(decoded: dict[str, np.ndarray]) -> None:
     full = {name: np.ones_like(decoded[name]) for name in ("ct", "masks", "dose")}
-    found = numpy(rotate(full, np.full(2, math.pi / 4, np.float32)))
+    found = rotate(full, np.full(2, math.pi / 4))
     assert all((found[name][:, 0, 0] == 0).all() for name in found)
     assert all((found[name][:, S // 2, S // 2] == 1).all() for name in ("masks",))
 
 
+def test_a_larger_and_moved_patient(decoded: dict[str, np.ndarray]) -> None:
+    """Whole voxels: each patient by its own, along every axis; an axis twice as long is interpolated."""
+    plane = warp_plane(decoded, np.zeros(2, "f4"), np.ones(2, "f4"), np.array([[2 / S, -1 / S], [0, 0]], np.float32))
+    length = warp_length(numpy(plane), np.ones(2, "f4"), np.array([0, 3 / S], np.float32))
+    for name, value in numpy(length).items():
+        expected = np.zeros_like(decoded[name])
+        expected[0, 2:, :-1] = decoded[name][0, :-2, 1:]
+        expected[1, :, :, 3:] = decoded[name][1, :, :, :-3]
+        np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=name)
+
+    ramp = np.broadcast_to(np.arange(S, dtype=np.float32), (1, S, S, S)) - (S - 1) / 2
+    batch = {"ct": ramp, "dose": np.swapaxes(ramp, 2, 3), "masks": (ramp > 0).astype(np.int32)}
+    two, still = np.full(1, 2, "f4"), np.zeros(1, "f4")
+    twice = numpy(warp_length(batch, two, still))
+    np.testing.assert_allclose(twice["ct"], ramp / 2, atol=1e-6)
+    np.testing.assert_allclose(twice["dose"], batch["dose"], atol=1e-6)
+    np.testing.assert_array_equal(twice["masks"], batch["masks"])
+    twice = numpy(warp_plane(batch, still, two, np.zeros((1, 2), "f4")))
+    np.testing.assert_allclose(twice["dose"], batch["dose"] / 2, atol=1e-6)
+    np.testing.assert_allclose(twice["ct"], ramp, atol=1e-6)
+
+
+def test_everything_moves_together() -> None:
+    """A block of dose in a block of mask, under everything at once: they cover each other still."""
+    side = 32
+    block = np.zeros((8, side, side, side), np.float32)
+    block[:, 10:20, 12:22, 8:20] = 1
+    batch = {"ct": 1000 * block, "masks": block.astype(np.int32), "dose": 70 * block}
+    found = numpy(augment(batch, AugmentConfig(True, 30.0, 0.2, 0.1), keras.random.SeedGenerator(0)))
+    inside = found["masks"] > 0
+    np.testing.assert_allclose(found["dose"], 0.07 * found["ct"], rtol=1e-4, atol=1e-3)
+    assert found["dose"][inside].min() >= 70 / 8 - 0.01
+    assert found["dose"][~inside].max() <= 70 / 2 + 0.01
+    volumes, doses = inside.sum((1, 2, 3)), found["dose"].sum((1, 2, 3))
+    np.testing.assert_allclose(doses, 70 * volumes, rtol=0.15)  # masks count whole voxels
+    assert len(set(volumes.tolist())) == 8
+    assert 0.5 < volumes.min() / block[0].sum() < 1 < volumes.max() / block[0].sum() < 2
+
+
 def test_one_seed_one_result(decoded: dict[str, np.ndarray]) -> None:
-    config = AugmentConfig(flip=True, rotate=30.0, probability=0.5)
+    config = AugmentConfig(flip=True, rotate=30.0, scale=0.2, shift=0.1)
     runs = [
         [numpy(augment(decoded, config, rng)) for rng in [keras.random.SeedGenerator(seed)] for _ in range(4)]
         for seed in (1, 1, 2)
@@ -140,16 +184,14 @@ def test_one_seed_one_result(decoded: dict[str, np.ndarray]) -> None:
 
 
 def test_nothing_random_when_switched_off(decoded: dict[str, np.ndarray]) -> None:
-    found = augment(decoded, AugmentConfig(flip=False, rotate=0.0), keras.random.SeedGenerator(1))
+    found = augment(decoded, AugmentConfig(flip=False), keras.random.SeedGenerator(1))
     assert all(found[name] is decoded[name] for name in decoded)
 
 
-def test_shares_of_what_is_changed() -> None:
-    """Half of the patients are mirrored, `probability` of them turned, by angles of either sign up to the limit."""
+def test_half_of_the_patients_are_mirrored() -> None:
     count = 2000
     batch = {name: np.zeros((count, 4, 4, 1), kind) for name, kind in (("ct", "f4"), ("masks", "i4"), ("dose", "f4"))}
     batch["ct"][:, 0, 0] = 1
-    mirrored_ones = numpy(augment(batch, AugmentConfig(), keras.random.SeedGenerator(0)))["ct"][:, 0, 3, 0] == 1
-    assert 0.45 < mirrored_ones.mean() < 0.55
-    turned = numpy(augment(batch, AugmentConfig(False, 10.0, 0.3), keras.random.SeedGenerator(0)))["ct"][:, 0, 0, 0]
-    assert 0.26 < (turned < 1).mean() < 0.34
+    ct = numpy(augment(batch, AugmentConfig(), keras.random.SeedGenerator(0)))["ct"]
+    assert 0.45 < (ct[:, 0, 3, 0] == 1).mean() < 0.55
+    assert (ct.sum((1, 2, 3)) == 1).all()

@@ -58,7 +58,8 @@ def batch(write_boxes: Callable[..., Path]) -> dict[str, np.ndarray]:
         ({"loss__mae": 0.0}, "nothing would be learned"),
         ({"loss__dvh": -1.0}, "loss.dvh"),
         ({"augment__rotate": 200.0}, "augment.rotate"),
-        ({"augment__probability": 1.5}, "augment.probability"),
+        ({"augment__scale": 1.5}, "augment.scale"),
+        ({"augment__shift": -0.1}, "augment.shift"),
         ({"crop__mode": "body"}, "crop.mode"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Augmentation of decoded batches on the device: mirrored and turned patients.
+"""Augmentation of decoded batches on the device: mirrored, turned, larger or smaller, and moved patients.
 
 It works on the packed masks (one integer a voxel): eleven masks are carried at the price of one.
 """
@@ -17,54 +17,81 @@ from runner_openkbp.mirror import swap_sides
 
 LEFT_RIGHT = 2
 """Axis of (B, S, S, S) from the patient's right to the left."""
+VOLUMES = ("ct", "masks", "dose")
 
 
 def augment(batch: Tensors, config: AugmentConfig, rng: keras.random.SeedGenerator) -> Tensors:
     """`batch` of `batch.decode`: ct (raw), masks (bits), dose (B, S, S, S) → the same, changed together."""
-    out = dict(batch)
     count = batch["ct"].shape[0]
+
+    def drawn(*limits: float) -> Any:
+        """(B, len(limits)), each column between ± its limit."""
+        return keras.random.uniform((count, len(limits)), -1, 1, seed=rng) * ops.convert_to_tensor(limits, "float32")
+
+    out = dict(batch)
     if config.flip:
-        out |= flip(out, keras.random.uniform((count,), seed=rng) < 0.5)
-    if config.rotate:
-        angle = keras.random.uniform((count,), -config.rotate, config.rotate, seed=rng)
-        chosen = keras.random.uniform((count,), seed=rng) < config.probability
-        out |= rotate(out, ops.where(chosen, angle * (math.pi / 180), 0.0))
+        out |= flip(out, drawn(1.0)[:, 0] < 0)
+    if config.rotate or config.scale or config.shift:
+        angle, size, place = drawn(math.radians(config.rotate)), drawn(*[config.scale] * 2), drawn(*[config.shift] * 3)
+        out |= warp_plane(out, angle[:, 0], ops.exp(size[:, 0]), place[:, :2])
+        if config.scale or config.shift:
+            out |= warp_length(out, ops.exp(size[:, 1]), place[:, 2])
     return out
 
 
 def flip(batch: Tensors, which: Any) -> Tensors:
     """Left ↔ right where `which` (B,) is true; the parotids change names."""
-    chosen = which[:, None, None, None]
-    out = {name: batch[name] for name in ("ct", "masks", "dose")}
-    turned = {name: ops.flip(value, LEFT_RIGHT) for name, value in out.items()}
+    turned = {name: ops.flip(batch[name], LEFT_RIGHT) for name in VOLUMES}
     turned["masks"] = swap_sides(turned["masks"])
-    return {name: ops.where(chosen, turned[name], out[name]) for name in out}
+    return {name: ops.where(which[:, None, None, None], turned[name], batch[name]) for name in VOLUMES}
 
 
-def rotate(batch: Tensors, angle: Any) -> Tensors:
-    """Turn about the patient's long axis by `angle` (B,) radians, as numpy.rot90 turns the first two axes.
+def warp_plane(batch: Tensors, angle: Any, scale: Any, shift: Any) -> Tensors:
+    """Axial slices turned by `angle` (B,) radians as numpy.rot90 turns the first two axes, enlarged `scale` (B,) times,
+    then moved by `shift` (B, 2) as a share of the grid.
 
     CT and dose are interpolated linearly, masks take the nearest voxel; what comes from outside the grid is 0: air in
     raw CT numbers, no mask, no dose.
     """
     _, size, _, depth = batch["ct"].shape
-    y, x = _source(angle, size)
+    y, x = _source(angle, scale, shift, size)
     values = ops.concatenate([batch["ct"], batch["dose"]], axis=-1)
     low_y, low_x = ops.floor(y), ops.floor(x)
     down, right = (y - low_y)[..., None], (x - low_x)[..., None]
     top = (1 - right) * _pick(values, low_y, low_x) + right * _pick(values, low_y, low_x + 1)
     bottom = (1 - right) * _pick(values, low_y + 1, low_x) + right * _pick(values, low_y + 1, low_x + 1)
-    turned = (1 - down) * top + down * bottom
+    warped = (1 - down) * top + down * bottom
     masks = _pick(batch["masks"], ops.floor(y + 0.5), ops.floor(x + 0.5))
-    return {"ct": turned[..., :depth], "masks": masks, "dose": turned[..., depth:]}
+    return {"ct": warped[..., :depth], "masks": masks, "dose": warped[..., depth:]}
 
 
-def _source(angle: Any, size: int) -> tuple[Any, Any]:
-    """Where each voxel of the turned slice comes from: rows and columns (B, size, size)."""
+def warp_length(batch: Tensors, scale: Any, shift: Any) -> Tensors:
+    """The last axis stretched `scale` (B,) times, then moved by `shift` (B,) as a share of it; as `warp_plane`."""
+    count, size, _, depth = batch["ct"].shape
+    places = ops.arange(depth, dtype="float32")
+    centre = (depth - 1) / 2
+    source = (places - centre - depth * shift[:, None]) / scale[:, None] + centre
+    weights = ops.relu(1 - ops.abs(source[:, None, :] - places[:, None]))  # (B, from, to)
+
+    def linear(volume: Any) -> Any:
+        lines = ops.reshape(volume, (count, size * size, depth))
+        return ops.reshape(ops.matmul(lines, weights), volume.shape)
+
+    nearest = ops.floor(source + 0.5)
+    inside = (nearest >= 0) & (nearest < depth)
+    index = ops.cast(ops.clip(nearest, 0, depth - 1), "int32") + depth * ops.arange(count, dtype="int32")[:, None]
+    slices = ops.reshape(ops.transpose(batch["masks"], (0, 3, 1, 2)), (count * depth, size, size))
+    picked = ops.take(slices, index, axis=0)
+    masks = ops.where(inside[:, :, None, None], picked, ops.zeros_like(picked))
+    return {"ct": linear(batch["ct"]), "masks": ops.transpose(masks, (0, 2, 3, 1)), "dose": linear(batch["dose"])}
+
+
+def _source(angle: Any, scale: Any, shift: Any, size: int) -> tuple[Any, Any]:
+    """Where each voxel of the warped slice comes from: rows and columns (B, size, size)."""
     centre = (size - 1) / 2
-    at = ops.arange(size, dtype="float32") - centre
+    at = (ops.arange(size, dtype="float32") - centre - size * shift[..., None]) / scale[:, None, None]  # (B, 2, size)
+    rows, columns = at[:, 0, :, None], at[:, 1, None, :]
     cos, sin = ops.cos(angle)[:, None, None], ops.sin(angle)[:, None, None]
-    rows, columns = at[None, :, None], at[None, None, :]
     return cos * rows + sin * columns + centre, cos * columns - sin * rows + centre
 
 

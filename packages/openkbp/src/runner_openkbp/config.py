@@ -13,7 +13,7 @@ from runner_core.config import DataConfig, RunConfig
 @dataclass
 class DoseDataConfig(DataConfig):
     size: Literal[128, 64, 32] = 128
-    """Voxels per side of the grid that the network works on. Below 128, dose and CT are the means and the masks the
+    """Voxels per side of the grid that the network works on. Below 128, CT and dose are the means and the ROIs the
     majority of the voxels they replace; predictions are brought back to 128³, where all scores are computed."""
     ct_offset: float = 1024.0
     """HU = stored CT value − ct_offset. The challenge's values run from 1 to 28036 and hold HU + 1024."""
@@ -49,14 +49,17 @@ class LossConfig:
 
 @dataclass
 class AugmentConfig:
-    """Training only."""
+    """Training only. Every sample is changed, by amounts between ± the numbers given; 0 switches a part off."""
 
     flip: bool = True
     """Mirror left and right in half of the samples; the parotids change names."""
     rotate: float = 0.0
-    """Largest rotation about the patient's long axis (degrees); 0: none."""
-    probability: float = 0.5
-    """Share of the samples that are rotated."""
+    """Largest turn about the patient's long axis (degrees)."""
+    scale: float = 0.0
+    """Largest logarithm of the size factor, of the axial plane and of the long axis separately. The challenge's voxels
+    are from 2.7 to 5.4 mm wide, which the network is not told."""
+    shift: float = 0.0
+    """Largest translation along each axis, as a share of the grid."""
 
 
 @dataclass
@@ -93,7 +96,8 @@ def wrong_settings(config: OpenKBPConfig) -> str | None:
         f"loss.mae is {loss.mae} and loss.dvh {loss.dvh}; weights cannot be negative": min(loss.mae, loss.dvh) < 0,
         "loss.mae and loss.dvh are both 0: nothing would be learned": not (loss.mae or loss.dvh),
         f"augment.rotate is {augment.rotate}; degrees from 0 to 180": not 0 <= augment.rotate <= 180,
-        f"augment.probability is {augment.probability}; a share from 0 to 1": not 0 <= augment.probability <= 1,
+        f"augment.scale is {augment.scale}; a logarithm from 0 to 1": not 0 <= augment.scale <= 1,
+        f"augment.shift is {augment.shift}; a share from 0 to 1": not 0 <= augment.shift <= 1,
     }
     return next((fault for fault, found in faults.items() if found), None)
 

@@ -39,7 +39,7 @@ class OpenKBP(Project):
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("dose_error_gy", "min")
     shown: ClassVar[tuple[str, ...]] = ("dose_score", "dvh_score")
-    prepare_version: ClassVar[int] = 1
+    prepare_version: ClassVar[int] = 2
     phantom_version: ClassVar[int] = 1
     config: OpenKBPConfig
 
