@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import runner_core.runfolder
 import yaml
+from runner_core import BadInput
+from runner_core._errors import OutOfSpace
 from runner_core.cli import main
 from runner_core.cli.crash import describe
 
@@ -68,7 +71,6 @@ def test_a_full_disk_at_the_start_is_bad_input(
 def test_errors_while_scoring_are_said_and_kept(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from runner_core import BadInput
     from toy_project import Toy  # type: ignore[import-not-found]
 
     def unreadable(self: Any, record: Any, statistics: Any) -> Any:
@@ -116,6 +118,83 @@ def test_a_full_disk_in_any_command_is_bad_input(
     monkeypatch.setattr("runner_core.cli.small.dump", dump)
     assert main(["toy", "config"]) == 2
     assert "the disk is full: settings.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_a_training_of_which_nothing_could_be_saved_says_why(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(self: Any, *args: Any) -> Any:
+        raise OutOfSpace("no space left to save the checkpoint")
+
+    monkeypatch.setattr("runner_core.checkpoint.Checkpoints.save", save)
+    assert main(SHORT) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "runner: nothing of this training could be kept: no space left to save the checkpoint"
+    assert json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
+
+
+@pytest.mark.torch
+def test_new_data_is_checked_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "phantom", "data"]) == 0
+    for mask in (here / "data").glob("*_mask.npy"):
+        np.save(mask, np.zeros_like(np.load(mask)))
+    monkeypatch.setattr("runner_core.cli.audit._SHOWN", 3)
+    words = ["toy", "train", "--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
+    words += ["--cache.workers", "1", "--health.mode", "off"]
+    assert main([*words, "--run-dir", "one"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("nothing is marked") == 3
+    assert f"7 more: runner toy check --data {here / 'data'}" in said
+    assert main([*words, "--run-dir", "two"]) == 0
+    assert "nothing is marked" not in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_without_validation_train_and_check_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (SHORT, ["toy", "check"]):
+        assert main([*words, "--data.split", "none"]) == 0
+        assert "NOTE: nothing validates" in capsys.readouterr().out
+
+
+def test_steps_at_once_are_not_for_torch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main([*SHORT, "--train.steps-per-execution", "2"]) == 2
+    assert "train.steps_per_execution is for Keras" in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+def test_a_keras_backend_that_is_none_is_bad_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    monkeypatch.setattr(Toy, "framework", "keras")
+    monkeypatch.setenv("KERAS_BACKEND", "foo")
+    assert main(SHORT) == 2
+    assert "KERAS_BACKEND is foo: set it to tensorflow (the default) or jax" in capsys.readouterr().err
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("hook", ["runner_engine", "runner_checkpoint"])
+def test_a_framework_that_is_missing_is_bad_input(hook: str) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+from types import SimpleNamespace
+from runner_core.config import RunConfig
+from runner_core.defaults import {hook}
+{hook}(SimpleNamespace(name="toy", framework="torch"), RunConfig())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "BadInput: project toy needs torch, which is not installed" in done.stderr
+
+
+def test_the_folder_of_caches_has_another_name_outside_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "list", "--cache.dir", "x"]) == 2
+    assert "the folder is named with --dir" in capsys.readouterr().err
 
 
 def test_a_folder_without_permission_is_bad_input(

@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput, RunConfig
+from runner_core.config import TrainConfig
 from runner_core.config.resolve import (
     differences,
     dump,
@@ -168,12 +169,23 @@ def test_a_saved_run_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, value", [("batch_size", 0), ("epochs", -1), ("learning_rate", -1e-3), ("warmup", 1.5), ("seed", -1)]
+    "name, value",
+    [
+        ("batch_size", 0),
+        ("epochs", -1),
+        ("learning_rate", -1e-3),
+        ("warmup", 1.5),
+        ("seed", -1),
+        ("clip", 0),
+        ("ema", 0),
+        ("ema", 1),
+        ("learning_rate", 0),
+    ],
 )
 def test_numbers_that_no_run_can_mean_are_refused(name: str, value: float) -> None:
     config = RunConfig()
     setattr(config.train, name, value)
-    with pytest.raises(BadInput, match=f"train.{name} must be at (least|most)"):
+    with pytest.raises(BadInput, match=f"train.{name} must (be|lie)"):
         refuse_nonsense(config)
 
 
@@ -232,3 +244,19 @@ def test_a_full_disk_never_empties_settings(tmp_path: Path, monkeypatch: pytest.
         save(path, RunConfig(), {"project": "other"})
     assert path.read_text(encoding="utf-8") == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@dataclass
+class Threshold:
+    threshold: float = 0.5
+
+
+@dataclass
+class Predicting(RunConfig):
+    predict: Threshold = field(default_factory=Threshold)
+
+
+def test_settings_of_prediction_are_free_for_a_trained_model() -> None:
+    refuse_other_model(Predicting(), Predicting(predict=Threshold(0.7)), Path("run"))
+    with pytest.raises(BadInput, match=r"train\.seed: the run has 0, asked for 1"):
+        refuse_other_model(Predicting(), Predicting(train=TrainConfig(seed=1)), Path("run"))

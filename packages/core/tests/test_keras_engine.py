@@ -210,6 +210,13 @@ def test_the_summary_tells_versions(trained):
     assert start["timing"]["versions"]["keras"] == keras.__version__
 
 
+def test_channels_last_is_not_for_keras():
+    for setting in ("auto", "off"):
+        assert made(train__channels_last=setting).engine
+    with pytest.raises(BadInput, match=r"train\.channels_last is for PyTorch"):
+        made(train__channels_last="on").engine  # noqa: B018
+
+
 def test_another_backend_is_refused():
     code = "from runner_core.engines.keras.backend import backend; backend()"
     env = {**os.environ, "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}

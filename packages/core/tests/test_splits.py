@@ -43,8 +43,10 @@ def test_auto_does_not_depend_on_the_order_of_records():
 
 
 def test_one_group_needs_an_explicit_split():
-    with pytest.raises(BadInput, match=r"one group \(p1\).*data\.split"):
+    with pytest.raises(BadInput, match=r"all 2 records belong to one group \(p1\).*data\.split"):
         split(records(["p1", "p1"]), DataConfig(), 0)
+    with pytest.raises(BadInput, match="the only record belongs to one group"):
+        split(records(["p1"]), DataConfig(), 0)
     assert split(records(["p1", "p1"]), DataConfig(split="none"), 0)["train"] == [0, 1]
 
 
@@ -60,10 +62,17 @@ def test_named_groups():
         split(records("ab"), DataConfig(split="group:a,b"), 0)
 
 
+def test_a_group_whose_name_has_a_comma():
+    scans = records(["Doe, J", "x", "y"])
+    assert split(scans, DataConfig(split="group:Doe, J"), 0)["validation"] == [0]
+    with pytest.raises(BadInput, match=r"unknown group 'Doe'\. Some groups have a comma.*YAML file"):
+        split(scans, DataConfig(split="group:Doe, J,x"), 0)
+
+
 def test_the_folders_own_split():
     found = split(records("abc", ["train", "validation", "test"]), DataConfig(), 0)
     assert found == {"train": [0], "validation": [1], "test": [2]}
-    with pytest.raises(BadInput, match="1 groups would sit on both sides"):
+    with pytest.raises(BadInput, match="1 group would sit on both sides"):
         split(records("aab", ["train", "validation", "train"]), DataConfig(), 0)
     with pytest.raises(BadInput, match="has split 'None'"):
         split(records("abc", ["train", None, "test"]), DataConfig(), 0)

@@ -60,6 +60,18 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def full_disk(error: BaseException) -> OSError | None:
+    """The error of a disk without room that `error` is or came from: libraries wrap it in their own."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 def size_text(size: float) -> str:
     """Bytes as people read them.
 

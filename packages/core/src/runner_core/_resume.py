@@ -14,7 +14,7 @@ from runner_core.project import Project, overrides
 from runner_core.protocols import Json
 from runner_core.setup import Data
 
-FREE_SECTIONS = ("cache", "validate", "checkpoint", "health", "log")
+FREE_SECTIONS = ("cache", "validate", "checkpoint", "health", "log", "predict")
 FREE_SETTINGS = (
     "train.epochs",  # see `refuse_other_length`
     "train.workers",

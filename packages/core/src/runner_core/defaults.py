@@ -6,7 +6,9 @@ engine is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def runner_engine(project: Project, config: RunConfig) -> Engine | None:
-    try:
+    with _framework(project):
         if project.framework == "torch":
             from runner_core.engines.torch import TorchEngine
 
@@ -39,13 +41,6 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
         from runner_core.engines.keras import KerasEngine
 
         return KerasEngine(project, config)
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "keras", "tensorflow", "jax"):
-            raise
-        raise BadInput(
-            f"project {project.name} needs {error.name}, which is not installed: install its own package "
-            f"(runner-{project.name}), or runner-core[{project.framework}]"
-        ) from None
 
 
 @hookimpl
@@ -71,13 +66,14 @@ def runner_precision(project: Project, config: RunConfig, device: Device) -> Pre
 
 @hookimpl
 def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat | None:
-    if project.framework == "torch":
-        from runner_core.engines.torch.checkpoint import SafetensorsFormat
+    with _framework(project):
+        if project.framework == "torch":
+            from runner_core.engines.torch.checkpoint import SafetensorsFormat
 
-        return SafetensorsFormat()
-    from runner_core.engines.keras.checkpoint import ArraysFormat
+            return SafetensorsFormat()
+        from runner_core.engines.keras.checkpoint import ArraysFormat
 
-    return ArraysFormat()
+        return ArraysFormat()
 
 
 @hookimpl
@@ -102,3 +98,20 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(folder / "tensorboard"))
     return sinks
+
+
+@contextmanager
+def _framework(project: Project) -> Iterator[None]:
+    """Inside, the project's framework is imported: BadInput where it is not installed, or is none that there is."""
+    chosen = os.environ.get("KERAS_BACKEND", "tensorflow") if project.framework == "keras" else ""
+    if chosen not in ("", "tensorflow", "jax"):
+        raise BadInput(f"KERAS_BACKEND is {chosen}: set it to tensorflow (the default) or jax")
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "keras", "tensorflow", "jax"):
+            raise
+        raise BadInput(
+            f"project {project.name} needs {error.name}, which is not installed: install its own package "
+            f"(runner-{project.name}), or runner-core[{project.framework}]"
+        ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner_core._errors import BadInput, did_you_mean
+from runner_core._text import counted
 from runner_core.config.yamlfile import read_yaml
 from runner_core.sampling import order
 
@@ -64,7 +65,7 @@ def _random_groups(records: Sequence[Record], fraction: float, seed: int) -> set
     groups = _groups(records)
     if len(groups) < 2:
         raise BadInput(
-            f"all {len(records)} records belong to one group ({groups[0] if groups else 'none'}), so none can validate "
+            f"{_all(len(records))} to one group ({groups[0] if groups else 'none'}), so none can validate "
             "without leaking: set data.split to none (train on everything, no validation), or give a YAML file "
             "with your own split by group"
         )
@@ -74,12 +75,23 @@ def _random_groups(records: Sequence[Record], fraction: float, seed: int) -> set
     return {groups[i] for i in order(seed, 0, len(groups), count, shuffle=True)}
 
 
+def _all(records: int) -> str:
+    return "the only record belongs" if records == 1 else f"all {records} records belong"
+
+
 def _named_groups(records: Sequence[Record], names: str) -> set[str]:
     known = _groups(records)
+    if names in known:  # a name may have a comma
+        return {names}
     wanted = [n.strip() for n in names.split(",") if n.strip()]
     if not wanted:
         raise BadInput("data.split group: names no group; write group:NAME[,NAME]")
     for name in wanted:
+        if name not in known and any("," in group for group in known):
+            raise BadInput(
+                f"data.split: unknown group '{name}'. Some groups have a comma in their names: give one such name "
+                "alone, as group:NAME, or list them in a YAML file (data.split FILE.yaml)"
+            )
         _require(name, known, "data.split", "group")
     return set(wanted)
 
@@ -137,6 +149,6 @@ def _refuse_leaks(records: Sequence[Record], chosen: Sequence[str], rule: str) -
     if leaking:
         shown = ", ".join(leaking[:5]) + (", …" if len(leaking) > 5 else "")
         raise BadInput(
-            f"data.split {rule}: {len(leaking)} groups would sit on both sides ({shown}); the scores would be those of "
-            "data seen in training. Put each group on one side"
+            f"data.split {rule}: {counted(len(leaking), 'group')} would sit on both sides ({shown}); the "
+            "scores would be those of data seen in training. Put each group on one side"
         )

@@ -15,6 +15,7 @@ import numpy as np
 
 from runner_core._errors import BadInput, DataErrors
 from runner_core._files import size_text
+from runner_core._text import counted
 from runner_core.cache.build import Builder, Prepare, Task, run_all
 from runner_core.cache.choose import choose_mode, format_of
 from runner_core.cache.folder import (
@@ -189,7 +190,8 @@ class PreparedCache:
         stores = self._sound_sources(survey, say)
         reuse = {n: (stores[folder], there) for n, (folder, there) in survey.ready.items() if folder in stores}
         if reuse:
-            say(f"{len(reuse)} of {len(records)} records are copied from a cache with the same settings")
+            are = "is" if len(reuse) == 1 else "are"
+            say(f"{len(reuse)} of {counted(len(records), 'record')} {are} copied from a cache with the same settings")
         builder = Builder(
             parent=survey.parent,
             pipeline=pipeline,

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        if isinstance(error, OSError) and (message := _of_the_disk(error)):
+        if message := _of_the_disk(error):
             _complain(message)
             return BadInput.exit_code
         from runner_core.cli.crash import describe
@@ -110,11 +110,15 @@ def _project_command(project: str, rest: list[str]) -> int:
     return command(project, rest[1:])
 
 
-def _of_the_disk(error: OSError) -> str | None:
+def _of_the_disk(error: Exception) -> str | None:
     """What to say of a disk that is full, or of a place where nothing may be written or read; None of other errors."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full: {error.filename or error.strerror}"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+    from runner_core._files import full_disk
+
+    if full := full_disk(error):
+        return f"the disk is full: {full.filename or full.strerror}"
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{error.filename}: {error.strerror}; change its permissions, or name another place"
     return None
 

@@ -15,6 +15,8 @@ from runner_core.cache.manage import Entry
 
 
 def cache(arguments: Sequence[str]) -> int:
+    if any(word.partition("=")[0] == "--cache.dir" for word in arguments):
+        raise BadInput("--cache.dir is a setting of training; here the folder is named with --dir")
     options = _parser().parse_args(list(arguments) or ["--help"])
     if options.dir is not None and not options.dir.is_dir():
         raise BadInput(f"--dir {options.dir}: there is no such folder")
@@ -65,9 +67,8 @@ def _line(entry: Entry) -> str:
     used = "in use" if entry.in_use else f"used {counted(round(days), 'day')} ago" if days >= 1 else "used today"
     problem = f"  PROBLEM: {entry.problem}" if entry.problem else ""
     size = size_text(entry.bytes)
-    return (
-        f"{entry.project:<12} {entry.records:>6} records {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
-    )
+    records = f"{entry.records:>6} {'record' if entry.records == 1 else 'records':<7}"
+    return f"{entry.project:<12} {records} {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from runner_core._files import size_text
 from runner_core._text import counted
 from runner_core.cache.folder import cache_root
 from runner_core.cache.identity import Identities
+from runner_core.cli.audit import warn
 from runner_core.copies import find_copies, known_digests
 from runner_core.phantoms import phantom_folder
 from runner_core.project import Record
@@ -52,6 +53,8 @@ def open_data(setup: Setup, say: Say) -> Data:
     store = setup.cache.open(setup.pipeline, records, say)
     for line in refuse_copies(setup, records, splits):
         say(line)
+    if plan.ready < plan.records and plan.mode != "off":  # they are new: with every start it would tire
+        warn(setup, [records[n] for side in ("train", "validation") for n in splits[side]], say)
     return Data(records, splits, store, setup.project.fit(store, splits["train"]))
 
 
@@ -84,6 +87,11 @@ def describe_split(records: Sequence[Record], splits: dict[str, list[int]]) -> l
         shown = ", ".join(groups[:8]) + (f", … ({len(groups)} in all)" if len(groups) > 8 else "")
         if numbers:
             lines.append(f"{name}: {counted(len(numbers), 'record')} of {counted(len(groups), 'group')}: {shown}")
+    if not splits.get("validation"):
+        lines.append(
+            "NOTE: nothing validates: no metric will choose the best checkpoint (the newest is used), and no record is "
+            "scored. To validate, name groups with --data.split group:NAME[,NAME], or a YAML file with your own split"
+        )
     return lines
 
 

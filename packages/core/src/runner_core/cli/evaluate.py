@@ -44,7 +44,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif seen := sum(row.trained_on for row in scores.rows):
-        print(f"{seen} of these {len(scores.rows)} records (or others of their groups) were trained on")
+        print(f"{seen} of {_these(len(scores.rows))} trained on")
     written = write_scores(scores, out) + draw_figures(setup.project, trained.infer, scores, out)
     print(f"written: {', '.join(p.name for p in written)} in {out}")
     if out.absolute().parent == run.path.absolute():  # the report shows such folders
@@ -84,6 +84,12 @@ def further_tables(scores: Scores) -> Iterator[str]:
         for first, *others in texts:
             cells = [f"{text:>{width}}" for text, width in zip(others, widths[1:], strict=True)]
             yield "  ".join([f"{first:<{widths[0]}}", *cells])
+
+
+def _these(records: int) -> str:
+    if records == 1:
+        return "1 record (or another of its group) was"
+    return f"these {records} records (or others of their groups) were"
 
 
 def make_folder(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from runner_core._errors import BadInput
@@ -11,6 +12,7 @@ from runner_core._text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, start_from_run
+from runner_core.cli.whole import remove_leftovers, write_whole
 from runner_core.project import Record
 from runner_core.setup import Setup
 
@@ -23,12 +25,13 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     if not records:
         return BadInput.exit_code
     make_folder(options.out)
+    remove_leftovers(options.out)
     trained, checkpoint = load_network(started, options.run)
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
     for record in records:
         try:
             prediction = setup.project.predict(record, trained.infer)
-            written = setup.project.write(record, prediction, options.out)
+            written = write_whole(options.out, partial(setup.project.write, record, prediction))
             remarks = setup.project.remarks(record, prediction)
         except BadInput as error:
             failed += 1
@@ -45,11 +48,12 @@ def predict(name: str, arguments: Sequence[str]) -> int:
 def export(name: str, arguments: Sequence[str]) -> int:
     started = start_from_run(name, "export", ExportOptions, arguments)
     out = started.options.out
+    remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out}: exists and is not an empty folder; name another with --out")
     state, checkpoint = load_state(started, started.options.run)
     make_folder(out)
-    written = started.setup.engine.export(started.setup, state, out)
+    written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
     print(f"{checkpoint}: {', '.join(str(path) for path in written)}")
     return 0
 

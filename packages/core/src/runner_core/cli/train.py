@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
 from runner_core._signals import outlive_terminal
 from runner_core._text import counted, typed
 from runner_core.cli.crash import save_traceback
@@ -101,12 +101,15 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     again = f"`runner {setup.name} evaluate {typed(folder.path)}`"
     for line in banner(setup, folder, resume):
         display.say(line)
+    _ = setup.engine  # refuses what it has no use for before a cache is built
     data = open_data(setup, display.say)
     save_sides(folder.path, data.records, data.splits)
     sinks = Sinks(setup.sinks(folder.path), display.say)
     unwritten = _Unwritten(display)
     try:
         summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
+        if summary["unsaved"] and not any(folder.checkpoints.glob("step-*")):
+            raise OutOfSpace(f"nothing of this training could be kept: {summary['unsaved']}")
         wanted = _to_score(setup.project, data)
         unfinished = f"scoring did not finish; {again} scores the records"
         with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record

@@ -24,7 +24,7 @@ from runner_core.runfolder import replace_text
 PHANTOM = "phantom"
 """What `source` says when a run trains on the built-in phantom."""
 
-_FREE_SECTIONS = ("cache", "precision", "log")
+_FREE_SECTIONS = ("cache", "precision", "log", "predict")
 _FREE = ("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last")
 """Settings that a trained model may be used with as one likes; the others made it what it is."""
 
@@ -39,11 +39,8 @@ _LEAST: Mapping[str, float] = {
     "train.accumulate": 1,
     "train.workers": 0,
     "train.prefetch": 0,
-    "train.learning_rate": 0,
     "train.weight_decay": 0,
     "train.warmup": 0,
-    "train.clip": 0,
-    "train.ema": 0,
     "train.patience": 1,
     "train.seed": 0,
     "train.threads": 1,
@@ -55,7 +52,14 @@ _LEAST: Mapping[str, float] = {
     "health.constant_after": 1,
     "log.every": 1,
 }
-_MOST: Mapping[str, float] = {"data.validation_fraction": 1, "train.warmup": 1, "train.ema": 1}
+_MOST: Mapping[str, float] = {"train.warmup": 1}
+_BETWEEN: Mapping[str, tuple[float, float]] = {
+    "data.validation_fraction": (0, 1),
+    "train.learning_rate": (0, math.inf),
+    "train.clip": (0, math.inf),
+    "train.ema": (0, 1),
+}
+"""Limits that are no values themselves: with a learning rate or a norm of 0 nothing would be learned."""
 
 
 @dataclass
@@ -117,6 +121,10 @@ def refuse_nonsense(config: RunConfig) -> None:
     for name, most in _MOST.items():
         if values[name] is not None and values[name] > most:
             raise BadInput(f"setting {name} must be at most {most:g}, not {values[name]!r}")
+    for name, (low, high) in _BETWEEN.items():
+        if values[name] is not None and not low < values[name] < high:
+            limits = f"lie between {low:g} and {high:g}" if math.isfinite(high) else f"be more than {low:g}"
+            raise BadInput(f"setting {name} must {limits}, not {values[name]!r}")
 
 
 def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, backend
@@ -30,6 +31,8 @@ class KerasEngine:
     name = "keras"
 
     def __init__(self, project: Project, config: RunConfig) -> None:
+        if config.train.channels_last == "on":
+            raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
         self.project = project
         self.config = config
 

@@ -35,7 +35,9 @@ class Jax:
             raise BadInput(f"train.device {asked}: JAX sees {len(gpus)} GPUs here; use auto or cpu")
         if kind == "cpu" or not gpus:
             jax.config.update("jax_default_device", jax.devices("cpu")[0])
-            return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True)
+            note = "JAX on a CPU is many times slower than TensorFlow: leave KERAS_BACKEND unset, or use a GPU"
+            memory = psutil.virtual_memory().total
+            return Device("cpu", name=cpu_name(), memory_bytes=memory, bfloat16=True, note=note)
         jax.config.update("jax_default_device", gpus[index])
         ampere = float(getattr(gpus[index], "compute_capability", "0")) >= 8
         limit = (gpus[index].memory_stats() or {}).get("bytes_limit", 0)

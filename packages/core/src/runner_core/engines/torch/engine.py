@@ -39,6 +39,8 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, project: Project, config: RunConfig) -> None:
+        if config.train.steps_per_execution > 1:
+            raise BadInput("train.steps_per_execution is for Keras; PyTorch takes one step at a time: leave it out")
         self.project = project
         self.config = config
         if config.train.deterministic:
