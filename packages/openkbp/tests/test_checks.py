@@ -87,12 +87,13 @@ def test_dose_outside_the_mask(write_boxes: Write) -> None:
     assert "3 voxels outside the possible-dose mask have a dose, up to 4.0 Gy" in found(folder)["dose"]
 
 
-def test_files_cut_off_at_a_lines_end(write_boxes: Write) -> None:
+def test_files_with_a_gap(write_boxes: Write) -> None:
     """Nothing in the file itself shows it; the possible-dose mask does."""
     folder = write_boxes()
     for file in ("dose.csv", "ct.csv"):
         lines = (folder / file).read_text().splitlines(keepends=True)
-        (folder / file).write_text("".join(lines[: int(len(lines) * 0.9)]))
+        del lines[1 + int(len(lines) * 0.8) : 1 + int(len(lines) * 0.9)]
+        (folder / file).write_text("".join(lines))
     messages = found(folder)
     assert "(10%) of the possible-dose mask" in messages["dose"]
     assert "ct.csv has nothing in 10% of the possible-dose mask" in messages["ct"]
@@ -108,17 +109,31 @@ def test_ct_in_hounsfield_units(write_boxes: Write) -> None:
     assert "values down to -1024" in found(folder)["ct"]
 
 
-def test_dose_in_another_unit_or_of_another_plan(write_boxes: Write) -> None:
-    def centigray(dose: np.ndarray) -> None:
-        dose *= 100
+def test_zero_doses_without_a_line(write_boxes: Write) -> None:
+    """Warned of when there are any; listed ones are no reason to."""
+    folder = write_boxes()
+    path = folder / "dose.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[10:20] = [f"{line.split(',')[0]},0\n" for line in lines[10:20]]
+    path.write_text("".join(lines))
+    assert found(folder) == {}
+    del lines[10:20]
+    path.write_text("".join(lines))
+    assert "no line for 10 voxels" in found(folder)["dose"]
 
+
+def test_a_target_outside_the_mask(write_boxes: Write) -> None:
+    folder = write_boxes(boxes={"PTV70": (52, 62, 30, 50, 52, 74), "Esophagus": (50, 52, 30, 50, 80, 82)})
+    assert found(folder)["targets"].startswith("warning: 2200 of PTV70's 4400 voxels lie outside the possible-dose")
+
+
+def test_dose_of_another_plan(write_boxes: Write) -> None:
     def half(dose: np.ndarray) -> None:
         dose /= 2
 
-    for name, change, message in (("a", centigray, "is it in cGy?"), ("b", half, "belong to one plan?")):
-        folder = write_boxes(name)
-        rewrite(folder, "dose.csv", change)
-        assert message in found(folder)["prescription"]
+    folder = write_boxes()
+    rewrite(folder, "dose.csv", half)
+    assert "belong to one plan?" in found(folder)["prescription"]
 
 
 def test_voxels_in_centimetres(write_boxes: Write) -> None:
@@ -133,3 +148,9 @@ def test_a_misspelt_region(write_boxes: Write) -> None:
     assert (
         "Larinx.csv is no file of the challenge and is not read; did you mean 'Larynx.csv'?" in found(folder)["files"]
     )
+
+
+def test_a_region_in_other_letters(write_boxes: Write) -> None:
+    folder = write_boxes(without=("PTV70",))
+    (folder / "ptv70.csv").write_text(",data\n5,\n")
+    assert "ptv70.csv is no file of the challenge and is not read; did you mean 'PTV70.csv'?" in found(folder)["files"]

@@ -124,6 +124,11 @@ def test_several_masks_at_once(tmp_path: Path) -> None:
             read_masks(paths)
 
 
+def test_a_byte_order_mark_before_the_voxel_size(tmp_path: Path) -> None:
+    (tmp_path / "voxel_dimensions.csv").write_bytes(b"\xef\xbb\xbf3.5\r\n4.0\r\n2.5\r\n")
+    assert read_voxels(tmp_path / "voxel_dimensions.csv").tolist() == [3.5, 4.0, 2.5]
+
+
 FAULTS = [
     (b"", "file is empty"),
     (b"\n \n", "file is empty"),

@@ -16,8 +16,9 @@ from hypothesis.extra.numpy import arrays
 from runner_core import BadInput
 from runner_core.project import Record
 from runner_openkbp import csvfiles, dicom, outputs
-from runner_openkbp.config import DosePredictOptions
+from runner_openkbp.config import DosePredictOptions, demo
 from runner_openkbp.patients import find_inputs, find_patients, read_patient
+from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE
 
 HEAD, RIGHT = (60, 50, 58), (60, 44, 64)
@@ -285,9 +286,71 @@ def test_a_prone_patient_s_dose_lies_on_its_images(
     assert np.allclose(place(found, (2, 3, 10)), [-250 - 3 * 4.1, -300.5 - 2 * 3.9, 80 - 25])
 
 
-def test_a_series_without_content_is_believed(write_patient: Any, write_series: Any, dose: Any, tmp_path: Path) -> None:
-    series = write_series(np.zeros(GRID))
-    assert "pt_7_dose.dcm" in write(write_patient(), dose, tmp_path / "out", reference=series)
+def test_a_series_that_lies_about_its_orientation_is_refused(
+    write_patient: Any, write_series: Any, dose: Any, tmp_path: Path
+) -> None:
+    """The images decide: those of a patient turned by 180 degrees are not in this patient's rows and columns."""
+    record = write_patient()
+    series = write_series(read_patient(record).ct[::-1, ::-1], ImageOrientationPatient=[-1, 0, 0, 0, -1, 0])
+    with pytest.raises(BadInput, match="not this patient's CT"):
+        write(record, dose, tmp_path / "out", reference=series)
+
+
+@pytest.mark.parametrize("value", [0, -1024, 900])
+def test_a_series_that_shows_nothing_is_refused(
+    value: int, write_patient: Any, write_series: Any, dose: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match="one value everywhere, so nothing shows whose series it is"):
+        write(write_patient(), dose, tmp_path / "out", reference=write_series(np.full(GRID, value)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_series_without_pixels_is_refused(write_patient: Any, write_series: Any, dose: Any, tmp_path: Path) -> None:
+    record = write_patient()
+    series = write_series(read_patient(record).ct)
+    for change, said in (("cut", "its images cannot be read"), ("delete", "the slice has no PixelData")):
+        image = pydicom.dcmread(series / "005.dcm")
+        image.PixelData = image.PixelData[:100]
+        if change == "delete":
+            del image.PixelData
+        image.save_as(series / "005.dcm")
+        with pytest.raises(BadInput, match=said):
+            write(record, dose, tmp_path / "out", reference=series)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_person_s_series_is_not_for_several_patients(write_patient: Any, write_series: Any, tmp_path: Path) -> None:
+    """Named by one folder or by several, before anything is predicted."""
+    record, _ = write_patient(), write_patient("pt_8")
+    series = write_series(read_patient(record).ct)
+
+    def project() -> OpenKBP:
+        made = OpenKBP(demo())
+        made.predict_options = DosePredictOptions(reference=series)
+        return made
+
+    def infer(arrays: Any) -> Any:
+        raise AssertionError("predicted")
+
+    with pytest.raises(BadInput, match="one person's CT series, and 2 patients are to be predicted"):
+        project().inputs(tmp_path / "patients")
+    one_by_one = project()
+    (first,) = one_by_one.inputs(tmp_path / "patients/pt_7")
+    assert list(one_by_one.inputs(tmp_path / "patients/pt_7"))
+    with pytest.raises(BadInput, match="2 patients"):
+        one_by_one.inputs(tmp_path / "patients/pt_8")
+    with pytest.raises(BadInput, match="2 patients"):
+        one_by_one.predict(first, infer)
+
+
+def test_options_that_write_nothing_are_refused(write_patient: Any, tmp_path: Path) -> None:
+    write_patient()
+    project = OpenKBP(demo())
+    project.predict_options = DosePredictOptions(csv=False)
+    with pytest.raises(BadInput, match="--no-csv leaves nothing to write"):
+        project.inputs(tmp_path / "patients")
+    project.predict_options = DosePredictOptions(csv=False, figure=True)
+    assert len(project.inputs(tmp_path / "patients")) == 1
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,14 @@ def test_no_dose_anywhere(tmp_path: Path, write_boxes: Write) -> None:
         find_patients(tmp_path / "data")
 
 
+def test_nothing_but_empty_folders(tmp_path: Path) -> None:
+    (tmp_path / "data/pt_1").mkdir(parents=True)
+    with pytest.raises(
+        BadInput, match=r"has dose\.csv.*, nor ct\.csv, possible_dose_mask\.csv, voxel_dimensions\.csv; "
+    ):
+        find_patients(tmp_path / "data")
+
+
 def test_inputs_have_no_dose(tmp_path: Path, write_boxes: Write) -> None:
     folder = write_boxes("pt_1", without=("dose",))
     for path in (folder, folder / "ct.csv", tmp_path / "data"):
@@ -96,7 +104,10 @@ def test_an_empty_patients_folder_is_named(tmp_path: Path, write_boxes: Write) -
     write_boxes("train-pats/pt_1")
     (tmp_path / "data/train-pats/pt_2").mkdir()
     _, record = find_patients(tmp_path / "data")
-    with pytest.raises(BadInput, match=r"pt_2/ct\.csv: the file is missing"):
+    with pytest.raises(
+        BadInput,
+        match=r"pt_2/ct\.csv: the file is missing .* so are possible_dose_mask\.csv, voxel_dimensions\.csv, dose\.csv",
+    ):
         read_patient(record)
 
 
@@ -164,6 +175,7 @@ def test_a_compressed_file_is_not_overlooked(write_boxes: Write) -> None:
 @pytest.mark.parametrize("file, line, message", [
     ("dose.csv", "700000,-0.5", "1 doses are negative, down to -0.5 Gy at index 700000"),
     ("dose.csv", "700000,nan", "NaN or infinite"),
+    ("dose.csv", "700000,7012", r"the dose reaches 7012 Gy, and no plan's is above 120; is it in cGy\?"),
     ("dose.csv", "2097152,1", "outside the 128"),
     ("ct.csv", "700000,40000", r"values run from 1050 to 40000, beyond CT numbers \(-32768 … 32767\)"),
     ("ct.csv", "700000,inf", "NaN or infinite"),
@@ -187,6 +199,19 @@ def test_nothing_but_a_header(write_boxes: Write, file: str, message: str) -> No
     (folder / file).write_text(",data\n")
     (record,) = find_patients(folder)
     with pytest.raises(BadInput, match=rf"{file}: .*{message}"):
+        read_patient(record)
+
+
+@pytest.mark.parametrize("file", ["ct.csv", "dose.csv"])
+def test_a_file_cut_off_between_two_lines(write_boxes: Write, file: str) -> None:
+    """Refused when over 1 % of the possible-dose mask lies behind its last voxel, in whatever order its lines are."""
+    folder = write_boxes()
+    (record,) = find_patients(folder)
+    header, *lines = (folder / file).read_text().splitlines(keepends=True)
+    (folder / file).write_text(header + "".join(reversed(lines[: int(len(lines) * 0.992)])))
+    read_patient(record)
+    (folder / file).write_text(header + "".join(reversed(lines[: int(len(lines) * 0.9)])))
+    with pytest.raises(BadInput, match=rf"{file}: seems cut off: .*10% of the possible-dose mask lies behind"):
         read_patient(record)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_openkbp import remarks
-from runner_openkbp.config import DosePredictOptions
-from runner_openkbp.rois import POSSIBLE, pack_masks
+from runner_openkbp.config import DosePredictOptions, demo
+from runner_openkbp.patients import find_patients
+from runner_openkbp.project import OpenKBP
+from runner_openkbp.rois import GRID, POSSIBLE, pack_masks
 
 
 def patient(**masks: Any) -> Any:
@@ -71,3 +73,19 @@ def test_a_synthetic_geometry_is_said(tmp_path: Any) -> None:
     (finding,) = remarks.on_files(DosePredictOptions(nifti=True, dicom=True))
     assert finding.message.startswith("NIfTI and RTDOSE: the geometry is synthetic")
     assert list(remarks.on_files(DosePredictOptions(nifti=True, dicom=True, reference=tmp_path))) == []
+
+
+def test_what_check_warns_of_is_remarked(write_boxes: Any) -> None:
+    """A missing target and dose that is not listed; not the notes, and small ROIs once."""
+    folder = write_boxes(without=("PTV70", "PTV56"), boxes={"Larynx": (50, 51, 60, 61, 60, 61)})
+    (folder / "Esophagus.csv").write_text(",data\n")
+    lines = (folder / "dose.csv").read_text().splitlines(keepends=True)
+    (folder / "dose.csv").write_text("".join(lines[:1] + lines[len(lines) // 2 :]))
+    (record,) = find_patients(folder)
+    found = OpenKBP(demo()).remarks(record, np.full(GRID, 20, np.float32))
+    said = [f"{f.level}: {f.message[:23]}" for f in found]
+    assert said == [
+        "warning: there is no target (PTV",
+        "warning: dose.csv has no line fo",
+        "note: Larynx has 1 voxel, few",
+    ]

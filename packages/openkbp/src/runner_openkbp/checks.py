@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ EMPTY_CT = 0.05
 """Share of the possible-dose mask that may lie where the CT file has nothing (the challenge's: up to 0.02)."""
 OFF_PRESCRIPTION = 0.2
 """Relative difference between a target's mean dose and its prescription that is believed (the challenge's: 0.1)."""
+REGIONS = "regions"
+"""The rule for ROIs without voxels, or with too few."""
 _SIDES = (
     ("RightParotid", "LeftParotid", 1, "left and right look exchanged"),
     ("Brainstem", "SpinalCord", 2, "head and feet look exchanged"),
@@ -28,14 +30,15 @@ _SIDES = (
 """(the one with the smaller index, the other, axis, what it means otherwise)"""
 
 
-def findings(record: Record) -> Iterator[Finding]:
-    """Warnings about one patient. Raises BadInput as reading does."""
-    patient = read_patient(record)
+def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding]:
+    """Warnings about one patient, which is read unless it is given. Raises BadInput as reading does."""
+    patient = patient or read_patient(record)
     masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
     possible = unpack(patient.masks, POSSIBLE)
     yield from _files(record)
     yield from _voxels(patient)
     yield from _regions(masks, patient.voxel_mm)
+    yield from _targets(masks, possible)
     yield from _sides(masks)
     yield from _ct(patient, possible)
     if patient.dose is not None:
@@ -53,8 +56,17 @@ def _files(record: Record) -> Iterator[Finding]:
     for path in sorted(Path(record.files["ct"]).parent.glob("*.csv*")):
         if path.name not in known and path.name.removesuffix(".gz") not in known:
             yield _warning(
-                "files", f"{path.name} is no file of the challenge and is not read{did_you_mean(path.name, known)}"
+                "files", f"{path.name} is no file of the challenge and is not read{_meant(path.name, known)}"
             )
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """
+    >>> _meant("ptv70.csv", ["PTV56.csv", "PTV70.csv"]), _meant("Larinx.csv", ["Larynx.csv"])
+    ("; did you mean 'PTV70.csv'?", "; did you mean 'Larynx.csv'?")
+    """
+    same = [other for other in known if other.lower() == name.lower()]
+    return did_you_mean(same[0] if same else name, known)
 
 
 def _voxels(patient: Patient) -> Iterator[Finding]:
@@ -65,18 +77,30 @@ def _voxels(patient: Patient) -> Iterator[Finding]:
 
 
 def _regions(masks: Mapping[str, Array], voxel_mm: Array) -> Iterator[Finding]:
+    least = smallest_region(voxel_mm)
+    for name, mask in masks.items():
+        count = np.count_nonzero(mask)
+        if not count:
+            yield Finding(REGIONS, "note", f"{name}.csv holds no voxel, which is taken as a missing region")
+        elif count < least:
+            yield _warning(REGIONS, f"{name} has {count} voxels, fewer than the {least} that 0.1 cm³ (D0.1cc) takes")
+
+
+def _targets(masks: Mapping[str, Array], possible: Array) -> Iterator[Finding]:
+    """Organs may reach beyond the possible-dose mask (brainstem or cord does in most of the challenge's patients),
+    targets do not."""
     targets = [name for name in TARGETS if name in masks and masks[name].any()]
     if not targets:
         yield _warning("targets", "there is no target (PTV56, PTV63, PTV70): nothing tells where the dose should be")
     elif "PTV70" not in targets:
         yield _warning("targets", "PTV70 is missing, which every patient of the challenge has")
-    least = smallest_region(voxel_mm)
-    for name, mask in masks.items():
-        count = np.count_nonzero(mask)
-        if not count:
-            yield Finding("regions", "note", f"{name}.csv holds no voxel, which is taken as a missing region")
-        elif count < least:
-            yield _warning("regions", f"{name} has {count} voxels, fewer than the {least} that 0.1 cm³ (D0.1cc) takes")
+    for name in targets:
+        if outside := np.count_nonzero(masks[name] & ~possible):
+            yield _warning(
+                "targets",
+                f"{outside} of {name}'s {np.count_nonzero(masks[name])} voxels lie outside the possible-dose mask, "
+                "where the predicted dose is 0",
+            )
     for number, first in enumerate(targets):
         for second in targets[number + 1 :]:
             if shared := np.count_nonzero(masks[first] & masks[second]):
@@ -116,6 +140,8 @@ def _dose(record: Record, dose: Array, possible: Array) -> Iterator[Finding]:
             f"{count} voxels outside the possible-dose mask have a dose, up to {outside.max():.1f} Gy; the network's "
             "dose is set to 0 there, so they count as errors",
         )
+    if dose[possible].all():  # then every voxel has its line, and the file need not be read again
+        return
     listed = np.zeros(GRID, bool)
     listed.reshape(-1)[read_values(record.files["dose"])[0]] = True
     if lacking := np.count_nonzero(possible & ~listed):
@@ -133,8 +159,11 @@ def _prescription(masks: Mapping[str, Array], dose: Array) -> Iterator[Finding]:
             continue
         prescribed, mean = float(name.removeprefix("PTV")), float(dose[masks[name]].mean())
         if abs(mean / prescribed - 1) > OFF_PRESCRIPTION:
-            unit = "; is it in cGy?" if mean > 20 * prescribed else "; do dose and masks belong to one plan?"
-            yield _warning("prescription", f"mean dose in {name}: {mean:.1f} Gy, {prescribed:g} were prescribed{unit}")
+            yield _warning(
+                "prescription",
+                f"mean dose in {name}: {mean:.1f} Gy, {prescribed:g} were prescribed; do dose and masks belong to one "
+                "plan?",
+            )
 
 
 def _warning(rule: str, message: str) -> Finding:

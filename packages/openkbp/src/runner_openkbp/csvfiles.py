@@ -63,7 +63,7 @@ def read_masks(paths: Sequence[Path]) -> list[Array]:
 
 def read_voxels(path: Path) -> Array:
     """Size of a voxel (3,) in mm, float64, along the grid's axes. Raises BadInput unless the file holds that."""
-    fields = _content(path).decode(errors="replace").split()
+    fields = _content(path).decode("utf-8-sig", errors="replace").split()
     try:
         voxel = np.array([float(field) for field in fields])
     except ValueError:

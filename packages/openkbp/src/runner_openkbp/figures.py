@@ -46,13 +46,13 @@ _PLOT = 700
 """Width of the histograms; the rest is their legend's."""
 
 
-def dose_figure(patient: Patient, prediction: Array) -> Array:
+def dose_figure(patient: Patient, prediction: Array, key: str) -> Array:
     """(H, 1200, 3) uint8: axial slices of reference, prediction and difference (of the prediction alone, where the
     patient has no dose), and the histograms of every ROI: solid the reference, dashed the prediction.
 
-    `prediction`: (128, 128, 128), Gy; it counts inside the possible-dose mask.
+    `prediction`: (128, 128, 128), Gy; it counts inside the possible-dose mask. `key`: the patient's, for the title.
     """
-    title = _title(patient, prediction)
+    title = f"{key}: {_title(patient, prediction)}"
     prediction = np.nan_to_num(np.where(unpack(patient.masks, POSSIBLE), prediction, 0).astype(np.float32))
     slices, histograms = _slices(patient, prediction), _histograms(patient, prediction)
     picture = Image.new("RGB", (WIDTH, _HEAD + slices.height + histograms.height), drawing.WHITE)
@@ -72,9 +72,9 @@ def dose_figure(patient: Patient, prediction: Array) -> Array:
 
 def _title(patient: Patient, prediction: Array) -> str:
     if patient.dose is None:
-        return f"Predicted dose, {prediction.max():.1f} Gy at most"
+        return f"predicted dose, {prediction.max():.1f} Gy at most"
     scores = patient_scores(patient, prediction)
-    return f"Dose score {scores['dose_score']:.2f} Gy, DVH score {scores['dvh_score']:.2f} Gy"
+    return f"dose score {scores['dose_score']:.2f} Gy, DVH score {scores['dvh_score']:.2f} Gy"
 
 
 # ---------------------------------------------------------------- slices

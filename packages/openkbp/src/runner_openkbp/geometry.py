@@ -107,7 +107,7 @@ def _read_series(folder: Path) -> list[Any]:
 
 _NEEDED = (
     *("SeriesInstanceUID", "StudyInstanceUID", "FrameOfReferenceUID"),
-    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows", "Columns"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows", "Columns", "PixelData"),
 )
 
 
@@ -122,22 +122,34 @@ def _directions(folder: Path, header: Any) -> tuple[Array, Array]:
 
 
 def _refuse_other_patient(folder: Path, slices: list[Any], ct: Array) -> None:
-    """BadInput when the series shows another CT than the patient's; a series without content is believed."""
+    """BadInput unless the series shows the patient's CT, row by row and column by column as the images have them.
+
+    What the images show decides, not what their headers say: nothing else tells one person's series from another's.
+    """
     try:
-        images = np.stack([s.pixel_array for s in slices], axis=2).astype(np.float32)
-    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-        return
-    images = images * float(slices[0].get("RescaleSlope", 1)) + float(slices[0].get("RescaleIntercept", 0)) + 1024
+        images = np.stack([_hounsfield(s) for s in slices], axis=2) + 1024
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise BadInput(
+            f"{folder}: its images cannot be read, so nothing shows whose they are ({str(error)[:200]}); "
+            "export the series uncompressed"
+        ) from error
     inside = ct > 0
     pair = np.stack([np.clip(volume[inside], 0, 3000).astype(np.float64) for volume in (images, ct)])
-    if pair.std(axis=1).min() == 0:
-        return
+    for what, values in zip((f"{folder}: its images have", "the patient's ct.csv has"), pair, strict=True):
+        if not values.size or values.min() == values.max():
+            raise BadInput(f"{what} one value everywhere, so nothing shows whose series it is; export it again")
     correlation = float(np.asarray(np.corrcoef(pair))[0, 1])
-    if correlation < SAME_CT:
+    if not correlation >= SAME_CT:
         raise BadInput(
             f"{folder}: the series' images are not this patient's CT (correlation {correlation:.2f}): the dose would "
             "become another patient's. Predict each patient with its own --reference"
         )
+
+
+def _hounsfield(image: Any) -> Array:
+    """(rows, columns) float32."""
+    pixels = image.pixel_array.astype(np.float32)
+    return np.asarray(pixels * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0)))
 
 
 def _mm(voxel: Array) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,17 @@ from runner_openkbp import csvfiles, dicom, geometry, nifti, patients
 from runner_openkbp.config import DosePredictOptions
 from runner_openkbp.figures import dose_figure
 from runner_openkbp.rois import Array
+
+
+def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> None:
+    """BadInput for options that write nothing, or that would give several patients one person's identity."""
+    if not (options.csv or options.nifti or options.dicom or options.figure or options.reference):
+        raise BadInput("--no-csv leaves nothing to write; add --nifti, --dicom or --figure, or leave it out")
+    if options.reference is not None and len(patients_asked) > 1:
+        raise BadInput(
+            f"{options.reference}: --reference is one person's CT series, and {len(patients_asked)} patients are to be "
+            "predicted; predict each with its own"
+        )
 
 
 def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -> Sequence[Path]:
@@ -35,7 +46,7 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
     if options.dicom or options.reference is not None:
         wanted[out / f"{record.key}_dose.dcm"] = lambda path: dicom.write_dose(dose, grid, record.key, path)
     if options.figure:
-        wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, dose_figure(patient, dose))
+        wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, dose_figure(patient, dose, record.key))
     for path, write_to in wanted.items():
         try:
             out.mkdir(parents=True, exist_ok=True)

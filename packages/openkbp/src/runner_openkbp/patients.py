@@ -21,7 +21,7 @@ from runner_core._errors import BadInput
 from runner_core.project import Record
 
 from runner_openkbp.csvfiles import read_masks, read_values, read_voxels
-from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit
+from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit, unpack
 
 REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
 """Role → file that every patient must have; `dose` too, except for prediction."""
@@ -34,6 +34,10 @@ _KNOWN = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
 _SPLIT = re.compile(r"(?P<name>train|training|val|valid|validation|test|testing)([-_ ](pats|patients|data))?$", re.I)
 _SPLITS = {"tr": "train", "va": "validation", "te": "test"}
 _PATIENT = re.compile(r"pt_\d+$", re.I)
+MOST_GY = 120.0
+"""No plan's dose is higher (the challenge's: 78 Gy at most)."""
+BEHIND = 0.01
+"""Share of the possible-dose mask that may lie behind the last voxel of a file (in the challenge's: nothing)."""
 _INT16 = np.iinfo(np.int16)
 
 
@@ -65,11 +69,12 @@ def find_patients(root: Path) -> list[Record]:
     sets = defaultdict(list)
     for folder in found:
         sets[folder.parent].append(folder)
-    dosed = [folder for own in sets.values() if any(_has_dose(f) for f in own) for folder in own]
+    dosed = [folder for own in sets.values() if any(_has(f, DOSE) for f in own) for folder in own]
     if not dosed:
+        lacking = [name for name in REQUIRED.values() if not any(_has(folder, name) for folder in found)]
+        needed = f", nor {', '.join(lacking)}; restore the files" if lacking else ". `predict` does without it"
         raise BadInput(
-            f"{root}: none of its {len(found)} patients has {DOSE}, which training and evaluation need. `predict` does "
-            "without it"
+            f"{root}: none of its {len(found)} patients has {DOSE}, which training and evaluation need{needed}"
         )
     return _records(root, dosed, with_dose=True)
 
@@ -124,8 +129,8 @@ def _split(parts: Sequence[str]) -> str | None:
     return next((_SPLITS[found["name"][:2].lower()] for found in names if found), None)
 
 
-def _has_dose(folder: Path) -> bool:
-    path = folder / DOSE
+def _has(folder: Path, name: str) -> bool:
+    path = folder / name
     return path.exists() or _packed(path)
 
 
@@ -145,22 +150,22 @@ def read_patient(record: Record) -> Patient:
     """A patient's files as arrays. Missing regions are normal; everything else that is missing or broken raises
     BadInput, naming the file, what is wrong and what to do."""
     files = record.files
-    for role, path in files.items():
-        if not path.exists():
-            raise BadInput(_missing(role, path))
+    if missing := [role for role, path in files.items() if not path.exists()]:
+        raise BadInput(_missing(missing[0], [files[role] for role in missing]))
     voxel_mm = read_voxels(files["voxels"])
     masks = np.zeros(np.prod(GRID), np.uint16)
     names = [name for name in MASKS if name in files]
     for name, index in zip(names, read_masks([files[name] for name in names]), strict=True):
         masks[index] |= np.uint16(1 << bit(name))
     masks = masks.reshape(GRID)
-    if not (masks >> bit(POSSIBLE)).any():
+    possible = unpack(masks, POSSIBLE)
+    if not possible.any():
         raise BadInput(f"{files[POSSIBLE]}: the mask is empty, so there is nothing to predict or to score; restore it")
-    dose = _read_dose(files["dose"]) if "dose" in files else None
-    return Patient(_read_ct(files["ct"]), dose, masks, voxel_mm)
+    dose = _read_dose(files["dose"], possible) if "dose" in files else None
+    return Patient(_read_ct(files["ct"], possible), dose, masks, voxel_mm)
 
 
-def _read_ct(path: Path) -> Array:
+def _read_ct(path: Path, possible: Array) -> Array:
     """Values rounded to int16 (the challenge's are whole numbers)."""
     index, values = read_values(path)
     if not index.size:
@@ -171,12 +176,13 @@ def _read_ct(path: Path) -> Array:
             f"{path}: values run from {low:g} to {high:g}, beyond CT numbers ({_INT16.min} … {_INT16.max}); is this "
             "the CT? Export it again"
         )
+    _refuse_cut_off(path, index, possible)
     ct = np.zeros(np.prod(GRID), np.int16)
     ct[index] = np.rint(values)
     return ct.reshape(GRID)
 
 
-def _read_dose(path: Path) -> Array:
+def _read_dose(path: Path, possible: Array) -> Array:
     index, values = read_values(path)
     if not index.size or not values.any():
         raise BadInput(f"{path}: holds no dose above 0; copy or export it again")
@@ -186,15 +192,35 @@ def _read_dose(path: Path) -> Array:
             f"{path}: {np.count_nonzero(values < 0)} doses are negative, down to {values[worst]:g} Gy at index "
             f"{index[worst]}; export the dose again"
         )
+    if values.max() > MOST_GY:
+        raise BadInput(
+            f"{path}: the dose reaches {values.max():g} Gy, and no plan's is above {MOST_GY:g}; is it in cGy? Export "
+            "it in Gy"
+        )
+    _refuse_cut_off(path, index, possible)
     dose = np.zeros(np.prod(GRID), np.float32)
     dose[index] = values
     return dose.reshape(GRID)
 
 
-def _missing(role: str, path: Path) -> str:
+def _refuse_cut_off(path: Path, index: Array, possible: Array) -> None:
+    """BadInput when the file ends well before the mask does: cut off between two lines, it shows no other fault."""
+    flat, last = possible.reshape(-1), int(index.max())
+    behind = np.count_nonzero(flat[last + 1 :]) / np.count_nonzero(flat)
+    if behind > BEHIND:
+        raise BadInput(
+            f"{path}: seems cut off: it ends at index {last}, and {behind:.0%} of the possible-dose mask lies behind; "
+            "copy or export it again"
+        )
+
+
+def _missing(role: str, missing: Sequence[Path]) -> str:
+    path = missing[0]
     if _packed(path):
         return f"{path}: only {path.name}.gz is there; unpack it (gzip -d)"
     needed = "training and evaluation need the dose" if role == "dose" else "every patient needs it"
     if role == "voxels":
-        needed = "the DVH score needs a voxel's size in mm"
-    return f"{path}: the file is missing ({needed}); restore it, or take the patient's folder out"
+        needed = "it holds a voxel's size in mm, which scores and the geometry of written doses need"
+    more = f", and so are {', '.join(p.name for p in missing[1:])}" if len(missing) > 1 else ""
+    them = "them" if more else "it"
+    return f"{path}: the file is missing ({needed}){more}; restore {them}, or take the patient's folder out"

@@ -47,6 +47,8 @@ class OpenKBP(Project):
         super().__init__(config)
         if wrong := wrong_settings(self.config):
             raise BadInput(wrong)
+        self._asked: set[Path] = set()
+        """CT files of the patients that `predict` was given."""
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -56,9 +58,12 @@ class OpenKBP(Project):
         return patients.find_patients(root)
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        from runner_openkbp import patients
+        from runner_openkbp import outputs, patients
 
-        return patients.find_inputs(path)
+        records = patients.find_inputs(path)
+        self._asked |= {record.files["ct"].resolve() for record in records}
+        outputs.refuse(self.predict_options, self._asked)
+        return records
 
     def decode(self, record: Record) -> Decoded:
         """ct int16, masks uint16 (bits in the order of `rois.ROIS`) and, where there is one, dose uint16 on 128³."""
@@ -132,9 +137,11 @@ class OpenKBP(Project):
 
     def predict(self, record: Record, infer: Infer) -> Array:
         """Dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask."""
+        from runner_openkbp import outputs
         from runner_openkbp.rois import POSSIBLE, SIDE, unpack
         from runner_openkbp.upsample import upsample
 
+        outputs.refuse(self.predict_options, self._asked)  # once more: `inputs` saw one path at a time
         files = {role: path for role, path in record.files.items() if role != "dose"}
         decoded, _ = self.pipeline.decode_cropped(Record(record.key, record.group, files))
         prepared = self.prepare(decoded)
@@ -161,7 +168,8 @@ class OpenKBP(Project):
         from runner_openkbp import patients, remarks
 
         patient = patients.read_patient(record)
-        return [*remarks.on_dose(patient, prediction), *remarks.on_files(self.predict_options)]
+        on_patient = remarks.on_patient(record, patient)
+        return [*on_patient, *remarks.on_dose(patient, prediction), *remarks.on_files(self.predict_options)]
 
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """dose_score, dvh_score (Gy), then prediction − reference for each of the challenge's 23 DVH metrics (Gy)."""
@@ -189,12 +197,18 @@ class OpenKBP(Project):
         from runner_openkbp import patients
         from runner_openkbp.figures import dose_figure
 
-        return dose_figure(patients.read_patient(record), prediction)
+        return dose_figure(patients.read_patient(record), prediction, record.key)
 
     def check(self, record: Record) -> Sequence[Finding]:
         from runner_openkbp import checks
 
         return list(checks.findings(record))
+
+    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+        """model.keras, and model.json with all that is needed to use it."""
+        from runner_openkbp import export
+
+        return export.write(model, self.config, folder)
 
     # ------------------------------------------------------------ phantom
 

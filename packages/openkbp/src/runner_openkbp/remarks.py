@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from runner_core.project import Record
 from runner_core.protocols import Finding
 
+from runner_openkbp import checks
 from runner_openkbp.config import DosePredictOptions
 from runner_openkbp.patients import Patient
 from runner_openkbp.rois import OARS, POSSIBLE, TARGETS, Array, unpack
@@ -16,6 +18,13 @@ HOTTEST = 1.3
 """No plan gives a voxel more than this share of the highest prescribed dose."""
 TARGET_SHARES = (0.75, 1.25)
 """A target's mean dose lies between these shares of its prescription in any plan."""
+
+
+def on_patient(record: Record, patient: Patient) -> Iterator[Finding]:
+    """What `check` warns of in the patient's files: the prediction, or its scores, may be of no use."""
+    for finding in checks.findings(record, patient):
+        if finding.level == "warning" and finding.rule != checks.REGIONS:  # `on_dose` says what small ROIs mean
+            yield finding
 
 
 def on_dose(patient: Patient, prediction: Array) -> Iterator[Finding]:

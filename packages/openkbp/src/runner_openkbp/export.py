@@ -1,0 +1,75 @@
+"""The network for use without runner: model.keras, and model.json, which says what goes in and what comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from runner_core.config.values import flat
+from runner_core.protocols import Json
+
+from runner_openkbp.config import OpenKBPConfig
+from runner_openkbp.rois import POSSIBLE, ROIS, SIDE
+
+
+def write(network: Any, config: OpenKBPConfig, folder: Path) -> Sequence[Path]:
+    """Write the network (keras.Model) and its description; the files written."""
+    network.save(folder / "model.keras")
+    text = json.dumps(description(config), indent=1, ensure_ascii=False, default=str)
+    (folder / "model.json").write_text(text + "\n", encoding="utf-8")
+    return [folder / "model.keras", folder / "model.json"]
+
+
+def description(config: OpenKBPConfig) -> dict[str, Json]:
+    """Everything that `OpenKBP.predict` does around the network, as numbers and in words."""
+    size, data = config.data.size, config.data
+    factor = SIDE // size
+    pooled = f"over each block of {factor} x {factor} x {factor} voxels" if factor > 1 else "none: the grid stays"
+    return {
+        "project": "openkbp",
+        "made_by": f"runner-openkbp {version('runner-openkbp')}",
+        "file": "model.keras, for keras.models.load_model; plain Keras, safe mode",
+        "patient": {
+            "grid": [SIDE] * 3,
+            "axes": ["front to back", "the patient's right to left", "head to feet"],
+            "ct": "HU + ct_offset, whole numbers; 0 where ct.csv has nothing",
+            "masks": "1 inside; a region that the patient lacks is 0 everywhere",
+        },
+        "input": {
+            "shape": [None, size, size, size, 1 + len(ROIS)],
+            "dtype": "float32",
+            "channels": ["ct", *ROIS],
+            "pooling": {
+                "factor": factor,
+                "ct": f"mean, rounded to a whole number (halves to even), {pooled}" if factor > 1 else pooled,
+                "masks": f"1 where at least half of the voxels are inside, {pooled}" if factor > 1 else pooled,
+            },
+            "ct_offset": data.ct_offset,
+            "ct_window": list(data.ct_window),
+            "ct_scale": 1000,
+            "ct": "clip(pooled ct - ct_offset, ct_window[0], ct_window[1]) / ct_scale",
+        },
+        "output": {
+            "shape": [None, size, size, size, 1],
+            "unit": "Gy",
+            "count": 2 if config.model.cascade else 1,
+            "use": "the second of the two outputs" if config.model.cascade else "the output",
+        },
+        "mirrored_average": {
+            "used": config.predict.flip,
+            "axis": 2,
+            "exchange_channels": [1 + ROIS.index("RightParotid"), 1 + ROIS.index("LeftParotid")],
+            "how": "mirror the input along `axis` (0 is the batch's), exchange the two channels, mirror the output "
+            "back, and take the mean of both outputs; on the network's grid",
+        },
+        "upsampling": {
+            "factor": factor,
+            "how": "linear between the blocks' centres, the nearest value beyond the outermost: scipy.ndimage.zoom("
+            "dose, factor, order=1, mode='nearest', grid_mode=True)",
+        },
+        "final": f"0 Gy outside {POSSIBLE} of the patient's own grid",
+        "settings": flat(config),
+    }
