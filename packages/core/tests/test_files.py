@@ -1,13 +1,15 @@
-"""Walking through data folders."""
+"""Walking through data folders, and disks without room."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runner_core import BadInput, walk
+from runner_core._files import full_disk
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -52,3 +54,18 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "scandir", forbidding)
     with pytest.raises(BadInput, match=r"closed: this folder cannot be read: Permission denied"):
         list(walk(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text, full",
+    [
+        ("Error while serializing: I/O error: No space left on device (os error 28)", True),
+        ("unable to write (file write failed: errno = 28, error message = 'No space left on device')", True),
+        ("Error while serializing: I/O error: Permission denied (os error 13)", False),
+        ("28 records are damaged", False),
+    ],
+)
+def test_a_full_disk_that_only_a_text_tells(text: str, full: bool) -> None:
+    found = full_disk(RuntimeError(text))
+    assert (found is not None) == full
+    assert found is None or found.errno == errno.ENOSPC

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,12 +62,16 @@ def flush(path: Path) -> None:
 
 
 def full_disk(error: BaseException) -> OSError | None:
-    """The error of a disk without room that `error` is or came from: libraries wrap it in their own."""
+    """The error of a disk without room that `error` is or came from: libraries wrap it in their own, or only tell its
+    number in the text (safetensors: "os error 28", HDF5: "errno = 28")."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, OSError) and cause.errno in NO_SPACE:
             return cause
+        told = re.search(r"\b(?:os error|errno =) (\d+)", str(cause))
+        if told and int(told[1]) in NO_SPACE:
+            return OSError(int(told[1]), os.strerror(int(told[1])))
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return None
