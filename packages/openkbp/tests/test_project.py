@@ -55,6 +55,7 @@ def batch(write_boxes: Callable[..., Path]) -> dict[str, np.ndarray]:
         ({"model__features": 0}, "model.features"),
         ({"model__dropout": 1.0}, "model.dropout"),
         ({"model__momentum": 1.0}, "model.momentum"),
+        ({"model__start": -1.0}, "model.start"),
         ({"loss__mae": 0.0}, "nothing would be learned"),
         ({"loss__dvh": -1.0}, "loss.dvh"),
         ({"augment__rotate": 200.0}, "augment.rotate"),

@@ -94,6 +94,12 @@ def test_dose_is_in_gray_and_never_negative() -> None:
         np.testing.assert_allclose(numpy(model(image(16))), expected, rtol=1e-5)
 
 
+def test_an_untrained_network_starts_at_a_dose() -> None:
+    doses = [numpy(network(start=start)(image(16))) for start in (0.0, 20.0)]
+    assert np.median(doses[0]) < 5
+    assert np.median(doses[1]) == pytest.approx(20, abs=5)
+
+
 def test_cascade_sees_the_first_dose() -> None:
     """Its first network is the one without a cascade; the second one's dose depends on the first's."""
     model = network(cascade=True)

@@ -35,6 +35,9 @@ class ModelConfig:
     momentum: float = 0.99
     """Share of the old value in BatchNorm's running statistics. At 0.99 a few hundred steps leave the initial values
     in; short trainings need 0.9."""
+    start: float = 0.0
+    """Dose (Gy) around which an untrained network's output lies. At 0, as in the challenge's code, half of the voxels
+    start below the ReLU and learn nothing; with the loss inside the mask a start near its mean dose is better."""
 
 
 @dataclass
@@ -93,6 +96,7 @@ def wrong_settings(config: OpenKBPConfig) -> str | None:
         f"model.features is {model.features}; at least 1 channel": model.features < 1,
         f"model.dropout is {model.dropout}; a share from 0 to below 1": not 0 <= model.dropout < 1,
         f"model.momentum is {model.momentum}; a share above 0 and below 1": not 0 < model.momentum < 1,
+        f"model.start is {model.start}; a dose from 0 to 100 Gy": not 0 <= model.start <= 100,
         f"loss.mae is {loss.mae} and loss.dvh {loss.dvh}; weights cannot be negative": min(loss.mae, loss.dvh) < 0,
         "loss.mae and loss.dvh are both 0: nothing would be learned": not (loss.mae or loss.dvh),
         f"augment.rotate is {augment.rotate}; degrees from 0 to 180": not 0 <= augment.rotate <= 180,
@@ -143,11 +147,13 @@ def demo() -> OpenKBPConfig:
     config.data.size = 64
     config.model.features = 4
     config.model.momentum = 0.9
+    config.model.start = 20.0
     config.loss.masked = True
+    config.augment = AugmentConfig(rotate=20.0, scale=0.2, shift=0.06)
     config.train.learning_rate = 3e-3
-    config.train.epochs, config.train.steps_per_epoch = 6, 25
-    config.validate.every, config.checkpoint.every = 3, 3
-    config.log.every = 10
+    config.train.epochs, config.train.steps_per_epoch = 12, 50
+    config.validate.every, config.checkpoint.every = 4, 4
+    config.log.every = 50
     return config
 
 

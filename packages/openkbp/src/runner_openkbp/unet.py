@@ -106,7 +106,8 @@ def _norm(config: ModelConfig, name: str) -> layers.Layer:
 
 def _head(inputs: Sequence[Any], name: str, config: ModelConfig) -> Any:
     """Transposed convolution to one channel, mean over 3³ neighbours, ReLU: float32 whatever the policy."""
-    conv = layers.Conv3DTranspose(1, 4, 2, "same", dtype="float32", name=f"{name}_conv")
+    start = keras.initializers.Constant(config.start / PRESCRIPTION)
+    conv = layers.Conv3DTranspose(1, 4, 2, "same", bias_initializer=start, dtype="float32", name=f"{name}_conv")
     x = _block(inputs, [conv], name, config.recompute)
     return ops.multiply(ops.relu(mean_of_neighbours(x)), PRESCRIPTION)
 
