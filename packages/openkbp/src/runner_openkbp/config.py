@@ -132,12 +132,14 @@ def default() -> OpenKBPConfig:
 
 
 def large() -> OpenKBPConfig:
-    """As default, with a cascade of two networks, losses inside the mask and the DVHs, and rotations."""
+    """As default, with a cascade of two networks, the loss inside the mask, and patients turned, of other sizes and
+    places; activations are computed again, for two networks keep twice as many. For a large GPU."""
     config = default()
     config.model.cascade = True
     config.model.recompute = True
+    config.model.start = 20.0
     config.loss.masked = True
-    config.augment.rotate = 20.0
+    config.augment = AugmentConfig(rotate=20.0, scale=0.2, shift=0.06)
     return config
 
 
