@@ -16,34 +16,17 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
-import numpy as np
 import tensorflow as tf
-from runner_core._cadence import Cadence
-from runner_core._signals import Signals
-from runner_core._timing import Timing
-from runner_core.config import RunConfig
 from runner_core.engines.keras import KerasEngine
-from runner_core.engines.keras.trainer import KerasTrainer
-from runner_core.health import Health, default_rules
-from runner_core.loader import Loader
-from runner_core.loop import Loop, LoopState
-from runner_core.metrics import Monitor
 from runner_core.project import Project
-from runner_core.protocols import Device, Precision, SampleSpec, Step
+from runner_core.protocols import Precision, Step
 from runner_core.sampling import order
-from runner_core.setup import Data
-
-BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
-INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
-TARGETS = INPUTS.sum(1, keepdims=True)
-
-Seconds = Callable[[int], float]
-"""Trains some steps; the seconds they took."""
+from tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
 
 
 def network() -> keras.Model:
@@ -98,22 +81,6 @@ def plain() -> Seconds:
 # ---------------------------------------------------------------- runner
 
 
-class Rows:
-    """Samples gathered from the arrays above."""
-
-    spec: ClassVar = {
-        "x": SampleSpec((FEATURES,), np.dtype(np.float32)),
-        "y": SampleSpec((1,), np.dtype(np.float32)),
-    }
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def fill(self, indices: Any, positions: Any, seed: int, epoch: int, out: Any) -> None:
-        np.take(INPUTS, indices, axis=0, out=out["x"], mode="clip")
-        np.take(TARGETS, indices, axis=0, out=out["y"], mode="clip")
-
-
 class Tiny(Project):
     name = "tiny"
     framework = "keras"
@@ -128,73 +95,11 @@ class Tiny(Project):
         return Step(keras.ops.mean(keras.ops.square(model(batch["x"]) - batch["y"])))
 
 
-class Silent:
-    def event(self, kind: str, step: int, values: Any) -> None: ...
-
-    def update(self, step: int, epoch: int, values: Any) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-class TinySetup:
-    device = Device("cpu")
-    precision = Precision("float32")
-
-    def __init__(self, config: RunConfig) -> None:
-        self.project, self.config = Tiny(config), config
-
-    def metrics(self) -> list[Any]:
-        return []
-
-
-class NoStore:
-    device = False
-    identity = ""
-
-
-def runner(block: int) -> Seconds:
-    config = RunConfig()
-    config.train.epochs, config.train.batch_size, config.train.device = 1000, BATCH, "cpu"
-    config.train.steps_per_execution = block
-    setup: Any = TinySetup(config)
-    trainer: KerasTrainer | None = None
-    done = 0
-
-    def run(steps: int) -> float:
-        nonlocal trainer, done
-        if trainer is None:
-            data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
-            trainer = KerasEngine(setup.project, config).trainer(setup, data, 1000 * steps)
-        loader = Loader(Rows(), batch_size=BATCH, seed=0, shuffle=True, steps_per_epoch=steps, block=block)
-        silent = Silent()
-        loop = Loop(
-            trainer=trainer,
-            cadence=Cadence(steps, done + 1, LOG_EVERY, block=block),
-            batches=loader.batches,
-            validation=None,
-            monitor=Monitor("loss", "min"),
-            patience=None,
-            health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
-            precision="float32",
-            save=lambda *_: None,
-            sinks=silent,
-            display=silent,
-            signals=Signals(),
-        )
-        loop.restore(LoopState(step=done * steps), Timing())
-        done += 1
-        begun = time.perf_counter()
-        loop.run()
-        return time.perf_counter() - begun
-
-    return run
-
-
 EVERYONE: dict[str, Callable[[], Seconds]] = {
     "plain compiled loop": plain,
-    "runner": partial(runner, 1),
+    "runner": partial(runner, Tiny, KerasEngine),
     "keras fit": partial(fit, 1),
-    "runner, 32 steps at once": partial(runner, 32),
+    "runner, 32 steps at once": partial(runner, Tiny, KerasEngine, 32),
     "keras fit, 32 steps at once": partial(fit, 32),
 }
 

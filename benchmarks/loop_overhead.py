@@ -18,33 +18,18 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from runner_core._cadence import Cadence
-from runner_core._signals import Signals
-from runner_core._timing import Timing
-from runner_core.config import RunConfig
 from runner_core.engines.torch import TorchEngine
-from runner_core.engines.torch.trainer import TorchTrainer
-from runner_core.health import Health, default_rules
-from runner_core.loader import Loader
-from runner_core.loop import Loop, LoopState
-from runner_core.metrics import Monitor
 from runner_core.project import Project
-from runner_core.protocols import Precision, SampleSpec, Step
+from runner_core.protocols import Precision, Step
 from runner_core.sampling import order
-from runner_core.setup import Data
+from tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
 from torch import nn
 from torch.nn import functional as F
-
-BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
-INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
-TARGETS = INPUTS.sum(1, keepdims=True)
-
-Seconds = Callable[[int], float]
-"""Trains some steps; the seconds they took."""
 
 
 def network() -> nn.Module:
@@ -100,22 +85,6 @@ def plain() -> Seconds:
 # ---------------------------------------------------------------- runner
 
 
-class Rows:
-    """Samples gathered from the arrays above."""
-
-    spec: ClassVar = {
-        "x": SampleSpec((FEATURES,), np.dtype(np.float32)),
-        "y": SampleSpec((1,), np.dtype(np.float32)),
-    }
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def fill(self, indices: Any, positions: Any, seed: int, epoch: int, out: Any) -> None:
-        np.take(INPUTS, indices, axis=0, out=out["x"], mode="clip")
-        np.take(TARGETS, indices, axis=0, out=out["y"], mode="clip")
-
-
 class Tiny(Project):
     name = "tiny"
     framework = "torch"
@@ -128,71 +97,6 @@ class Tiny(Project):
 
     def step(self, model: Any, batch: Any, progress: Any) -> Step:
         return Step(F.mse_loss(model(batch["x"]), batch["y"]))
-
-
-class Silent:
-    def event(self, kind: str, step: int, values: Any) -> None: ...
-
-    def update(self, step: int, epoch: int, values: Any) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-class TinySetup:
-    def __init__(self, config: RunConfig) -> None:
-        self.project, self.config, self.precision = Tiny(config), config, Precision("float32")
-
-    def metrics(self) -> list[Any]:
-        return []
-
-
-class NoStore:
-    device = False
-    identity = ""
-
-
-def runner() -> Seconds:
-    config = RunConfig()
-    config.train.epochs, config.train.batch_size, config.train.device = 1000, BATCH, "cpu"
-    setup: Any = TinySetup(config)
-    trainer: TorchTrainer | None = None
-    done = 0
-
-    def run(steps: int) -> float:
-        nonlocal trainer, done
-        if trainer is None:
-            data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
-            trainer = TorchEngine(setup.project, config).trainer(_on_cpu(setup), data, 1000 * steps)
-        loader = Loader(
-            Rows(), batch_size=BATCH, seed=0, shuffle=True, steps_per_epoch=steps, workers=0, drop_last=True
-        )
-        silent = Silent()
-        loop = Loop(
-            trainer=trainer,
-            cadence=Cadence(steps, done + 1, LOG_EVERY),
-            batches=loader.batches,
-            validation=None,
-            monitor=Monitor("loss", "min"),
-            patience=None,
-            health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
-            precision="float32",
-            save=lambda *_: None,
-            sinks=silent,
-            display=silent,
-            signals=Signals(),
-        )
-        loop.restore(LoopState(step=done * steps), Timing())
-        done += 1
-        begun = time.perf_counter()
-        loop.run()
-        return time.perf_counter() - begun
-
-    return run
-
-
-def _on_cpu(setup: Any) -> Any:
-    setup.device = TorchEngine(setup.project, setup.config).device()
-    return setup
 
 
 # ---------------------------------------------------------------- others
@@ -344,7 +248,7 @@ def _loader(batches: Batches) -> Any:
 
 CONTENDERS: dict[str, Callable[[], Seconds]] = {
     "plain loop": plain,
-    "runner": runner,
+    "runner": partial(runner, Tiny, TorchEngine),
     "Fabric": fabric,
     "Accelerate": accelerate,
     "ignite": ignite,

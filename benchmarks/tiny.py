@@ -1,0 +1,106 @@
+"""What the benchmarks of a step's cost share: the samples, and runner's own loop around a tiny project."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from runner_core._cadence import Cadence
+from runner_core._signals import Signals
+from runner_core._timing import Timing
+from runner_core.config import RunConfig
+from runner_core.health import Health, default_rules
+from runner_core.loader import Loader
+from runner_core.loop import Loop, LoopState
+from runner_core.metrics import Monitor
+from runner_core.project import Project
+from runner_core.protocols import Device, Precision, SampleSpec
+from runner_core.setup import Data
+
+BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
+INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
+TARGETS = INPUTS.sum(1, keepdims=True)
+
+Seconds = Callable[[int], float]
+"""Trains some steps; the seconds they took."""
+
+
+class Rows:
+    """Samples gathered from the arrays above."""
+
+    spec: ClassVar = {
+        "x": SampleSpec((FEATURES,), np.dtype(np.float32)),
+        "y": SampleSpec((1,), np.dtype(np.float32)),
+    }
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def fill(self, indices: Any, positions: Any, seed: int, epoch: int, out: Any) -> None:
+        np.take(INPUTS, indices, axis=0, out=out["x"], mode="clip")
+        np.take(TARGETS, indices, axis=0, out=out["y"], mode="clip")
+
+
+class Silent:
+    def event(self, kind: str, step: int, values: Any) -> None: ...
+
+    def update(self, step: int, epoch: int, values: Any) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class TinySetup:
+    device = Device("cpu")
+    precision = Precision("float32")
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.config = project, project.config
+
+    def metrics(self) -> list[Any]:
+        return []
+
+
+class NoStore:
+    device = False
+    identity = ""
+
+
+def runner(project: type[Project], engine: Callable[[Project, RunConfig], Any], block: int = 1) -> Seconds:
+    """runner's loop and loader around a trainer that is made once."""
+    config = RunConfig()
+    config.train.epochs, config.train.batch_size, config.train.device = 1000, BATCH, "cpu"
+    config.train.steps_per_execution = block
+    setup: Any = TinySetup(project(config))
+    trainer: Any = None
+    done = 0
+
+    def run(steps: int) -> float:
+        nonlocal trainer, done
+        if trainer is None:
+            data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
+            trainer = engine(setup.project, config).trainer(setup, data, 1000 * steps)
+        loader = Loader(Rows(), batch_size=BATCH, seed=0, shuffle=True, steps_per_epoch=steps, block=block)
+        silent = Silent()
+        loop = Loop(
+            trainer=trainer,
+            cadence=Cadence(steps, done + 1, LOG_EVERY, block=block),
+            batches=loader.batches,
+            validation=None,
+            monitor=Monitor("loss", "min"),
+            patience=None,
+            health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
+            precision="float32",
+            save=lambda *_: None,
+            sinks=silent,
+            display=silent,
+            signals=Signals(),
+        )
+        loop.restore(LoopState(step=done * steps), Timing())
+        done += 1
+        begun = time.perf_counter()
+        loop.run()
+        return time.perf_counter() - begun
+
+    return run
