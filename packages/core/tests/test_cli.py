@@ -220,6 +220,7 @@ def test_a_run_folder_in_use_or_full_is_refused(trained: Path, runner: Runner, t
     holder.stdout.close()
 
 
+@pytest.mark.torch
 def test_unwritable_and_missing_folders_are_named(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     refused(runner("toy", "train", "--run-dir", "file/run"), "file/run", "--run-dir")
@@ -230,6 +231,7 @@ def test_unwritable_and_missing_folders_are_named(runner: Runner, tmp_path: Path
     assert not list((tmp_path / "runs").glob("toy/*")), "a refused run leaves no folder behind"
 
 
+@pytest.mark.torch
 def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner, tmp_path: Path) -> None:
     assert runner("toy", "phantom", "data").returncode == 0
     refused(runner("toy", "phantom", "data"), "data", "not an empty folder")
@@ -247,6 +249,7 @@ def test_data_on_a_device_that_is_none_is_refused(runner: Runner) -> None:
     refused(done, "this run computes on the CPU: use memory")
 
 
+@pytest.mark.torch
 def test_interrupted_before_training_leaves_no_run_behind(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "slow"
     shutil.copytree(PROJECT, script)

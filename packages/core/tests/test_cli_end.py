@@ -56,6 +56,7 @@ def test_a_full_disk_at_the_end_costs_no_table(
     assert list((here / "run" / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.torch
 def test_a_full_disk_at_the_start_is_bad_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

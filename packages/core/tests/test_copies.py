@@ -52,7 +52,8 @@ def test_what_the_cache_has_read_is_known(tmp_path: Path) -> None:
     assert find_copies(records, [None, None], {}) == []
 
 
-@pytest.mark.parametrize("mode", ["memmap", pytest.param("memory", marks=pytest.mark.torch)])
+@pytest.mark.torch
+@pytest.mark.parametrize("mode", ["memmap", "memory"])
 def test_a_copy_on_the_other_side_is_refused_before_training(mode: str, runner: Runner, tmp_path: Path) -> None:
     assert runner("toy", "phantom", "data").returncode == 0
     for end in ("", "_mask"):
