@@ -18,6 +18,7 @@ import engine_toy as toy
 import keras_toy
 from runner_core._errors import BadInput
 from runner_core.checkpoint import Checkpoints, Damaged
+from runner_core.engines import device
 
 keras = pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 tf = pytest.importorskip("tensorflow")
@@ -66,12 +67,12 @@ def test_no_gpu(asked):
 
 @without_gpu
 def test_a_gpu_that_tensorflow_cannot_see_is_said(monkeypatch):
-    monkeypatch.setattr(ours.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     note = made(train__device="auto").device.note
     assert "TensorFlow" in note
     assert "cannot use it" in note
     assert "tensorflow[and-cuda]" in note
-    monkeypatch.setattr(ours.shutil, "which", lambda name: None)
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert Path("/dev/nvidia0").exists() or not made(train__device="auto").device.note
 
 

@@ -13,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core._errors import BadInput
 from runner_core.checkpoint import Checkpoints
+from runner_core.engines import device
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch import TorchEngine, engine  # noqa: E402
+from runner_core.engines.torch import TorchEngine  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -47,10 +48,10 @@ def test_no_gpu(asked, monkeypatch):
 
 @without_gpu
 def test_a_gpu_that_torch_cannot_see_is_said(monkeypatch):
-    monkeypatch.setattr(engine.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     assert "PyTorch" in made(train__device="auto").device.note
     assert "cannot use it" in made(train__device="auto").device.note
-    monkeypatch.setattr(engine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert Path("/dev/nvidia0").exists() or not made(train__device="auto").device.note
 
 

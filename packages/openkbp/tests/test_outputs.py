@@ -105,28 +105,6 @@ def write_series(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def gradient() -> Callable[[Callable[[Any], Any], np.ndarray], np.ndarray]:
-    """gradient(function, at) → d function / d at, of a function to a 0-d tensor; under either of Keras' backends."""
-    import keras
-
-    def with_jax(function: Callable[[Any], Any], at: np.ndarray) -> np.ndarray:
-        import jax
-
-        return np.asarray(jax.grad(function)(at))
-
-    def with_tensorflow(function: Callable[[Any], Any], at: np.ndarray) -> np.ndarray:
-        import tensorflow as tf
-
-        point = tf.constant(at)
-        with tf.GradientTape() as tape:
-            tape.watch(point)
-            value = function(point)
-        return tape.gradient(value, point).numpy()
-
-    return with_jax if keras.backend.backend() == "jax" else with_tensorflow
-
-
-@pytest.fixture
 def dose(boxed: Any) -> Any:
     return boxed(np.random.default_rng(1).uniform(0.1, 75, (20, 32, 12)))
 

@@ -299,6 +299,14 @@ def not_finite(step: int, term: str) -> str:
     )
 
 
+def weight_not_finite(name: str) -> str:
+    """Message for a weight that became NaN or infinite."""
+    return (
+        f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
+        "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
+    )
+
+
 def _close(batches: Any) -> None:
     close = getattr(batches, "close", None)
     if close is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.config.values import flat
+from runner_core.engines.export import describe
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, backend
 from runner_core.engines.keras.inference import make_infer
 from runner_core.engines.keras.network import assign, build, named, put
@@ -102,10 +101,4 @@ class KerasEngine:
 def _export(setup: Setup, network: keras.Model, statistics: Mapping[str, Any], folder: Path) -> list[Path]:
     """The network in Keras's own format, and what is needed to use it."""
     network.save(folder / "model.keras")
-    description = {
-        "project": setup.name,
-        "settings": flat(setup.config),
-        "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
-    }
-    (folder / "model.json").write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
-    return [folder / "model.keras", folder / "model.json"]
+    return [folder / "model.keras", describe(setup, statistics, folder)]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import keras
-import psutil
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.doctor import cpu_name
+from runner_core.engines.device import cpu, gpu_number
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
 from runner_core.protocols import Array, Device
 
@@ -26,18 +24,11 @@ class Jax:
     blocks = False
 
     def device(self, asked: str) -> Device:
-        kind, _, number = asked.partition(":")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
-            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
         gpus = [device for device in jax.devices() if device.platform == "gpu"]
-        index = int(number or 0)
-        if kind == "cuda" and index >= len(gpus):
-            raise BadInput(f"train.device {asked}: JAX sees {len(gpus)} GPUs here; use auto or cpu")
-        if kind == "cpu" or not gpus:
+        index = gpu_number(asked, len(gpus), "JAX")
+        if index is None:
             jax.config.update("jax_default_device", jax.devices("cpu")[0])
-            note = "JAX on a CPU is many times slower than TensorFlow: leave KERAS_BACKEND unset, or use a GPU"
-            memory = psutil.virtual_memory().total
-            return Device("cpu", name=cpu_name(), memory_bytes=memory, bfloat16=True, note=note)
+            return cpu("JAX on a CPU is many times slower than TensorFlow: leave KERAS_BACKEND unset, or use a GPU")
         jax.config.update("jax_default_device", gpus[index])
         ampere = float(getattr(gpus[index], "compute_capability", "0")) >= 8
         limit = (gpus[index].memory_stats() or {}).get("bytes_limit", 0)

@@ -7,22 +7,19 @@ import functools
 import gc
 import queue
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
-import psutil
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.doctor import cpu_name
+from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
 from runner_core.protocols import Array, Device
 
@@ -41,18 +38,12 @@ class TensorFlow:
 
     def device(self, asked: str) -> Device:
         """The GPU that computes is made the only one that TensorFlow sees, and takes memory as it needs it."""
-        kind, _, number = asked.partition(":")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
-            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
         gpus = tf.config.list_physical_devices("GPU")
-        index = int(number or 0)
-        if kind == "cuda" and index >= len(gpus):
-            there = f"there are {len(gpus)} GPUs, numbered from 0" if gpus else "TensorFlow sees no GPU here"
-            raise BadInput(f"train.device {asked}: {there}; {_unseen(len(gpus)) or 'use auto or cpu'}")
-        if kind == "cpu" or not gpus:
+        unseen = "" if gpus else _unseen()
+        index = gpu_number(asked, len(gpus), "TensorFlow", unseen)
+        if index is None:
             _see([])
-            note = _unseen(len(gpus)) if kind == "auto" else ""
-            return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+            return cpu(unseen if asked == "auto" else "")
         _see([gpus[index]])
         details = tf.config.experimental.get_device_details(gpus[index])
         ampere = details.get("compute_capability", (0, 0))[0] >= 8  # computes in bfloat16 and tf32
@@ -196,19 +187,14 @@ def _see(gpus: list[Any]) -> None:
         ) from None
 
 
-def _unseen(seen: int) -> str:
+def _unseen() -> str:
     """What to do when the machine has an NVIDIA GPU that TensorFlow cannot use; else an empty string."""
-    if seen or not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
-        return ""
     why = (
         "it did not find CUDA's libraries, or the driver is too old; install tensorflow[and-cuda]"
         if tf.test.is_built_with_cuda()
         else "it is a build without CUDA; install tensorflow[and-cuda]"
     )
-    return (
-        f"this machine seems to have an NVIDIA GPU, but TensorFlow {tf.__version__} cannot use it ({why}); "
-        "without it, training runs on the CPU, many times slower"
-    )
+    return unusable(f"TensorFlow {tf.__version__}", why)
 
 
 def _gpu_memory(index: int) -> int:

@@ -23,7 +23,7 @@ from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.steplog import StepLog
-from runner_core.loop import not_finite
+from runner_core.loop import not_finite, weight_not_finite
 from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
@@ -235,10 +235,7 @@ class KerasTrainer:
         finite = self._finite_weights()
         for name, before, now in zip(self._weights, self._initially, finite, strict=True):
             if before and not now:
-                raise Unhealthy(
-                    f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
-                    "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
-                )
+                raise Unhealthy(weight_not_finite(name))
 
     def _finite_weights(self) -> list[bool]:
         return np.asarray(keras.ops.convert_to_numpy(self._finite())).tolist()

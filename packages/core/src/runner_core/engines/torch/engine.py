@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.config.values import flat
-from runner_core.doctor import cpu_name
+from runner_core.engines.device import cpu, gpu_number, unusable
+from runner_core.engines.export import describe
 from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
@@ -50,17 +46,11 @@ class TorchEngine:
     def device(self) -> Device:
         """Where `train.device` says to compute; BadInput when that is not there."""
         asked = self.config.train.device
-        kind, _, number = asked.partition(":")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
-            raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if kind == "cuda" and int(number or 0) >= found:
-            there = f"there are {found} GPUs, numbered from 0" if found else "PyTorch sees no GPU here"
-            raise BadInput(f"train.device {asked}: {there}; {_unseen() or 'use auto or cpu'}")
-        if kind == "cuda" or (kind == "auto" and found):
-            return _gpu(int(number or 0))
-        note = _unseen() if kind == "auto" else ""
-        return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+        number = gpu_number(asked, found, "PyTorch", _unseen())
+        if number is not None:
+            return _gpu(number)
+        return cpu(_unseen() if asked == "auto" else "")
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
@@ -144,28 +134,18 @@ def _gpu(index: int) -> Device:
 
 def _unseen() -> str:
     """What to do when the machine has an NVIDIA GPU that torch cannot use; else an empty string."""
-    if torch.cuda.is_available() or not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+    if torch.cuda.is_available():
         return ""
     why = (
         "it is a build without CUDA"
         if torch.version.cuda is None
         else f"it needs a driver for CUDA {torch.version.cuda}"
     )
-    return (
-        f"this machine seems to have an NVIDIA GPU, but PyTorch {torch.__version__} cannot use it ({why}); "
-        "without it, training runs on the CPU, many times slower"
-    )
+    return unusable(f"PyTorch {torch.__version__}", why)
 
 
 def _export(setup: Setup, network: nn.Module, statistics: Statistics, folder: Path) -> list[Path]:
     """Weights, and what is needed to use them: the project, its settings and the statistics of its training data."""
     tensors, shared = apart(network.state_dict())
     save_file(tensors, folder / "model.safetensors")
-    description = {
-        "project": setup.name,
-        "settings": flat(setup.config),
-        "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
-        "shared": shared,
-    }
-    (folder / "model.json").write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
-    return [folder / "model.safetensors", folder / "model.json"]
+    return [folder / "model.safetensors", describe(setup, statistics, folder, shared=shared)]

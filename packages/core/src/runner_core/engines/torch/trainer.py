@@ -34,7 +34,7 @@ from runner_core.engines.torch.state import flatten, read_generators, seed_gener
 from runner_core.engines.torch.steplog import Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
-from runner_core.loop import not_finite
+from runner_core.loop import not_finite, weight_not_finite
 from runner_core.project import overrides
 from runner_core.protocols import HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
@@ -259,10 +259,7 @@ class TorchTrainer:
             raise Unhealthy(not_finite(*bad))
         name = self._weights.first_nonfinite()
         if name is not None:
-            raise Unhealthy(
-                f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
-                "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
-            )
+            raise Unhealthy(weight_not_finite(name))
 
     # ------------------------------------------------------------ the device
 

@@ -1,0 +1,27 @@
+"""What an exported network comes with, for any engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner_core.config.values import flat
+from runner_core.protocols import Json
+from runner_core.setup import Setup
+
+
+def describe(setup: Setup, statistics: Mapping[str, Any], folder: Path, **more: Json) -> Path:
+    """model.json: the project, its settings, the statistics of its training data, and `more`."""
+    description = {
+        "project": setup.name,
+        "settings": flat(setup.config),
+        "statistics": {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in statistics.items()},
+        **more,
+    }
+    file = folder / "model.json"
+    file.write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
+    return file
