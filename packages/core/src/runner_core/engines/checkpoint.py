@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,14 +22,14 @@ PARTS = ("model", "ema", "training")
 STATE = "state.json"
 
 
-class SafetensorsFiles:
+class SafetensorsFiles(ABC):
     """`protocols.CheckpointFormat`; an engine gives `save`, `load` and, where tensors may share memory, `apart`."""
 
-    def save(self, tensors: Tensors, file: Path) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def save(self, tensors: Tensors, file: Path) -> None: ...
 
-    def load(self, file: Path, device: str) -> Tensors:
-        raise NotImplementedError
+    @abstractmethod
+    def load(self, file: Path, device: str) -> Tensors: ...
 
     def apart(self, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Tensors that share no memory; and names of those that are the same as another one."""
