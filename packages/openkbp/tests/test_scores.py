@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +29,8 @@ from runner_openkbp.scores import (
     target_metrics,
     voxels_in_tenth_cc,
 )
-from workspace import SHARED
 
-REAL = SHARED / "openkbp"
+REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")) / "openkbp"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the OpenKBP patients are not here (RUNNER_TEST_DATA)")
 
 
