@@ -1,0 +1,195 @@
+"""Pages of the site that are made of files which stand elsewhere: a hook of MkDocs (mkdocs.yml names it).
+
+The READMEs are pages as they are, their links turned to the site's pages: README.md is the home page,
+packages/X/README.md is projects/X.md. A new package is there at the next build. The tables of settings and commands
+are read from the source text, so that building the site imports neither runner nor a framework.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = ROOT / "packages/core/src/runner_core"
+PACKAGES = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml") if p.parent.name != "core")
+
+PAGE_OF = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changes.md",
+    "packages/core/README.md": "reference/core.md",
+    **{f"packages/{p.name}/README.md": f"projects/{p.name}.md" for p in PACKAGES},
+}
+"""File of the repository → page of the site; files in docs/ are pages by themselves."""
+FILE_OF = {page: file for file, page in PAGE_OF.items()}
+
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+FENCED = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
+TABLE = re.compile(r"^<!-- (settings|commands|projects) -->$", re.MULTILINE)
+
+
+# ---------------------------------------------------------------- MkDocs' hooks
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Every package's page comes under Projects."""
+    assert config.nav is not None
+    projects = next(entry for entry in config.nav if "Projects" in entry)["Projects"]
+    projects += [{p.name: f"projects/{p.name}.md"} for p in PACKAGES]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    for file, page in PAGE_OF.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / file)))
+
+
+def on_page_markdown(text: str, page: Page, **_: Any) -> str:
+    tables = {"settings": settings_table, "commands": commands_table, "projects": projects_table}
+    text = TABLE.sub(lambda found: tables[found[1]](), text)
+    return linked(text, page.file.src_uri)
+
+
+# ---------------------------------------------------------------- links
+
+
+def linked(text: str, page: str) -> str:
+    """`text` with the relative links of its file in the repository turned to pages of the site."""
+    parts = FENCED.split(text)
+    parts[::2] = [LINK.sub(lambda found: _link(found, page), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _link(found: re.Match[str], page: str) -> str:
+    """A link to a page, or the name of a file that is none. What does not exist is left for MkDocs to complain of."""
+    image, label, target = found.groups()
+    path, hash_, anchor = target.partition("#")
+    if not path or "://" in path or path.startswith(("mailto:", "/")):
+        return found[0]
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(FILE_OF.get(page, f"docs/{page}")), path))
+    if file not in PAGE_OF and not file.startswith("docs/"):
+        return f"{label} (`{file}`)" if (ROOT / file).exists() else found[0]
+    there = PAGE_OF.get(file) or file.removeprefix("docs/")
+    return f"{image}[{label}]({posixpath.relpath(there, posixpath.dirname(page) or '.')}{hash_}{anchor})"
+
+
+# ---------------------------------------------------------------- tables from the source text
+
+
+class Field(NamedTuple):
+    name: str
+    type: ast.expr
+    default: ast.expr | None
+    text: str
+
+
+class Kind(NamedTuple):
+    """A dataclass as its source text has it."""
+
+    text: str
+    bases: list[str]
+    fields: list[Field]
+
+
+def projects_table() -> str:
+    rows = ["| project | what it does |", "|---|---|"]
+    for package in PACKAGES:
+        about = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]["description"]
+        rows.append(f"| [`{package.name}`](../../packages/{package.name}/README.md) | {about} |")
+    return "\n".join(rows)
+
+
+def settings_table() -> str:
+    """A table for each section of RunConfig, then one for what each project adds."""
+    core = kinds(CORE / "config/__init__.py")
+    sections = [(f.name, core[ast.unparse(f.type)]) for f in core["RunConfig"].fields]
+    parts = [f"## `{name}`\n\n{_settings([(name, kind)])}" for name, kind in sections]
+    for package in PACKAGES:
+        for path in sorted(package.glob("src/**/*.py")):
+            own = kinds(path)
+            for kind in (k for k in own.values() if "RunConfig" in k.bases):
+                sections = [(f.name, own[name]) for f in kind.fields if (name := ast.unparse(f.type)) in own]
+                parts.append(f"## Settings of {package.name} alone\n\n{_settings(sections)}")
+    return "\n\n".join(parts)
+
+
+def _settings(sections: list[tuple[str, Kind]]) -> str:
+    return _table("setting", ((f"`{name}.{f.name}`", f) for name, kind in sections for f in kind.fields))
+
+
+def commands_table() -> str:
+    """Each command of a project with its flags, those first that all of them have."""
+    tree = ast.parse((CORE / "cli/__init__.py").read_text(encoding="utf-8"))
+    (commands,) = (
+        n.value for n in tree.body if isinstance(n, ast.Assign) and "PROJECT_COMMANDS" in _name(n.targets[0])
+    )
+    there = kinds(CORE / "cli/options.py")
+    parts = [f"### Flags of every command\n\n{_flags(there['Options'].fields)}"]
+    for command, (_, about) in ast.literal_eval(commands).items():
+        kind = there.get(f"{command.capitalize()}Options") or Kind(about.capitalize() + ".", ["RunOptions"], [])
+        fields = [f for base in kind.bases if base != "Options" for f in there[base].fields] + kind.fields
+        words = " ".join(_word(f) for f in fields if "Positional" in ast.unparse(f.type))
+        usage = f"runner PROJECT {command} {words}".strip()
+        parts.append(f"### {command}\n\n```text\n{usage} [FLAGS]\n```\n\n{kind.text}\n\n{_flags(fields)}")
+    return "\n\n".join(parts)
+
+
+def _flags(fields: list[Field]) -> str:
+    def shown(f: Field) -> str:
+        return f"`{_word(f)}`" if "Positional" in ast.unparse(f.type) else f"`--{f.name.replace('_', '-')}`"
+
+    return _table("flag", ((shown(f), f) for f in fields))
+
+
+def _word(field: Field) -> str:
+    """What --help calls an argument that is no flag."""
+    found = re.search(r"metavar='(.*?)'", ast.unparse(field.type))
+    return found[1] if found else field.name.upper()
+
+
+def _table(first: str, rows: Iterable[tuple[str, Field]]) -> str:
+    head = f"| {first} | default | what it is |\n|---|---|---|\n"
+    return head + "\n".join(f"| {name} | {_default(f)} | {_cell(f.text)}{_choices(f)} |" for name, f in rows)
+
+
+def _default(field: Field) -> str:
+    if field.default is None:
+        return "needed"
+    text = ast.unparse(field.default).replace("'", "")
+    return {"None": "–", "()": "–", "True": "`true`", "False": "`false`"}.get(text, f"`{text}`")
+
+
+def _choices(field: Field) -> str:
+    found = re.search(r"Literal\[(.*?)\]", ast.unparse(field.type))
+    choices = found[1].replace("'", "").split(", ") if found else []
+    return f"<br>One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def kinds(path: Path) -> dict[str, Kind]:
+    """The classes of a module, with the text below each field."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return {c.name: Kind(ast.get_docstring(c) or "", [_name(b) for b in c.bases], list(_fields(c))) for c in classes}
+
+
+def _fields(node: ast.ClassDef) -> Iterator[Field]:
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            yield Field(_name(field.target), field.annotation, field.value, str(after.value.value) if said else "")
+
+
+def _name(node: ast.expr) -> str:
+    return ast.unparse(node)
