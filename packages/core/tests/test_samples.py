@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, RowSamples
+from runner_core import BadInput, PatchSamples, RowSamples
 from runner_core.cache.stored import FlatArray, PreparedStore
 from runner_core.samples import refuse_differing_fields
 
@@ -104,3 +104,61 @@ def test_any_extension_s_store_will_do():
 
     store = SimpleNamespace(arrays={"x": Array()}, keys=["a", "b"], meta=[{}, {}], device=False)
     assert filled(RowSamples(store, {"x": (0, 1)}, [1]), [0, 2])["x"][..., 0].tolist() == [[2, 3], [4, 4]]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_patches_are_what_lies_at_some_place_of_their_record(tmp_path_factory, data):
+    """Every voxel knows its record and place, so that a patch says where it came from."""
+    axes = data.draw(st.integers(1, 3))
+    sizes = st.integers(1, 6)
+    patch = data.draw(st.tuples(*[sizes] * axes))
+    grids = data.draw(st.lists(st.tuples(*[st.integers(p, 8) for p in patch]), min_size=1, max_size=3))
+    places = [np.stack(np.indices(g), -1).astype(np.int16) for g in grids]  # (*grid, axes)
+    owners = [np.full(g, n, np.uint8) for n, g in enumerate(grids)]
+    store = store_of(tmp_path_factory.mktemp("patches"), {"place": places, "owner": owners})
+    samples = PatchSamples(store, ["place", "owner"], patch, range(len(grids)), [n + 1 for n in range(len(grids))])
+    assert len(samples) == sum(n + 1 for n in range(len(grids)))
+    assert samples.spec["place"] == ((*patch, axes), np.dtype(np.int16))
+    out = filled(samples, range(len(samples)))
+    for n, record in enumerate(out["record"].tolist()):
+        assert (out["owner"][n] == record).all()
+        start = out["place"][n][(0,) * axes]
+        assert np.array_equal(out["place"][n] - start, np.stack(np.indices(patch), -1))
+
+
+def test_patches_depend_on_seed_epoch_and_position_alone(tmp_path):
+    store = store_of(tmp_path, {"x": [np.arange(9**3, dtype=np.int32).reshape(9, 9, 9)]})
+    samples = PatchSamples(store, ["x"], (2, 3, 4), [0], 50)
+
+    def drawn(positions, seed=0, epoch=0):
+        out = {n: np.empty((len(positions), *s.shape), s.dtype) for n, s in samples.spec.items()}
+        samples.fill(np.zeros(len(positions), np.int64), np.asarray(positions), seed, epoch, out)
+        return out["x"]
+
+    whole = drawn(range(50))
+    assert np.array_equal(drawn([40, 7, 8]), whole[[40, 7, 8]])
+    assert not drawn([]).size
+    assert not np.array_equal(drawn(range(50), seed=1), whole)
+    assert not np.array_equal(drawn(range(50), epoch=1), whole)
+
+
+def test_every_place_is_as_likely(tmp_path):
+    store = store_of(tmp_path, {"x": [np.arange(6 * 4).reshape(6, 4)]})
+    samples = PatchSamples(store, ["x"], (4, 3), [0], 6000)
+    counts = np.bincount(filled(samples, range(6000))["x"][:, 0, 0], minlength=24)
+    assert np.flatnonzero(counts).tolist() == [0, 1, 4, 5, 8, 9]  # 3 × 2 places
+    assert ((counts[counts > 0] - 1000) ** 2 / 1000).sum() < 20.5  # χ², 5 degrees of freedom, p = 0.001
+
+
+def test_patches_that_cannot_be_cut_are_refused(tmp_path):
+    small = {"image": [np.zeros((8, 8, 8), np.uint8), np.zeros((8, 3, 8), np.uint8)]}
+    store = store_of(tmp_path, small)
+    with pytest.raises(BadInput, match="r1 has a grid of 8 × 3 × 8, smaller than the patch of 4 × 4 × 4"):
+        PatchSamples(store, ["image"], (4, 4, 4), [0, 1])
+    assert len(PatchSamples(store, ["image"], (4, 4, 4), [0])) == 1  # the small one is not asked for
+    store = store_of(tmp_path, {"a": [np.zeros((8, 8))], "b": [np.zeros((8, 9))]})
+    with pytest.raises(BadInput, match=r"'b' of record r0 has shape \(8, 9\).*axes of 'a', \(8, 8\)"):
+        PatchSamples(store, ["a", "b"], (4, 4), [0])
+    with pytest.raises(BadInput, match="patches are cut on the host"):
+        PatchSamples(store_of(tmp_path, small, device=True), ["image"], (4, 4, 4), [0])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runner_core.protocols import Progress as Progress
     from runner_core.protocols import SampleSpec as SampleSpec
     from runner_core.protocols import Step as Step
+    from runner_core.samples import PatchSamples as PatchSamples
     from runner_core.samples import RowSamples as RowSamples
 
 _HOME = {
@@ -51,6 +52,7 @@ _HOME = {
     "Progress": "protocols",
     "SampleSpec": "protocols",
     "Step": "protocols",
+    "PatchSamples": "samples",
     "RowSamples": "samples",
     "walk": "_files",
 }

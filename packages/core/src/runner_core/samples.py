@@ -8,6 +8,7 @@ import numpy as np
 
 from runner_core._errors import BadInput
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
+from runner_core.sampling import words
 
 _INT64 = SampleSpec((), np.dtype(np.int64))
 
@@ -80,6 +81,65 @@ class RowSamples:
         return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
 
 
+class PatchSamples:
+    """Each sample is a patch of its record (a cube of a volume, a window of an image) at a random place.
+
+    `fields` names stored arrays; `patch` is its size along their first axes (at most four), which all fields must
+    share; further axes, channels say, are taken whole. An epoch has `patches` of each of `records` (numbers in the
+    store): one number, or one for each record. Every place at which the patch lies within its record is as likely as
+    any other, and is a pure function of (seed, epoch, position): validation, whose epoch is always the same, sees the
+    same patches each time.
+
+    `spec`: the fields, (*patch, *further axes), and `record` (int64). Raises BadInput for a record smaller than the
+    patch (let `prepare` pad it), and with `cache.mode device`, where the engine gathers whole rows.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fields: Sequence[str],
+        patch: Sequence[int],
+        records: Sequence[int],
+        patches: int | Sequence[int] = 1,
+    ) -> None:
+        if store.device:
+            raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
+        self.arrays = {name: store.arrays[name] for name in fields}
+        self.patch = np.asarray(patch, np.int64)
+        counts = np.broadcast_to(np.asarray(patches, np.int64), len(records))
+        self.record_of_sample = np.repeat(np.asarray(records, np.int64), counts)
+        grids = _common_grids(store, list(fields), len(patch))
+        self._places = grids - self.patch + 1
+        """Places for the patch along each axis: (store records, axes)."""
+        for record in records:
+            if (self._places[record] < 1).any():
+                raise BadInput(
+                    f"{store.keys[record]} has a grid of {_size(grids[record])}, smaller than the patch of "
+                    f"{_size(self.patch)}: choose a smaller patch, or let `prepare` pad it"
+                )
+        self.spec = {
+            name: SampleSpec((*self.patch.tolist(), *array.shapes[0][len(patch) :]), array.dtype)
+            for name, array in self.arrays.items()
+        } | {"record": _INT64}
+
+    def __len__(self) -> int:
+        return len(self.record_of_sample)
+
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Copy the patches of samples `indices` into `out`."""
+        records = self.record_of_sample[indices]
+        out["record"][...] = records
+        places = self._places[records].astype(np.uint64)
+        drawn = words(seed, epoch, positions)[:, : len(self.patch)] >> np.uint64(32)
+        starts = (drawn * places >> np.uint64(32)).astype(np.int64)
+        where = zip(records.tolist(), starts.tolist(), (starts + self.patch).tolist(), strict=True)
+        regions = [(record, tuple(map(slice, start, stop))) for record, start, stop in where]
+        for name, array in self.arrays.items():
+            target, read = out[name], array.read
+            for i, (record, region) in enumerate(regions):
+                target[i] = read(record, region)
+
+
 def refuse_differing_fields(samples: Mapping[str, Samples]) -> None:
     """On the device one gather serves all splits. Raises BadInput when they do not want the same fields of it."""
     wanted = {split: getattr(own, "fields", None) for split, own in samples.items()}
@@ -102,3 +162,22 @@ def _common_lengths(store: Store, names: Sequence[str]) -> list[int]:
             raise BadInput(f"'{name}' and '{names[0]}' have different numbers of rows")
         lengths = own
     return lengths
+
+
+def _common_grids(store: Store, names: Sequence[str], axes: int) -> Array:
+    """The first `axes` sizes of every record (records, axes), the same for all arrays; what follows must agree over
+    records."""
+    first = store.arrays[names[0]].shapes
+    for name in names:
+        shapes = store.arrays[name].shapes
+        for key, shape, grid in zip(store.keys, shapes, first, strict=True):
+            if len(shape) < axes or shape[:axes] != grid[:axes] or shape[axes:] != shapes[0][axes:]:
+                raise BadInput(
+                    f"'{name}' of record {key} has shape {shape}: a patch needs the first {axes} axes of "
+                    f"'{names[0]}', {grid[:axes]}, and after them {shapes[0][axes:]} as the other records have"
+                )
+    return np.array([shape[:axes] for shape in first], np.int64).reshape(len(first), axes)
+
+
+def _size(sizes: Array) -> str:
+    return " × ".join(map(str, sizes.tolist()))

@@ -13,8 +13,8 @@ import numpy as np
 from runner_core.protocols import Array
 
 _WORD = 2**64
-_ORDER = 1
-"""Purpose words of the key: `order` has its own, sample streams count from 2."""
+_WORDS, _ORDER = 0, 1
+"""Purpose words of the key: `words` and `order` have their own, sample streams count from 2."""
 
 
 def order(seed: int, epoch: int, length: int, count: int, shuffle: bool) -> Array:
@@ -39,6 +39,20 @@ def sample_rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.
     """A generator for `index` (a sample's position in the epoch's sequence, say) in `epoch`; different `stream`s are
     independent of each other, and 0 is the augmentation's."""
     return _generator(seed, 2 + stream, epoch, index)
+
+
+def words(seed: int, epoch: int, positions: Array) -> Array:
+    """Four random words (uint64) for each of `positions` (int64) in the epoch's sequence: (len(positions), 4).
+
+    For what a sample draws in a few numbers (where its patch lies): one call for the whole batch, where a generator
+    for each sample would take longer than copying the sample. What a position gets does not depend on the others.
+    """
+    if not len(positions):
+        return np.empty((0, 4), np.uint64)
+    first = int(positions.min())
+    bits = np.random.Philox(key=seed % _WORD + _WORDS * _WORD, counter=epoch * _WORD**2 + first)
+    span = int(positions.max()) - first + 1  # a batch's positions are a run, so that nothing is drawn in vain
+    return bits.random_raw(4 * span).reshape(span, 4)[positions - first]
 
 
 def _generator(seed: int, purpose: int, epoch: int, index: int) -> np.random.Generator:
