@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from runner_core.setup import Data, Setup
 
 Array = np.ndarray[Any, np.dtype[Any]]
+"""A NumPy array on the host."""
 Arrays = dict[str, Array]
+"""Arrays by name."""
 Tensors = dict[str, Any]
+"""The engine's own tensors (torch, Keras) by name."""
 Json = Any
+"""What JSON holds: text, numbers, booleans, None, lists, and mappings with text keys."""
 
 
 # ---------------------------------------------------------------- crop
@@ -73,9 +77,13 @@ class Pipeline(Protocol):
         """Everything that changes prepared arrays: project, versions, settings of decode, crop, prepare."""
         ...
 
-    def decode(self, record: Record) -> Decoded: ...
+    def decode(self, record: Record) -> Decoded:
+        """What the project's `decode` returns."""
+        ...
 
-    def __call__(self, record: Record) -> Prepared: ...
+    def __call__(self, record: Record) -> Prepared:
+        """Decoded, cropped and prepared. Raises BadInput naming the file at fault."""
+        ...
 
 
 class StoredArray(Protocol):
@@ -97,14 +105,19 @@ class Store(Protocol):
     """Prepared arrays of every record, opened for reading. Picklable: a worker process opens it anew."""
 
     keys: Sequence[str]
+    """The records' keys: record number n is `keys[n]`."""
     meta: Sequence[Mapping[str, Json]]
+    """What `Decoded.meta` and the crop left of each record."""
     arrays: Mapping[str, StoredArray]
+    """The prepared arrays by name."""
     device: bool
     """True when the user asked that the whole set live on the accelerator (`cache.mode: device`)."""
     identity: str
     """Digest of what the arrays were made of: the records' files, in order, and the pipeline's settings."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of files and memory."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -125,10 +138,14 @@ class CachePlan:
 class Cache(Protocol):
     """Keeps prepared arrays: `plan` says what it will take, `open` builds what is missing and opens it."""
 
-    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan: ...
+    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
+        """What the cache of these records takes on disk, in RAM and on the device; writes nothing."""
+        ...
 
     def open(self, pipeline: Pipeline, records: Sequence[Record], say: Callable[[str], None]) -> Store:
-        """Raises OutOfSpace before anything is written when the plan does not fit, DataErrors when records
+        """The store of these records, in their order; `say` tells the user what is being done.
+
+        Raises OutOfSpace before anything is written when the plan does not fit, DataErrors when records
         cannot be prepared (all of them listed)."""
         ...
 
@@ -147,9 +164,14 @@ class Samples(Protocol):
     """The samples of one split: a pure function of (seed, epoch, position, index). Picklable."""
 
     @property
-    def spec(self) -> Mapping[str, SampleSpec]: ...
+    def spec(self) -> Mapping[str, SampleSpec]:
+        """The arrays of one sample by name; among them `record` (int64), the record's number in the store, where a
+        metric or `on_device` asks for it."""
+        ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Samples of an epoch that takes each once."""
+        ...
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Write samples `indices` (int64) into `out`: per name an array (len(indices), *shape).
@@ -215,9 +237,13 @@ class State:
 class CheckpointFormat(Protocol):
     """What is written into a checkpoint folder, and read back. The core owns everything around it."""
 
-    def write(self, folder: Path, state: State) -> None: ...
+    def write(self, folder: Path, state: State) -> None:
+        """Write `state` into `folder`, which is there and empty; the core renames it when all is written."""
+        ...
 
-    def read(self, folder: Path, device: str = "cpu") -> State: ...
+    def read(self, folder: Path, device: str = "cpu") -> State:
+        """What `write` wrote, bit for bit; tensors on `device` where the framework can read them there."""
+        ...
 
 
 # ---------------------------------------------------------------- metrics, health, sinks
@@ -226,11 +252,18 @@ class CheckpointFormat(Protocol):
 class Metric(Protocol):
     """Accumulates on the device; `compute` is the only read, once an epoch."""
 
-    def reset(self) -> None: ...
+    def reset(self) -> None:
+        """Forget everything: a validation begins."""
+        ...
 
-    def update(self, prediction: Any, batch: Tensors) -> None: ...
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        """Add a batch. `prediction` is that of the project's `step`, `batch` what `on_device` returned. Must not wait
+        for the device."""
+        ...
 
-    def compute(self) -> dict[str, float]: ...
+    def compute(self) -> dict[str, float]:
+        """Values by name. They do not depend on how the samples were cut into batches."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -258,21 +291,41 @@ class HealthEvent:
 
 
 class HealthRule(Protocol):
-    name: str
+    """Watches a run, and says when it is not what it looks like."""
 
-    def observe(self, event: HealthEvent) -> Finding | None: ...
+    name: str
+    """What findings and the log call it."""
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        """What is wrong now, if anything. Called at every event; keep it cheap."""
+        ...
 
 
 class Sink(Protocol):
     """A tracker. A sink that raises is dropped with one warning; it never stops training."""
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        """`kind`: start, train, validation, checkpoint, health, end."""
+        """Something happened after `step` optimizer steps. `values` by `kind`, most with `epoch`:
+
+        - start: `steps`, `samples`, `precision` of a new run; nothing where a run goes on;
+        - precision: `asked`, and what layers were `seen` to compute in, by dtype;
+        - train: every `log.every` steps, the loss, its terms, the learning rate;
+        - validation: the metrics, and whether they are the `best` so far;
+        - checkpoint: whether it is the `best`;
+        - health: `rule`, `level`, `message` of a finding;
+        - end: `status`.
+
+        What varies from run to run (seconds, samples/s, memory) is in `values["timing"]`.
+        """
         ...
 
-    def figure(self, name: str, step: int, png: Path) -> None: ...
+    def figure(self, name: str, step: int, png: Path) -> None:
+        """A picture was drawn: the file `png`, of the network after `step` steps."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run has ended, whatever way: nothing is told after this."""
+        ...
 
 
 # ---------------------------------------------------------------- engines
@@ -343,7 +396,9 @@ class Trainer(Protocol):
         checkpoint ever holds NaN."""
         ...
 
-    def load_state(self, state: State) -> None: ...
+    def load_state(self, state: State) -> None:
+        """Go on from a checkpoint, as if it had never been left."""
+        ...
 
     def idle(self) -> bool:
         """True when the device has nothing queued, so that waiting for a batch now costs time (always on a CPU)."""
@@ -363,7 +418,10 @@ class Trained(NamedTuple):
 
 
 class Engine(Protocol):
+    """A framework: makes trainers and predictors of a project's network."""
+
     name: str
+    """torch, keras: for messages and summaries."""
 
     def device(self) -> Device:
         """Where `train.device` says to compute; BadInput when that is not there."""
