@@ -38,8 +38,8 @@ def changed(base: str, root: Path = ROOT) -> list[str] | None:
     """Paths that differ between HEAD and where it left `base`; None where git cannot tell."""
     if not base.strip("0"):
         return None
-    git = ["git", "-C", str(root), "diff", "--name-only", "--no-renames", "-z", "--end-of-options", f"{base}...HEAD", "--"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    git = ["git", "diff", "--name-only", "--no-renames", "-z", "--end-of-options", f"{base}...HEAD", "--"]
+    done = subprocess.run(git, cwd=root, capture_output=True, text=True, check=False)
     return [path for path in done.stdout.split("\0") if path] if done.returncode == 0 else None
 
 
