@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+LOG = get_plugin_logger("pages")
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "packages/core/src/runner_core"
 PACKAGES = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml") if p.parent.name != "core")
@@ -56,6 +58,12 @@ def on_page_markdown(text: str, page: Page, **_: Any) -> str:
     tables = {"settings": settings_table, "commands": commands_table, "projects": projects_table}
     text = TABLE.sub(lambda found: tables[found[1]](), text)
     return linked(text, page.file.src_uri)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> None:
+    """The site must work without network: a page that loads something from elsewhere fails a strict build."""
+    for tag in re.findall(r"""<(?:script|img|iframe|link)\b[^>]*(?:src|href)=["']?https?://[^>]*>""", output):
+        LOG.warning("%s loads from another host: %s", page.file.src_uri, tag)
 
 
 # ---------------------------------------------------------------- links

@@ -1,0 +1,122 @@
+"""What the pages say is there: links and anchors, settings, commands and their flags.
+
+That the site is built without a warning is for `mkdocs build --strict` to say (.ci/run).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runner_core import discovery
+from runner_core.cli import PROJECT_COMMANDS, options
+from runner_core.config import RunConfig
+from runner_core.config.values import flat
+from runner_core.plugins import Plugins
+from runner_core.project import Project
+from workspace import ROOT
+
+PAGES = sorted(
+    p for glob in ("*.md", "docs/**/*.md", "packages/*/README.md", "examples/*/README.md") for p in ROOT.glob(glob)
+)
+FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
+FILES = {"json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
+"""Endings of file names that look like settings: `log.jsonl`."""
+OWN_FLAGS = {
+    "cache": {"--dir", "--project", "--older-than-days", "--max-gb", "--all"},
+    "doctor": set(),
+    "list": {"--hooks", "--extension", "--no-extension"},
+    "new": {"--framework", "--into"},
+}
+"""Flags of `runner`'s own commands, which take no settings."""
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+@pages
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    lost = [target for target in LINK.findall(text) if "://" not in target and not _leads(page, target)]
+    assert not lost
+
+
+@pages
+def test_settings_exist(page: Path) -> None:
+    known = set().union(*(flat(kind.Config()) for kind in _projects().values()))
+    sections = {name.partition(".")[0] for name in known}
+    named = re.findall(r"(?<![\w./-])(?:--)?([a-z]+)\.(?:no-)?([a-z][\w-]*)", "\n".join(_code(page)))
+    settings = {f"{a}.{b.replace('-', '_')}" for a, b in named if a in sections and b not in FILES}
+    assert settings <= known
+
+
+@pages
+def test_commands_are_there_with_their_flags(page: Path) -> None:
+    wrong = [line for line in _commands(page) if not _understood(line)]
+    assert not wrong
+
+
+def _leads(page: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    return file.exists() and (not anchor or anchor in _anchors(file))
+
+
+@cache
+def _anchors(file: Path) -> set[str]:
+    """Anchors of a page's headings, as both the forge and MkDocs make them of English."""
+    titles = re.findall(r"^#+ +(.*?) *$", FENCE.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@cache
+def _projects() -> dict[str, type[Project]]:
+    return {name: Plugins.load(name).project() for name in discovery.projects()}
+
+
+def _code(page: Path) -> Iterator[str]:
+    """Code spans, and the lines of blocks."""
+    text = page.read_text(encoding="utf-8")
+    for _, block in FENCE.findall(text):
+        yield from block.splitlines()
+    yield from re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """Command lines of the runner, from the word after `runner` on: those of shell blocks, and code spans."""
+    text = page.read_text(encoding="utf-8")
+    blocks = "\n".join(block for language, block in FENCE.findall(text) if language in ("sh", "bash", "console"))
+    spans = re.findall(r"`((?:uv run )?runner [^`\n]+)`", FENCE.sub("", text))
+    for line in [*blocks.replace("\\\n", " ").splitlines(), *spans]:
+        found = re.search(r"(?:^|[\s/])runner +(\S.*)", line.partition(" #")[0].partition(" > ")[0].rstrip())
+        if found:
+            yield found[1]
+
+
+def _understood(line: str) -> bool:
+    words = shlex.split(line)
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")} - {"-h", "--help", "--debug"}
+    if words[0] in ("--help", "--version"):
+        return len(words) == 1
+    if words[0] in OWN_FLAGS:
+        return flags <= OWN_FLAGS[words[0]]
+    command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help")), None)
+    if command not in PROJECT_COMMANDS:
+        return command is None and not flags and (words[0].isupper() or words[0] in _projects())
+    kind = _projects().get(words[0])  # None: a name that stands for any project, or one that the page itself makes
+    return not {name for name in flags - _flags(kind, command) if kind or "." not in name}
+
+
+def _flags(project: type[Project] | None, command: str) -> set[str]:
+    kind = getattr(options, f"{command.capitalize()}Options", options.RunOptions)
+    own: list[Any] = [*fields(kind), *(fields(project.PredictOptions) if project and command == "predict" else ())]
+    settings: dict[str, Any] = flat(project.Config() if project else RunConfig())
+    names = [f.name for f in own] + list(settings)
+    off = [re.sub(r"(\w+)$", r"no_\1", name) for name in names]
+    return {f"--{name.replace('_', '-')}" for name in [*names, *off]}
