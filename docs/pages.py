@@ -57,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
     tables = {"settings": settings_table, "commands": commands_table, "projects": projects_table}
     text = TABLE.sub(lambda found: tables[found[1]](), text)
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]
     return linked(text, page.file.src_uri)
 
 
