@@ -9,7 +9,6 @@ from monai.metrics import compute_dice, compute_iou
 from runner_brainunet.augment import Random, augment, curve, mirror, smooth
 from runner_brainunet.config import PRESETS, AugmentConfig
 from runner_brainunet.losses import bce_loss, dice_loss
-from runner_brainunet.metrics import VolumeOverlap
 from runner_brainunet.project import BrainUNet
 from runner_brainunet.unet import UNet
 from scipy import ndimage
@@ -63,11 +62,13 @@ def test_losses_fall_as_the_prediction_improves() -> None:
         assert values == sorted(values, reverse=True)
 
 
-def test_volume_overlap_is_monais_dice_of_whole_volumes() -> None:
+def test_the_metrics_are_monais_of_whole_volumes() -> None:
     rng = np.random.default_rng(0)
     truth = {r: rng.random((6, 1, 8, 8)) < 0.4 for r in (0, 3, 7)}
     logits = {r: rng.normal(size=(6, 1, 8, 8)) + t for r, t in truth.items()}
-    metric = VolumeOverlap()
+    config = PRESETS["demo"]()
+    config.predict.threshold = 0.5  # a logit of 0
+    (metric,) = BrainUNet(config).metrics()
     slices = [(r, i) for r in truth for i in range(6)]
     rng.shuffle(slices)
     for part in np.array_split(np.arange(len(slices)), 4):  # batches that mix records
@@ -81,7 +82,7 @@ def test_volume_overlap_is_monais_dice_of_whole_volumes() -> None:
     whole = [[torch.from_numpy(v.reshape(1, 1, -1)).float() for v in (logits[r] > 0, truth[r])] for r in truth]
     dice = np.mean([float(compute_dice(p, t)) for p, t in whole])
     iou = np.mean([float(compute_iou(p, t)) for p, t in whole])
-    assert metric.compute() == pytest.approx({"volume_dice": dice, "iou": iou})
+    assert metric.compute() == pytest.approx({"volume_dice": dice, "volume_iou": iou})
     metric.reset()
     assert np.isnan(metric.compute()["volume_dice"])
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.testing import check_project
+from runner_core.testing import CHECKS, check_project
+from runner_core.testing.case import Case
+
+PROJECT = Path(__file__).parent / "toy" / "project"
 
 pytestmark = [pytest.mark.usefixtures("toy"), pytest.mark.torch]
 
@@ -18,8 +25,75 @@ def toy_class() -> Any:
     return toy_project.Toy
 
 
-def test_the_toy_keeps_the_contract(tmp_path: Path) -> None:
-    check_project("toy", tmp_path)
+def pytest_of(folder: Path, *words: str, installed: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+    """pytest in an empty folder, where only its plugin knows runner."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, check=False)
+
+
+def test_the_toy_keeps_the_contract_and_pytest_says_so_without_a_file(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, "--check-project", "toy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(CHECKS) - 1} passed, 1 skipped" in done.stdout, done.stdout
+
+
+def test_a_test_file_names_its_project(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "from runner_core.testing import ProjectContract\n\n\n"
+        'class TestContract(ProjectContract):\n    project = "toy"\n'
+    )
+    done = pytest_of(tmp_path, "-k", "settings or split", "-rA")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for check in ("settings_survive_yaml", "split_is_by_group"):
+        assert f"PASSED test_mine.py::TestContract::test_contract[{check}]" in done.stdout
+
+
+def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = pytest_of(tmp_path, "--check-project", "tof")
+    assert done.returncode == 1
+    assert "there is no project or command 'tof'; did you mean 'toy'?" in done.stdout
+
+
+REMEMBERS = """
+def step(self, model, batch, progress, own=Toy.step, seen=[]):
+    seen.append(1)
+    done = own(self, model, batch, progress)
+    return done._replace(loss=done.loss * len(seen))
+
+
+Toy.step = step
+"""
+DRAWS = """
+def augment(self, sample, rng, own=Toy.augment):
+    own(self, sample, np.random.default_rng())
+
+
+Toy.augment = augment
+"""
+
+
+@pytest.mark.parametrize(
+    "source, check, message",
+    [
+        (REMEMBERS, "killed", "the log of a run that was killed and resumed"),
+        (DRAWS, "workers", "training batches from 1 worker"),
+    ],
+    ids=["a step that remembers what no checkpoint holds", "augmentation that is not seeded"],
+)
+def test_what_only_other_processes_show_is_found(source: str, check: str, message: str, tmp_path: Path) -> None:
+    shutil.copytree(PROJECT, tmp_path / "installed")
+    module = tmp_path / "installed" / "toy_project.py"
+    module.write_text(module.read_text() + source)
+    done = pytest_of(tmp_path, "--check-project", "toy", "-k", check, installed=tmp_path / "installed")
+    assert done.returncode == 1, done.stdout
+    assert message in done.stdout
+
+
+def test_a_script_may_check_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = [check for check in CHECKS if check.__name__ in ("settings_survive_yaml", "metrics_equal_numpy")]
+    monkeypatch.setattr("runner_core.testing.contract.CHECKS", quick)
+    assert check_project("toy", tmp_path) == ["metrics_equal_numpy: toy has no metrics besides its loss"]
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, name: str, make: Any) -> None:
@@ -96,24 +170,54 @@ class BatchMean:
         return {"batch_mean": sum(self.means) / len(self.means)}
 
 
+def with_pixel_error(monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
+    """The toy with a metric, and what its NumPy witness says of it."""
+    from runner_core.engines.torch.metrics import Function
+
+    def error(logits: Any, batch: Any) -> Any:
+        return ((logits > 0) != (batch["mask"] > 0)).float().mean()
+
+    monkeypatch.setattr(toy_class(), "metrics", lambda self: [Function("error", error)])
+    monkeypatch.setattr(toy_class(), "plain_metrics", plain)
+
+
+def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
+    return {"error": float(np.mean((prediction > 0) != (batch["mask"] > 0)))}
+
+
 @pytest.mark.parametrize(
-    "name, make, message",
+    "check, name, make, message",
     [
-        ("prepare", impure_prepare, "prepare, called twice"),
-        ("phantom", unseeded_phantom, "phantom written twice"),
-        ("decode", crashing_decode, "must be refused as BadInput, not ValueError"),
-        ("_record", one_group, "two groups"),
-        ("presets", frozen_preset, "must make a new one"),
-        ("write", writes_elsewhere, "outside of"),
-        ("predict", moody_predict, "predict, called twice: 'threshold' differs"),
-        ("predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing that can be compared"),
-        ("metrics", lambda own: lambda self: [BatchMean()], "metric 'batch_mean' depends on the batch size"),
-        ("monitor", lambda own: ("dice", "max"), "dice"),
+        ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
+        ("phantom_is_written_and_read", "phantom", unseeded_phantom, "phantom written twice"),
+        ("bad_input", "decode", crashing_decode, "must be refused as BadInput, not ValueError"),
+        ("phantom_is_written_and_read", "_record", one_group, "two groups"),
+        ("settings_survive_yaml", "presets", frozen_preset, "must make a new one"),
+        ("own_grid", "write", writes_elsewhere, "outside of"),
+        ("own_grid", "grid", lambda own: lambda self, file: {"name": file.name}, "has the grid"),
+        ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
+        ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
+        ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
+        ("two_steps_train", "monitor", lambda own: ("dice", "max"), "dice"),
     ],
 )
 def test_a_broken_promise_is_named(
-    name: str, make: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: str, name: str, make: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaking(monkeypatch, name, make)
+    (found,) = [c for c in CHECKS if check in c.__name__]
     with pytest.raises(Exception, match=message):
-        check_project("toy", tmp_path)
+        found(Case("toy", tmp_path))
+
+
+def test_metrics_are_held_against_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = [c for c in CHECKS if c.__name__ == "metrics_equal_numpy"]
+    case = Case("toy", tmp_path)
+    with_pixel_error(monkeypatch, true_error)
+    check(case)
+    with_pixel_error(monkeypatch, lambda self, prediction, batch: {"error": 0.5})
+    with pytest.raises(AssertionError, match=r"recomputed with NumPy it is 0\.5"):
+        check(case)
+    with_pixel_error(monkeypatch, lambda self, prediction, batch: {})
+    with pytest.raises(AssertionError, match="plain_metrics gives"):
+        check(case)

@@ -159,9 +159,19 @@ class BrainUNet(Project):
         return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
-        from runner_brainunet.metrics import VolumeOverlap
+        """volume_dice, volume_iou: means over the records. With several views each voxel counts once per view."""
+        from runner_core.engines.torch.metrics import Overlap
 
-        return (VolumeOverlap(self._cut),)
+        return (Overlap(lambda logits, batch: (logits > self._cut, batch["mask"] > 0.5), "volume_"),)
+
+    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+        dice, iou = [], []
+        for record in np.unique(batch["record"]):
+            of = batch["record"] == record
+            found, true = prediction[of] > self._cut, batch["mask"][of] > 0.5
+            dice.append(2 * (found & true).sum() / (found.sum() + true.sum()))
+            iou.append((found & true).sum() / (found | true).sum())
+        return {"volume_dice": float(np.mean(dice)), "volume_iou": float(np.mean(iou))}
 
     # ------------------------------------------------------------ whole records
 
@@ -199,6 +209,10 @@ class BrainUNet(Project):
         if self.predict_options.brain:
             written.append(nifti.write_masked(image, prediction, out / f"{record.key}_brain.nii.gz"))
         return written
+
+    def grid(self, file: Path) -> Json:
+        image = nifti.open_image(file)
+        return {"shape": list(image.shape[:3]), "affine": image.affine.tolist()}
 
     def remarks(self, record: Record, prediction: Array) -> Sequence[Finding]:
         spacing = nifti.spacing(nifti.open_image(record.files["image"]))

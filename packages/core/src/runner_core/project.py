@@ -105,14 +105,17 @@ class Project(Protocol):
     name: ClassVar[str]
     """Its name on the command line (the same as the entry point's)."""
     framework: ClassVar[Literal["torch", "keras"]]
+    """What `model`, `step` and all between them are written in; it chooses the engine."""
     Config: ClassVar[type[RunConfig]]
+    """Its settings: `RunConfig`, or a subclass with sections of its own. The text below each field is its help."""
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]]
     """Named defaults; `default` and `demo` (the phantom, about a minute on 2 cores) must be there."""
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     """The validation metric that chooses the best checkpoint, and its direction."""
     splittable: ClassVar[bool] = False
-    """May a batch be cut into micro-batches without changing the objective? (No, with BatchNorm or losses over the
-    batch.) Only then may `train.accumulate` be set, and does running out of memory halve the micro-batch instead of
+    """May a batch be cut into micro-batches without changing the objective?
+
+    Not with BatchNorm, and not with losses over the batch. Only then may `train.accumulate` be set, and does running out of memory halve the micro-batch instead of
     stopping."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
@@ -125,12 +128,13 @@ class Project(Protocol):
     shown: ClassVar[tuple[str, ...]] = ()
     """The scores that tables on screen and in the report have room for; none named: all. Files hold every one."""
     PredictOptions: ClassVar[type] = NoOptions
-    """Dataclass of the `predict` command's extra flags (all with defaults); the instance the user chose is
-    `self.predict_options` while `predict` and `write` run, and its defaults otherwise."""
+    """Dataclass of the `predict` command's extra flags, all with defaults."""
     predict_options: Any
+    """An instance of `PredictOptions`: what the user chose while `predict` and `write` run, else the defaults."""
     config: RunConfig
+    """The run's settings, an instance of `Config`."""
     pipeline: RecordPipeline
-    """Set by RecordPipeline: `predict` shares its `decode_cropped`."""
+    """Decodes and crops a record as it was for training (`pipeline.decode_cropped(record)`), for `predict`."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -167,7 +171,10 @@ class Project(Protocol):
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        """What the model sees of these records. `runner_core.samples` has the usual ones (rows, patches)."""
+        """What the model sees of these records. `runner_core.samples` has the usual ones (rows, patches).
+
+        `records`: their numbers in `store`; `split`: train or validation.
+        """
         ...
 
     def augment(self, sample: Arrays, rng: np.random.Generator) -> None:
@@ -221,8 +228,10 @@ class Project(Protocol):
         return None
 
     def after_step(self, model: Any, progress: Progress) -> None:
-        """Called after each optimizer step (an EMA teacher, say), in float16 also after one that changed nothing
-        because a gradient overflowed."""
+        """Called after each optimizer step: for an EMA teacher, say.
+
+        In float16 also after a step that changed nothing, because a gradient overflowed.
+        """
         return None
 
     def shard_units(self, model: Any) -> Sequence[Any]:
@@ -233,6 +242,13 @@ class Project(Protocol):
         """Metrics of the validation, accumulated on the device; `loss` and its terms are always there."""
         return ()
 
+    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+        """The same metrics by their definition, in NumPy: the contract test compares them. Nothing else calls this.
+
+        `prediction` and `batch` are what `step` returned and was given, as arrays: all validation samples at once.
+        """
+        raise _not_written(self, "plain_metrics")
+
     # ------------------------------------------------------------ whole records
 
     def inputs(self, path: Path) -> Sequence[Record]:
@@ -240,12 +256,21 @@ class Project(Protocol):
         return self.records(path)
 
     def predict(self, record: Record, infer: Infer) -> Any:
-        """Whole-record prediction in the record's own grid."""
+        """Whole-record prediction in the record's own grid.
+
+        `infer` runs the network on arrays as the cache would hold them, in batches of any length; it must give the
+        same for the same record. What is returned, `write`, `score`, `remarks` and `figure` are given.
+        """
         raise _not_written(self, "predict")
 
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
         """Write a prediction in the field's format into folder `out`; the files written."""
         raise _not_written(self, "write")
+
+    def grid(self, file: Path) -> Json:
+        """Shape and placement (affine, spacing) of a file of a record, or of one that `write` wrote: JSON, or None
+        of files that have none. The contract test compares the two. Nothing else calls this."""
+        return None
 
     def remarks(self, record: Record, prediction: Any) -> Sequence[Finding]:
         """Notes and warnings for the user of a prediction: it is empty, absurd, or cannot be scored in part."""
@@ -282,7 +307,11 @@ class Project(Protocol):
     # ------------------------------------------------------------ phantom
 
     def phantom(self, folder: Path, rng: np.random.Generator) -> None:
-        """Write a generated data set in the project's real file formats."""
+        """Write a generated data set in the project's real file formats.
+
+        Two groups or more, so that it can be split; small enough to train on in a minute with the preset `demo`. All
+        that is random comes from `rng`: the same files each time.
+        """
         ...
 
 

@@ -58,9 +58,12 @@ class Overlap:
         predicted, true = self._read(prediction, batch)
         counts = [count_true(mask) for mask in (predicted & true, predicted, true)]
         self._counts.append(torch.stack(counts, dim=1))
-        self._records.append(batch["record"])
+        self._records.append(batch["record"].clone())  # the loader fills its memory anew
 
     def compute(self) -> dict[str, float]:
+        """NaN where nothing was seen."""
+        if not self._records:
+            return {f"{self._prefix}dice": float("nan"), f"{self._prefix}iou": float("nan")}
         records, place = torch.cat(self._records).unique(return_inverse=True)
         sums = torch.zeros(len(records), 3, dtype=torch.int64, device=records.device)
         sums.index_add_(0, place, torch.cat(self._counts))

@@ -1,0 +1,47 @@
+"""runner's pytest plugin: `--check-project NAME`, and what `runner_core.testing.ProjectContract` needs.
+
+It is loaded in every pytest session of an environment with runner-core, so it imports nothing before it is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("runner").addoption(
+        "--check-project",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="test that this installed project keeps runner's contract (repeatable); without paths, only that",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("check_project"):
+        return
+    contract = str(Path(__file__).parent / "testing" / "installed.py")
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args.clear()  # the working folder or `testpaths`: nobody asked for those
+    if contract not in config.args:
+        config.args.append(contract)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "contract_check" in metafunc.fixturenames:
+        from runner_core.testing import CHECKS
+
+        metafunc.parametrize("contract_check", CHECKS, ids=[check.__name__ for check in CHECKS])
+
+
+@pytest.fixture(scope="class")
+def contract_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The project named by `--check-project`, or by the attribute `project` of the test's class."""
+    from runner_core.testing.case import Case
+
+    name = getattr(request, "param", None) or request.cls.project
+    return Case(name, tmp_path_factory.mktemp(name))

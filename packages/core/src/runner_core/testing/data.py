@@ -1,0 +1,149 @@
+"""What a project promises of its settings, files and samples."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import yaml
+
+from runner_core import discovery
+from runner_core.config import RunConfig
+from runner_core.config.resolve import dump, refuse_nonsense
+from runner_core.config.values import overlay
+from runner_core.loader import Loader
+from runner_core.phantoms import write_phantom
+from runner_core.project import Record, overrides
+from runner_core.protocols import Arrays, Samples
+from runner_core.testing.case import Case
+from runner_core.testing.compare import assert_bad_input, assert_equal, sent
+
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+def settings_survive_yaml(case: Case) -> None:
+    """Every preset is sensible, survives YAML, and is made anew each time."""
+    for preset, make in case.kind.presets.items():
+        config = make()
+        assert isinstance(config, case.kind.Config), f"preset {preset} is no {case.kind.Config.__name__}"
+        assert isinstance(config, RunConfig), f"preset {preset}: Config must subclass RunConfig"
+        refuse_nonsense(config)
+        again = overlay(make(), yaml.safe_load(dump(config)), f"preset {preset}")
+        assert again == config, f"preset {preset} changes when it is saved and read back"
+        config.train.seed += 1
+        assert make() != config, f"preset {preset} returns the same object each time: it must make a new one"
+
+
+def plugin_imports_no_framework(case: Case) -> None:
+    """`config`, `--help` and the cache's workers import the plugin's module: each would wait seconds."""
+    module = discovery.find_project(case.kind.name).entry.module
+    code = f"import sys, {module}; print(*[m for m in {_FRAMEWORKS!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"`import {module}` fails alone:\n{done.stderr}"
+    assert not done.stdout.split(), f"`import {module}` imports {done.stdout.strip()}: import it where it is used"
+
+
+def phantom_is_written_and_read(case: Case) -> None:
+    """The phantom is written, found, and the same each time; records have unique keys and at least two groups."""
+    records = case.records
+    second = write_phantom(case.project, case.folder / "phantom again")
+    again = case.project.records(second)
+    keys = [r.key for r in records]
+    assert len(set(keys)) == len(keys) > 1, f"the phantom needs two records or more, with unique keys: {keys}"
+    assert len({r.group for r in records}) > 1, "the phantom needs two groups, so that it can be split"
+    assert [r.key for r in again] == keys, "the phantom's records differ from one writing to the next"
+    for record in records:
+        for role, file in record.files.items():
+            assert file.exists(), f"record {record.key}: its {role} {file} does not exist"
+    one, other = case.project.decode(records[0]).arrays, case.project.decode(again[0]).arrays
+    assert_equal(one, other, "phantom written twice from one seed")
+    shutil.rmtree(second)
+
+
+def bad_input_is_refused_by_name(case: Case) -> None:
+    """A missing or empty folder and truncated files are BadInput that names them."""
+    project = case.project
+    empty = case.folder / "empty"
+    empty.mkdir()
+    for folder in (empty, case.folder / "missing"):
+        assert_bad_input(partial(project.records, folder), folder)
+    broken = case.folder / "broken"
+    for role in [role for role, file in case.records[0].files.items() if file.is_file()]:
+        shutil.copytree(case.phantom, broken)
+        record = project.records(broken)[0]
+        file = record.files[role]
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+        def read(record: Record = record) -> Any:
+            return project.decode(next(r for r in project.records(broken) if r.key == record.key))
+
+        assert_bad_input(read, file)
+        shutil.rmtree(broken)
+
+
+def prepare_is_pure(case: Case) -> None:
+    """Preparing a record depends on that record alone, in this process and in another (it is pickled)."""
+    pipeline = case.setup.pipeline
+    first, second = case.records[0], case.records[1]
+    before = pipeline(first)
+    pipeline(second)
+    after = pipeline(first)
+    assert_equal(before.arrays, after.arrays, "prepare, called twice on one record")
+    assert before.meta == after.meta, "prepare returns other meta for the same record"
+    elsewhere = sent(pipeline)(first)
+    assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
+    for name, array in before.arrays.items():
+        assert array.dtype != object, f"prepared array {name!r} holds Python objects"
+    assert list(case.project.check(first)) is not None
+
+
+def split_is_by_group(case: Case) -> None:
+    """No group lies on two sides, and there are records on both."""
+    groups = {side: {case.records[n].group for n in numbers} for side, numbers in case.data.splits.items()}
+    assert not groups["train"] & groups["validation"], f"groups on both sides: {groups}"
+
+
+def samples_are_pure(case: Case) -> None:
+    """Samples are as their spec says, and a pure function of (seed, epoch, index), in another process too."""
+    for side, samples in case.data.samples.items():
+        indices = np.arange(min(len(samples), 6), dtype=np.int64)
+        assert len(indices), f"there are no {side} samples"
+        one = _fill(samples, indices)
+        assert_equal(one, _fill(samples, indices), f"{side} samples filled twice")
+        backwards = {name: array[::-1] for name, array in _fill(samples, indices[::-1]).items()}
+        assert_equal(one, backwards, f"{side} samples filled in another order")
+        elsewhere: Samples = sent(samples)
+        assert_equal(one, _fill(elsewhere, indices), f"{side} samples in another process")
+
+
+def batches_do_not_depend_on_workers(case: Case) -> None:
+    """The training batches, augmented on the host where the project does that, from no, one and two workers."""
+    alone = list(_batches(case, 0))
+    assert alone, "there are no training batches"
+    for workers in (1, 2):
+        found = list(_batches(case, workers))
+        assert_equal(alone, found, f"training batches from {workers} worker{'s'[: workers > 1]}")
+
+
+def _batches(case: Case, workers: int) -> Iterator[Arrays]:
+    """Three batches of two from the middle of an epoch, copied."""
+    augment = case.project.augment if overrides(case.project, "augment") else None
+    loader = Loader(case.data.samples["train"], batch_size=2, seed=7, shuffle=True, steps_per_epoch=4,
+                    workers=workers, augment=augment)  # fmt: skip
+    try:
+        for batch in loader.batches(2, first_step=1):
+            yield {name: array.copy() for name, array in batch.arrays.items()}
+            batch.release()
+    finally:
+        loader.close()
+
+
+def _fill(samples: Samples, indices: Any) -> Arrays:
+    out = {name: np.empty((len(indices), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    samples.fill(indices, np.asarray(indices), 3, 5, out)
+    return out

@@ -1,0 +1,16 @@
+"""What `pytest --check-project NAME` collects: the contract of each project named there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner_core.testing.contract import ProjectContract
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    names = metafunc.config.getoption("check_project")
+    metafunc.parametrize("contract_case", names, indirect=True, scope="class")
+
+
+class TestInstalled(ProjectContract):
+    pass

@@ -1,0 +1,59 @@
+"""A training run in a process of its own, which may kill itself with SIGKILL in a given step.
+
+    python -m runner_core.testing.killed PROJECT FOLDER RUN STEP
+
+trains the phantom in FOLDER into FOLDER/RUN, going on from its newest checkpoint where there is one; STEP 0: nothing
+kills it. A kill from outside cannot be aimed at a moment between two checkpoints; this one always falls there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from runner_core import loop, training
+from runner_core.protocols import HostBatch, Trainer
+from runner_core.runfolder import RunFolder
+from runner_core.sinks import Sinks
+from runner_core.testing.case import Case, Nobody
+
+
+class _Doomed:
+    """A trainer that does not survive its step `last` (counted from 1)."""
+
+    def __init__(self, trainer: Trainer, last: int) -> None:
+        self._trainer, self._last = trainer, last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def train_step(self, batch: HostBatch, step: int) -> None:
+        self._trainer.train_step(batch, step)
+        self._last -= 1
+        if not self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(name: str, folder: Path, run: Path, last: int) -> None:
+    """Two epochs of four steps, a checkpoint after every three."""
+
+    class DoomedLoop(loop.Loop):
+        def __init__(self, *, trainer: Trainer, **rest: Any) -> None:
+            super().__init__(trainer=_Doomed(trainer, last) if last else trainer, **rest)
+
+    training.Loop = DoomedLoop  # type: ignore[attr-defined]
+    case = Case(name, folder)
+    config = case.setup.config
+    config.train.epochs, config.train.steps_per_epoch = 2, 4
+    config.checkpoint.every_steps, config.checkpoint.keep = 3, 9
+    config.log.every = 1
+    resume = run.exists()
+    made = RunFolder(run) if resume else RunFolder.create(None, name, run)
+    training.train(case.setup, case.data, made, Sinks(case.setup.sinks(run)), Nobody(), resume)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[2]) / sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,137 @@
+"""What a project promises of its training: steps, metrics, resuming."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+
+from runner_core.loader import Loader
+from runner_core.project import overrides
+from runner_core.protocols import State, Tensors
+from runner_core.testing.case import STEPS, Case
+from runner_core.testing.compare import assert_equal
+
+_KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older
+
+
+def two_steps_train(case: Case) -> None:
+    """Two steps on the CPU: finite losses, weights that move, and the monitored metric is there."""
+    before = _weights(case.setup.engine.trainer(case.setup, case.data, STEPS).state())
+    summary, state = case.trained
+    metric = case.project.monitor[0]
+    assert summary["steps"] == STEPS, summary
+    assert metric in summary["metrics"], f"the monitored metric {metric!r} is not among {list(summary['metrics'])}"
+    assert all(np.isfinite(v) for v in summary["metrics"].values()), summary["metrics"]
+    assert _weights(state) != before, "two training steps changed no weight"
+
+
+def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
+    """However the samples are cut into batches, metrics are the same (means of the loss may differ a little)."""
+    (small, names), (large, _) = _validated(case, 3), _validated(case, 4)
+    for name in names:
+        assert name in small, f"metric {name!r} is not among the validation's: {list(small)}"
+        same = np.isclose(small[name], large[name], rtol=1e-3, atol=1e-4, equal_nan=True)
+        assert same, f"metric {name!r} depends on the batch size: {small[name]} and {large[name]}"
+
+
+def metrics_equal_numpy(case: Case) -> None:
+    """The metrics equal those that `plain_metrics` computes from all predictions and batches at once."""
+    watcher = _Watcher()
+    case.setup.extra = [watcher]
+    try:
+        found, names = _validated(case, 4)
+    finally:
+        case.setup.extra = []
+    if not names:
+        raise SkipTest(f"{case.kind.name} has no metrics besides its loss")
+    if not overrides(case.project, "plain_metrics"):
+        raise SkipTest(f"{case.kind.name} has no plain_metrics: nothing says what its metrics should be")
+    assert watcher.batches, "step returned no prediction, so that its metrics saw nothing"
+    plain = case.project.plain_metrics(_joined(watcher.predictions), _joined(watcher.batches))
+    assert plain.keys() == set(names), f"plain_metrics gives {list(plain)}, the metrics {names}"
+    for name in names:
+        same = np.isclose(found[name], plain[name], rtol=1e-3, atol=1e-5, equal_nan=True)
+        assert same, f"metric {name!r} is {found[name]}; recomputed with NumPy it is {plain[name]}"
+
+
+def killed_and_resumed_equals_never_killed(case: Case) -> None:
+    """kill -9 between two checkpoints, then again: the same log, weights and optimizer, bit for bit."""
+    assert case.records
+    _run(case, "whole", 0)
+    _run(case, "killed", _KILLED_AT, expected=-signal.SIGKILL)
+    _run(case, "killed", 0)
+    whole, killed = case.folder / "whole", case.folder / "killed"
+    assert_equal(_logged(whole), _logged(killed), "the log of a run that was killed and resumed")
+    one, other = case.newest(whole / "checkpoints"), case.newest(killed / "checkpoints")
+    assert one.tensors.keys() == other.tensors.keys(), "a resumed run keeps other tensors"
+    for name, tensor in one.tensors.items():
+        same = np.asarray(tensor).tobytes() == np.asarray(other.tensors[name]).tobytes()
+        assert same, f"{name} differs after a kill and --resume: something random or remembered is in no checkpoint"
+
+
+def _run(case: Case, run: str, kill_at: int, expected: int = 0) -> None:
+    words = [case.kind.name, str(case.folder), run, str(kill_at)]
+    command = [sys.executable, "-m", "runner_core.testing.killed", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = f"training in a process of its own ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert done.returncode == expected, said
+
+
+def _logged(run: Path) -> list[Any]:
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "timing"} for line in lines]
+
+
+def _validated(case: Case, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:
+    """What a validation of the untrained network gives, and which of that are the metrics' own."""
+    trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
+    loader = Loader(case.data.samples["validation"], batch_size=batch_size, seed=0, shuffle=False)
+    values = trainer.validate(loader.batches(0))
+    loader.close()
+    return values, [name for metric in case.setup.made for name in metric.compute()]
+
+
+class _Watcher:
+    """A metric that keeps what all metrics are given, as NumPy arrays."""
+
+    def reset(self) -> None:
+        self.predictions: list[Any] = []
+        self.batches: list[Any] = []
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        self.predictions.append(_copied(prediction))
+        self.batches.append(_copied(batch))
+
+    def compute(self) -> dict[str, float]:
+        return {}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(part) for part in value]
+    return np.array(value)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Batches one after another along the first axis, inside whatever they are in."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, list):
+        return [_joined([part[i] for part in parts]) for i in range(len(first))]
+    return first if first.ndim == 0 else np.concatenate(parts)
+
+
+def _weights(state: State) -> dict[str, bytes]:
+    """The network's own tensors; counters, optimizer and generators change in any step."""
+    return {n: np.asarray(t).tobytes() for n, t in state.tensors.items() if n.startswith("model.")}

@@ -1,0 +1,91 @@
+"""What a project promises of a trained network: predictions, scores, files, export."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+
+from runner_core.evaluation import evaluate, write_png
+from runner_core.project import overrides
+from runner_core.testing.case import Case
+from runner_core.testing.compare import assert_equal
+
+
+def export_writes_files(case: Case) -> None:
+    """`export` writes something, and it is there."""
+    written = case.setup.engine.export(case.setup, case.trained[1], case.folder / "export")
+    assert written, "export wrote nothing"
+    for path in written:
+        assert path.exists(), f"export says that it wrote {path}, which does not exist"
+
+
+def prediction_is_repeatable(case: Case) -> None:
+    """The same record predicted twice is the same to the bit."""
+    record, infer = case.validation_record, _trained(case).infer
+    _assert_predicts(case)
+    one, other = case.project.predict(record, infer), case.project.predict(record, infer)
+    assert_equal(one, other, "predict, called twice")
+
+
+def prediction_is_written_in_its_own_grid(case: Case) -> None:
+    """`write` writes where it is told, and what it writes has the grid of the record's files, as `grid` tells it."""
+    _assert_predicts(case)
+    project, record = case.project, case.validation_record
+    out = case.folder / "out"
+    out.mkdir()
+    written = project.write(record, project.predict(record, _trained(case).infer), out)
+    for path in written:
+        assert path.is_file(), f"write says that it wrote {path}, which does not exist"
+        assert out in path.parents, f"write wrote {path}, which is outside of {out}"
+    if not overrides(project, "grid"):
+        return
+    own = [grid for file in record.files.values() if (grid := project.grid(file)) is not None]
+    assert own, f"grid knows none of the record's files: {list(map(str, record.files.values()))}"
+    found = {path: grid for path in written if (grid := project.grid(path)) is not None}
+    assert found, f"grid knows none of the files that write wrote: {list(map(str, written))}"
+    for path, grid in found.items():
+        assert _same_grid(grid, own[0]), f"{path.name} has the grid {grid}, its record {own[0]}"
+
+
+def scores_fit_together(case: Case) -> None:
+    """What `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` give fits together."""
+    _assert_predicts(case)
+    project, record, trained = case.project, case.validation_record, _trained(case)
+    scores = evaluate(project, trained.infer, [record], trained.statistics)
+    assert not scores.errors, scores.errors
+    names = set(scores.rows[0].scores)
+    assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
+    assert set(scores.means) == names, f"pooled makes up scores: {set(scores.means) - names}"
+    assert set(project.shown) <= names, f"shown names what is no score: {set(project.shown) - names}"
+    for table in scores.tables:
+        wrong = [row for row in table.rows if len(row) != len(table.columns)]
+        assert not wrong, f"table {table.name!r} has rows that are not as long as its columns: {wrong[:3]}"
+    for _, finding in scores.remarks:
+        assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
+    picture = project.figure(record, project.predict(record, trained.infer))
+    if picture is not None:
+        write_png(case.folder / "figure.png", picture)  # refuses what is no picture
+
+
+@cache
+def _trained(case: Case) -> Any:
+    case.project.pipeline = case.setup.pipeline  # predictions share the crop
+    return case.setup.engine.load(case.setup, case.trained[1])
+
+
+def _assert_predicts(case: Case) -> None:
+    if not overrides(case.project, "predict"):
+        raise SkipTest(f"{case.kind.name} has no `predict`")
+
+
+def _same_grid(one: Any, other: Any) -> bool:
+    """Equal, numbers to six digits."""
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(_same_grid(one[k], other[k]) for k in one)
+    numbers, others = np.asarray(one), np.asarray(other)
+    if numbers.dtype.kind not in "iuf" or others.dtype.kind not in "iuf":
+        return bool(one == other)
+    return numbers.shape == others.shape and np.allclose(numbers, others, rtol=1e-6, atol=1e-6)
