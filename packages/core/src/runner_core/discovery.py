@@ -13,7 +13,7 @@ from runner_core._errors import BadInput, did_you_mean
 
 PROJECTS = "runner.projects"
 EXTENSIONS = "runner.extensions"
-COMMANDS = ("list", "doctor", "cache")
+COMMANDS = ("list", "doctor", "cache", "new")
 """Words that cannot be a project's name, because they are commands of `runner` itself."""
 
 

@@ -87,6 +87,10 @@ def _dispatch(arguments: list[str]) -> int:
         from runner_core.cli.cache import cache
 
         return cache(rest)
+    if word == "new":
+        from runner_core.new import new
+
+        return new(rest)
     if word.startswith("-"):
         raise BadInput(f"unknown option {word!r}; `runner` says what there is")
     return _project_command(word, rest)

@@ -24,6 +24,7 @@ def overview() -> int:
             (f"runner {name} check --data DIR", "audit your data first"),
             (f"runner {name} --help", f"all commands of {name}"),
             ("runner list", "projects and extensions that are active; --hooks: what each provides"),
+            ("runner new NAME", "write a project of your own: a package that trains as it is"),
             ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
             ("runner cache list|verify|prune", "caches of prepared data on this machine"),
         ]

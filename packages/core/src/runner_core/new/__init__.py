@@ -1,0 +1,125 @@
+"""`runner new NAME`: a small package of its own that segments grey images, to be made into something else.
+
+The folder `template` beside this file is such a package, named `newproject`, in torch; it is no part of runner_core,
+and nothing imports it. Copied, its names become NAME's, `network_torch.py` or `network_keras.py` becomes `network.py`,
+and a leading `dot-` a dot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import keyword
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from runner_core import discovery
+from runner_core._errors import BadInput
+from runner_core._text import typed
+
+TEMPLATE = Path(__file__).with_name("template")
+PLACEHOLDER = "newproject"
+FRAMEWORKS = ("torch", "keras")
+_LONGEST = 40
+
+
+def new(arguments: Sequence[str]) -> int:
+    """`runner new NAME [--framework torch|keras] [--into DIR]`."""
+    parser = argparse.ArgumentParser(prog="runner new", description="Write a package with a project that trains.")
+    parser.add_argument("name", metavar="NAME", help="of the project, as typed after `runner`: cells, say")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="torch", help="default: torch")
+    parser.add_argument("--into", type=Path, default=Path(), metavar="DIR", help="folder to write runner-NAME into")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    chosen = parser.parse_args(list(arguments))
+    folder = write_project(chosen.name, chosen.framework, chosen.into)
+    print(f"{folder}: a project in {chosen.framework} that runs as it is. Next:")
+    print(f"  cd {typed(folder.resolve())}\n  uv run runner {chosen.name} train\n  uv run pytest")
+    print("README.md there says how to make it your own")
+    return 0
+
+
+def write_project(name: str, framework: str, into: Path) -> Path:
+    """Write the package runner-NAME into `into`; its folder, whole or not at all. BadInput for a name that cannot be
+    used, and where there is something already."""
+    _refuse(name)
+    folder = into / f"runner-{name}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder}: is there already; choose another name, or another place with --into")
+    temporary = into / f".{folder.name}.{os.getpid()}"
+    try:
+        for file in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+            if place := _place(file.relative_to(TEMPLATE).as_posix(), name, framework):
+                (temporary / place).parent.mkdir(parents=True, exist_ok=True)
+                (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework), "utf-8")
+        (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
+        temporary.rename(folder)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; choose a place with --into") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _refuse(name: str) -> None:
+    """BadInput where `name` cannot be a project's."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > _LONGEST:
+        raise BadInput(
+            f"{name!r} cannot be a project's name: small letters, digits and single _ between them, a letter first, "
+            f"{_LONGEST} at most"
+        )
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        raise BadInput(f"{name!r} is a word of Python itself: choose another name")
+    from runner_core.cli import PROJECT_COMMANDS
+
+    if name in (*discovery.COMMANDS, *PROJECT_COMMANDS, "help"):
+        raise BadInput(f"{name!r} is a command of runner: choose another name")
+    if plugin := discovery.projects().get(name):
+        raise BadInput(f"the project {name!r} is installed already, by {plugin.distribution}: choose another name")
+    if find_spec(f"runner_{name}"):
+        raise BadInput(f"there is a Python package runner_{name} already, which it would hide: choose another name")
+
+
+def _place(path: str, name: str, framework: str) -> str | None:
+    """Where a file of the template goes; None for another framework's network, and what tools leave behind."""
+    others = [f"network_{other}" for other in FRAMEWORKS if other != framework]
+    if any(part in path for part in ("__pycache__", "_cache/", *others)):
+        return None
+    return path.replace(f"network_{framework}", "network").replace("dot-", ".").replace(PLACEHOLDER, name)
+
+
+def _filled(text: str, name: str, framework: str) -> str:
+    """The template's text with the framework, where runner-core comes from, and the name put in."""
+    if framework != "torch":
+        text = text.replace("torch", framework)
+    return text.replace("# SOURCES\n", _sources()).replace(PLACEHOLDER, name)
+
+
+def _sources() -> str:
+    """Where uv finds runner-core when it was not installed from an index: a section of pyproject.toml, else nothing."""
+    try:
+        direct = json.loads(distribution("runner-core").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        direct = {}
+    url = direct.get("url", "")
+    if url.startswith("file:"):
+        path = unquote(urlsplit(url).path)
+        where = {"path": path} | ({"editable": True} if direct.get("dir_info", {}).get("editable") else {})
+    elif "vcs_info" in direct and direct["vcs_info"]["vcs"] == "git":
+        where = {"git": url, "rev": direct["vcs_info"]["commit_id"]}
+        where |= {"subdirectory": direct["subdirectory"]} if "subdirectory" in direct else {}
+    else:
+        return ""
+    fields = ", ".join(f"{key} = {json.dumps(value)}" for key, value in where.items())
+    return f"""
+# runner-core was installed from here when this file was written, not from an index: others, and the CI, cannot reach a
+# folder of your computer. Give them an address that they can, or leave the section out once an index has it.
+[tool.uv.sources]
+runner-core = {{ {fields} }}
+"""

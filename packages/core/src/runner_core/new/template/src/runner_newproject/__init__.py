@@ -1,0 +1,10 @@
+"""The project newproject, for runner."""
+
+from runner_core import hookimpl
+
+
+@hookimpl
+def runner_project() -> type:
+    from runner_newproject.project import Segmentation
+
+    return Segmentation

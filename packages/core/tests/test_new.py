@@ -1,0 +1,178 @@
+"""`runner new`: names, refusals, and what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import distribution
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from runner_core import new as module
+from runner_core._errors import BadInput
+from runner_core.discovery import Plugin
+from runner_core.new import PLACEHOLDER, TEMPLATE, write_project
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+LONG = "a_name_as_long_as_names_may_be_forty_abc"
+
+
+def text_of(folder: Path) -> dict[str, str]:
+    return {p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_what_is_written_is_a_package_of_that_name(framework: str, tmp_path: Path) -> None:
+    folder = write_project("cells", framework, tmp_path)
+    files = text_of(folder)
+    assert folder == tmp_path / "runner-cells"
+    assert list(tmp_path.iterdir()) == [folder], "nothing is left beside it"
+    assert set(files) == {
+        *(".github/workflows/ci.yml", ".gitignore", ".python-version", "README.md", "pyproject.toml"),
+        *(f"src/runner_cells/{n}.py" for n in ("__init__", "config", "files", "network", "phantom", "project")),
+        *("tests/test_cells.py", "tests/test_network.py"),
+    }
+    for path, text in files.items():
+        assert PLACEHOLDER not in text, path
+        assert {"torch": "keras", "keras": "torch"}[framework] not in text, path
+    assert f'framework, Config = "cells", "{framework}", Config' in files["src/runner_cells/project.py"]
+    project = tomllib.loads(files["pyproject.toml"])["project"]
+    assert (project["name"], project["entry-points"]) == (
+        "runner-cells",
+        {"runner.projects": {"cells": "runner_cells"}},
+    )
+    assert f"runner-core[{framework}]" in project["dependencies"]
+    ours = set(distribution("runner-core").metadata["Requires-Python"].split(","))
+    assert set(project["requires-python"].split(",")) == ours, "what the core cannot run on cannot be resolved"
+    assert yaml.safe_load(files[".github/workflows/ci.yml"])["jobs"]
+
+
+def test_the_project_module_is_short_and_the_others_too() -> None:
+    lines = {p.name: len(p.read_text("utf-8").splitlines()) for p in TEMPLATE.rglob("*.py")}
+    assert lines.pop("project.py") <= 160
+    assert max(lines.values()) <= 100, lines
+
+
+@pytest.mark.parametrize("name", ["x", LONG])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_it_is_clean_by_its_own_rules_whatever_its_name(name: str, framework: str, tmp_path: Path) -> None:
+    ruff = pytest.importorskip("ruff", reason="ruff is not installed").find_ruff_bin()
+    folder = write_project(name, framework, tmp_path)
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([ruff, *command, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+REFUSED = {
+    "Cells": "small letters",
+    "my-cells": "small letters",
+    "1cell": "small letters",
+    "cells_": "small letters",
+    "a__b": "small letters",
+    "zellkörper": "small letters",
+    "": "small letters",
+    "../cells": "small letters",
+    LONG + "d": "40 at most",
+    "class": "word of Python",
+    "match": "word of Python",
+    "list": "command of runner",
+    "new": "command of runner",
+    "train": "command of runner",
+    "core": "a Python package runner_core already",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=REFUSED[name]):
+        write_project(name, "torch", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_an_installed_project_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = Plugin("cells", "project", "their-cells", "1", None)  # type: ignore[arg-type]
+    monkeypatch.setattr(module.discovery, "projects", lambda: {"cells": plugin})
+    with pytest.raises(BadInput, match="installed already, by their-cells"):
+        write_project("cells", "torch", tmp_path)
+
+
+def test_what_is_there_already_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "runner-cells").mkdir()
+    write_project("cells", "torch", tmp_path)  # an empty folder is no loss
+    before = text_of(tmp_path)
+    with pytest.raises(BadInput, match="runner-cells: is there already"):
+        write_project("cells", "keras", tmp_path)
+    assert text_of(tmp_path) == before
+    (tmp_path / "runner-file").write_text("mine")
+    with pytest.raises(BadInput, match="runner-file: is there already"):
+        write_project("file", "torch", tmp_path)
+    with pytest.raises(BadInput, match="cannot be written"):
+        write_project("cells", "torch", tmp_path / "runner-file")
+
+
+def test_an_error_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(BadInput, match="No space left on device"):
+        write_project("cells", "torch", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "direct, expected",
+    [
+        (None, None),
+        ({"url": "https://example.org/runner_core-0.1.0.whl", "archive_info": {}}, None),
+        (
+            {"url": "file:///my%20code/core", "dir_info": {"editable": True}},
+            {"path": "/my code/core", "editable": True},
+        ),
+        ({"url": "file:///core", "dir_info": {}}, {"path": "/core"}),
+        (
+            {
+                "url": "https://example.org/r.git",
+                "vcs_info": {"vcs": "git", "commit_id": "0a"},
+                "subdirectory": "packages/core",
+            },
+            {"git": "https://example.org/r.git", "rev": "0a", "subdirectory": "packages/core"},
+        ),
+    ],
+)
+def test_uv_finds_the_core_where_it_was_installed_from(
+    direct: dict[str, object] | None, expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = None if direct is None else json.dumps(direct)
+    monkeypatch.setattr(module, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    written = tomllib.loads((write_project("cells", "torch", tmp_path) / "pyproject.toml").read_text("utf-8"))
+    assert written["tool"]["uv"].get("sources", {}).get("runner-core") == expected
+    assert written["tool"]["ruff"]["line-length"] == 120
+
+
+def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> None:
+    done = runner("new", "cells", "--framework", "keras", "--into", "my code")
+    assert done.returncode == 0, done.stderr
+    said = [line.strip() for line in done.stdout.splitlines()]
+    folder = os.path.realpath(tmp_path / "my code" / "runner-cells")
+    assert said[1:4] == [f"cd '{folder}'", "uv run runner cells train", "uv run pytest"]
+    again = runner("new", "cells", "--into", "my code")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.startswith("runner: my code/runner-cells: is there already")
+    assert "Traceback" not in again.stderr
+    assert runner("new", "Cells").returncode == runner("new").returncode == 2
+    assert "runner new NAME" in runner().stdout
+
+
+def test_the_template_is_no_part_of_the_package() -> None:
+    found = [p for p in TEMPLATE.rglob("*.py") if (TEMPLATE / "__init__.py").exists() or not p.is_file()]
+    assert not found
+    code = "import pkgutil, runner_core.new as n; print([m.name for m in pkgutil.walk_packages(n.__path__, 'n.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", "what imports all modules of the core must not meet the template"
