@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +22,17 @@ from runner_core._workers import Work, Workers
 from runner_core.cache.folder import (
     TEMPORARY,
     CacheMeta,
-    Format,
     Say,
     cache_folder,
+    content_bytes,
     unwritable,
     write_meta,
 )
 from runner_core.cache.identity import Identities, Known, identify, unchanged
 from runner_core.cache.progress import progress
+from runner_core.cache.storage import Storage
 from runner_core.cache.stored import PreparedStore
-from runner_core.cache.write import ArrayWriter, FlatFile, as_bytes
+from runner_core.cache.write import ArrayWriter, FlatFile
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline
 
@@ -104,7 +106,7 @@ class Prepare:
         if self.folder is not None:
             path = self.folder / f"part-{number}-{index}"
             with closing(FlatFile(path)) as file:
-                file.append(as_bytes(array))
+                file.append(array)
         return Part(array.dtype.str, array.shape, path)
 
 
@@ -140,7 +142,7 @@ class Builder:
     records: Sequence[Record]
     known: list[Known | None]
     reuse: Mapping[int, tuple[PreparedStore, int]]
-    form: Format
+    storage: Storage
     processes: int
     index: Identities
     max_bytes: float
@@ -156,7 +158,7 @@ class Builder:
             raise self._disk_error(error) from error
         try:
             meta = self._write(temporary, say)
-            folder = cache_folder(self.parent, meta.keys, meta.identities, self.form)
+            folder = cache_folder(self.parent, meta.keys, meta.identities, self.storage.name)
             write_meta(temporary, meta)
             flush(temporary)
             if not folder.exists():  # it may: files that only moved are known by their contents
@@ -182,7 +184,8 @@ class Builder:
             arrays, own_meta = found
             meta.append(own_meta)
             if not writers:
-                writers = {name: ArrayWriter(temporary / f"array-{i}.bin", self.form) for i, name in enumerate(arrays)}
+                files = [temporary / f"array-{i}.bin" for i in range(len(arrays))]
+                writers = {name: ArrayWriter(file, self.storage) for name, file in zip(arrays, files, strict=True)}
             _append(writers, arrays, self.records[number].key)
             written += sum(a.nbytes for a in arrays.values())
             self._limit(temporary)
@@ -191,7 +194,7 @@ class Builder:
         return CacheMeta(
             project=str(self.pipeline.settings["project"]),
             settings=self.pipeline.settings,
-            format=self.form,
+            format=self.storage.name,
             keys=[r.key for r in self.records],
             identities=[known.identity for known in self.known if known],
             meta=meta,
@@ -229,8 +232,9 @@ class Builder:
         return arrays, outcome.meta
 
     def _limit(self, temporary: Path) -> None:
-        size = sum(f.stat().st_size for f in temporary.glob("array-*"))
-        if size > self.max_bytes:
+        if self.max_bytes == math.inf:
+            return
+        if sum(content_bytes(path) for path in temporary.glob("array-*")) > self.max_bytes:
             raise OutOfSpace(
                 f"the cache grew beyond {size_text(self.max_bytes)} (expected: {self.needs}); raise cache.max_gb, "
                 "or set cache.mode to blosc2 or off"

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from runner_core._errors import OutOfSpace
 from runner_core._files import size_text
 from runner_core._memory import available_ram
-from runner_core.cache.folder import Format
 from runner_core.cache.size import Size
+from runner_core.cache.storage import Storage
+from runner_core.cache.write import BLOSC2, FLAT, MEMORY
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
 
 _LEAVE_FREE = 0.05
+STORAGES = {"memmap": FLAT, "device": FLAT, "memory": MEMORY, "blosc2": BLOSC2}
+"""What each mode keeps its arrays in."""
 
 
 class Limit(NamedTuple):
@@ -28,12 +31,15 @@ class Limit(NamedTuple):
     from_setting: bool
 
 
-def choose_mode(config: CacheConfig, folder: Path, built: Collection[Format], size: Size) -> tuple[str, str]:
+def choose_mode(
+    config: CacheConfig, folder: Path, built: Collection[str], size: Size, own: Storage | None = None
+) -> tuple[str, str]:
     """(mode, why if that needs saying). Raises OutOfSpace when it does not fit and naming what would.
 
-    `built`: formats in which these very records are cached already; they take no further disk.
+    `built`: names of the storages in which these very records are cached already; they take no further disk.
+    `own`: an extension's storage, which is then the mode.
     """
-    mode: str = config.mode
+    mode: str = config.mode if own is None else own.name
     why = ""
     if mode == "auto":
         mode, why = _automatic(config, folder, built, size)
@@ -42,22 +48,18 @@ def choose_mode(config: CacheConfig, folder: Path, built: Collection[Format], si
             f"cache.mode memory takes {size_text(size.plain)} of RAM, {size_text(there)} are available: set cache.mode "
             "to memmap, which needs none of its own"
         )
-    form = format_of(mode)
-    wanted = size.compressed if form == "blosc2" else size.plain
+    storage = own or STORAGES[mode]
+    wanted = size.compressed if storage is BLOSC2 else size.plain if own is None else size.kept_by(own)
     limit = _disk_limit(config, folder)
-    if form not in built and wanted > limit.size:
+    if storage.name not in built and wanted > limit.size:
         raise OutOfSpace(
             f"the cache takes about {size_text(wanted)} of disk, {limit.source} {size_text(limit.size)}: "
-            + _remedy(size, limit, form)
+            + _remedy(size, limit, storage)
         )
     return mode, why
 
 
-def format_of(mode: str) -> Format:
-    return "blosc2" if mode == "blosc2" else "flat"
-
-
-def _automatic(config: CacheConfig, folder: Path, built: Collection[Format], size: Size) -> tuple[str, str]:
+def _automatic(config: CacheConfig, folder: Path, built: Collection[str], size: Size) -> tuple[str, str]:
     """A memory map; blosc2 when that is there already or only that fits."""
     if "flat" in built:
         return "memmap", ""
@@ -79,8 +81,8 @@ def _disk_limit(config: CacheConfig, folder: Path) -> Limit:
     return Limit(free, f"the disk of {existing} has (less 5 %)", False)
 
 
-def _remedy(size: Size, limit: Limit, form: Format) -> str:
-    if form == "flat" and size.compressed <= limit.size:
+def _remedy(size: Size, limit: Limit, storage: Storage) -> str:
+    if storage is not BLOSC2 and size.compressed <= limit.size:
         return f"set cache.mode to blosc2 (about {size_text(size.compressed)})"
     if limit.from_setting:
         return (

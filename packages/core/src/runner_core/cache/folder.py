@@ -20,23 +20,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import filelock
 
 from runner_core._errors import BadInput
-from runner_core._files import hash_file
+from runner_core._files import flush, hash_file
 from runner_core.cache.identity import digest_json
 from runner_core.protocols import Json
 
-Format = Literal["flat", "blosc2"]
 Say = Callable[[str], None]
-FORMATS: tuple[Format, ...] = ("flat", "blosc2")
 TEMPORARY = ".building-"
 _VERSION = 1
 _MARK = "damaged"
 _SETTINGS = re.compile(r"[0-9a-f]{16}")
-_CACHE = re.compile(r"[0-9a-f]{24}\.(flat|blosc2)")
+_CACHE = re.compile(r"[0-9a-f]{24}\.[a-z0-9]+")
 _LEFTOVER = re.compile(rf"\.building-([0-9a-f]{{32}}|removed-{_CACHE.pattern}-\d+)")
 _FILE = re.compile(rf"meta\.json|{_MARK}|array-\d+\.bin")
 
@@ -47,7 +45,8 @@ class Damaged(BadInput):
 
 @dataclass(frozen=True)
 class ArrayMeta:
-    """One file of a cache. `shapes`: of every record's array; `size`, `checksum`: of the file."""
+    """One array of a cache. `file`: where it lies, a file or a folder; `shapes`: of every record's array; `size`,
+    `checksum`: of the file, or of all files in the folder."""
 
     file: str
     dtype: str
@@ -62,7 +61,8 @@ class CacheMeta:
 
     project: str
     settings: Mapping[str, Json]
-    format: Format
+    format: str
+    """The storage's name."""
     keys: Sequence[str]
     identities: Sequence[str]
     meta: Sequence[Mapping[str, Json]]
@@ -85,7 +85,7 @@ def settings_folder(root: Path, settings: Mapping[str, Json]) -> Path:
     return root / str(settings["project"]) / digest_json(settings)[:16]
 
 
-def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], form: Format) -> Path:
+def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], form: str) -> Path:
     return parent / f"{digest_json([list(keys), list(identities)])[:24]}.{form}"
 
 
@@ -123,10 +123,10 @@ def read_meta(folder: Path) -> CacheMeta:
         raise Damaged(_damage(folder, "meta.json was altered or is of another version"))
     arrays = {name: _array_meta(a) for name, a in body.pop("arrays").items()}
     for a in arrays.values():
-        size = os.path.getsize(folder / a.file) if (folder / a.file).exists() else None
+        size = content_bytes(folder / a.file) if (folder / a.file).exists() else None
         if size != a.size:
             raise Damaged(_damage(folder, f"{a.file} has {size} bytes, {a.size} were written"))
-        if (folder / a.file).stat().st_mtime_ns > (folder / "meta.json").stat().st_mtime_ns:
+        if _changed_ns(folder / a.file) > (folder / "meta.json").stat().st_mtime_ns:
             _check_content(folder, a)  # touched since it was built or last used
     return CacheMeta(arrays=arrays, **body)
 
@@ -141,11 +141,37 @@ def verify(folder: Path) -> CacheMeta:
 
 
 def _check_content(folder: Path, a: ArrayMeta) -> None:
-    if hash_file(folder / a.file) != a.checksum:
+    if content_hash(folder / a.file) != a.checksum:
         message = _damage(folder, f"{a.file} has changed since it was written (its checksum differs)")
         with suppress(OSError):
             (folder / _MARK).write_text(message)
         raise Damaged(message)
+
+
+def content_bytes(path: Path) -> int:
+    """Size of a file, or of all files in a folder."""
+    return sum(file.stat().st_size for file in _files(path))
+
+
+def content_hash(path: Path) -> str:
+    """Checksum of a file, or of a folder: names and contents of all its files."""
+    if not path.is_dir():
+        return hash_file(path)
+    return digest_json([(str(file.relative_to(path)), hash_file(file)) for file in _files(path)])
+
+
+def flush_content(path: Path) -> None:
+    """fsync a file, or a folder and all that it holds."""
+    for inside in [*path.rglob("*"), path]:
+        flush(inside)
+
+
+def _changed_ns(path: Path) -> int:
+    return max((file.stat().st_mtime_ns for file in _files(path)), default=0)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def open_shared(folder: Path) -> int:

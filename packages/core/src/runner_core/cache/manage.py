@@ -11,14 +11,23 @@ from pathlib import Path
 
 import filelock
 
-from runner_core.cache.folder import Damaged, cache_root, caches, read_meta, remove, remove_leftovers, settings_folders
+from runner_core.cache.folder import (
+    Damaged,
+    cache_root,
+    caches,
+    content_bytes,
+    read_meta,
+    remove,
+    remove_leftovers,
+    settings_folders,
+)
 from runner_core.cache.folder import verify as verify_folder
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cache. `last_used`: seconds since the epoch; `form`: flat (memory map) or blosc2; `problem`: what is wrong
-    with it at a glance (the sizes of its files), empty if nothing is."""
+    """One cache. `last_used`: seconds since the epoch; `form`: flat (memory map), blosc2 or an extension's; `problem`:
+    what is wrong with it at a glance (the sizes of its files), empty if nothing is."""
 
     folder: Path
     project: str
@@ -93,7 +102,7 @@ def prune(
 
 def _entry(folder: Path) -> Entry:
     form = folder.suffix.removeprefix(".")
-    size = sum(f.stat().st_size for f in folder.iterdir())
+    size = content_bytes(folder)
     try:
         used = (folder / "meta.json").stat().st_mtime
     except OSError:

@@ -17,11 +17,9 @@ from runner_core._errors import BadInput, DataErrors
 from runner_core._files import size_text
 from runner_core._text import counted
 from runner_core.cache.build import Builder, Prepare, Task, run_all
-from runner_core.cache.choose import choose_mode, format_of
+from runner_core.cache.choose import STORAGES, choose_mode
 from runner_core.cache.folder import (
-    FORMATS,
     Damaged,
-    Format,
     Say,
     build_lock,
     cache_folder,
@@ -36,7 +34,9 @@ from runner_core.cache.folder import (
 from runner_core.cache.identity import FileMark, Identities, Known, identify
 from runner_core.cache.progress import progress
 from runner_core.cache.size import Estimator, Size
+from runner_core.cache.storage import Storage
 from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
+from runner_core.cache.write import BLOSC2, FLAT
 from runner_core.project import Record
 from runner_core.protocols import CachePlan, Pipeline, Store
 
@@ -50,12 +50,12 @@ _SECONDS_TO_START = 3.0
 
 @dataclass(frozen=True)
 class Survey:
-    """What is there already. `built`: finished cache of exactly these records, by format; `ready`: record number →
+    """What is there already. `built`: finished cache of exactly these records, by storage; `ready`: record number →
     (folder, number there) where its prepared arrays lie in some cache of these settings."""
 
     parent: Path
     known: list[Known | None]
-    built: Mapping[Format, Path]
+    built: Mapping[str, Path]
     ready: Mapping[int, tuple[Path, int]]
 
 
@@ -67,10 +67,12 @@ class _Planned:
 
 
 class PreparedCache:
-    """`config.cache`, carried out."""
+    """`config.cache`, carried out; with arrays kept by `storage` where that is given, whatever `cache.mode` says."""
 
-    def __init__(self, config: CacheConfig) -> None:
-        self._config = config
+    def __init__(self, config: CacheConfig, storage: Storage | None = None) -> None:
+        self._config, self._own = config, storage
+        self._storages = {s.name: s for s in (FLAT, BLOSC2, storage) if s is not None}
+        """Those whose caches can be opened here."""
         self._root = cache_root(config.dir)
         self._index = Identities(self._root)
         self._estimator = Estimator()
@@ -78,16 +80,16 @@ class PreparedCache:
 
     def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
         """What `open` will take. Raises OutOfSpace, with the number and the setting, when that is not there."""
-        if self._config.mode == "off":
+        if self._live_mode:
             return CachePlan("off", len(records), 0, 0, 0, 0, None, ("every read prepares its record anew: slow",))
         survey = self._survey(pipeline, records)
         size = self._size(pipeline, records, survey)
-        mode, why = choose_mode(self._config, survey.parent, survey.built, size)
+        mode, why = choose_mode(self._config, survey.parent, survey.built, size, self._own)
         plan = CachePlan(
             mode=mode,
             records=len(records),
             ready=len(survey.ready),
-            disk_bytes=size.compressed if mode == "blosc2" else size.plain,
+            disk_bytes=size.compressed if mode == "blosc2" else size.kept_by(self._own) if self._own else size.plain,
             ram_bytes=size.plain if mode == "memory" else 0,
             device_bytes=size.plain if mode == "device" else 0,
             folder=survey.parent,
@@ -98,7 +100,7 @@ class PreparedCache:
 
     def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
         """Build what is missing and open it. Raises OutOfSpace, DataErrors, BadInput (folder cannot be written)."""
-        if self._config.mode == "off":
+        if self._live_mode:
             return self._live(pipeline, records, say)
         survey, plan = self._take_plan(pipeline, records)
         store = self._open_built(survey, plan.mode, say)
@@ -112,8 +114,18 @@ class PreparedCache:
                 survey = self._read_unknown(pipeline, records, survey, say)
             store = self._open_built(survey, plan.mode, say)  # another process may have built it meanwhile
             if store is None:
-                store = PreparedStore.open(self._build(pipeline, records, survey, plan, say), plan.mode)
+                store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
             return store
+
+    @property
+    def _live_mode(self) -> bool:
+        return self._own is None and self._config.mode == "off"
+
+    def _storage(self, mode: str) -> Storage:
+        return self._own or STORAGES[mode]
+
+    def _open(self, folder: Path, mode: str) -> PreparedStore:
+        return PreparedStore.open(folder, self._storage(mode), device=mode == "device")
 
     # ------------------------------------------------------------ what is there
 
@@ -137,13 +149,15 @@ class PreparedCache:
         for i, now in zip(unknown, self._index.lookup([records[i] for i in unknown]), strict=True):
             found[i] = now
         identities = [k and k.identity for k in found]
-        built: dict[Format, Path] = {}
+        built: dict[str, Path] = {}
         if None not in identities:
             keys = [r.key for r in records]
-            folders = {form: cache_folder(parent, keys, [str(i) for i in identities], form) for form in FORMATS}
-            built = {form: folder for form, folder in folders.items() if folder.exists()}
+            folders = {name: cache_folder(parent, keys, [str(i) for i in identities], name) for name in self._storages}
+            built = {name: folder for name, folder in folders.items() if folder.exists()}
         there: dict[tuple[str, str], tuple[Path, int]] = {}
         for folder in caches(parent):
+            if _storage_name(folder) not in self._storages:
+                continue
             with suppress(Damaged):
                 meta = read_meta(folder)
                 pairs = zip(meta.keys, meta.identities, strict=True)
@@ -156,17 +170,17 @@ class PreparedCache:
         return Survey(parent, found, built, ready)
 
     def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
-        for folder in survey.built.values():
+        for name, folder in survey.built.items():
             with suppress(Damaged, OSError):
-                return self._estimator.of_cache(folder, read_meta(folder))
+                return self._estimator.of_cache(folder, read_meta(folder), self._storages[name])
         return self._estimator.of_records(pipeline, records)
 
     def _open_built(self, survey: Survey, mode: str, say: Say) -> PreparedStore | None:
-        folder = survey.built.get(format_of(mode))
+        folder = survey.built.get(self._storage(mode).name)
         if folder is None:
             return None
         try:
-            return PreparedStore.open(folder, mode)
+            return self._open(folder, mode)
         except Damaged as error:
             if why_not := remove(folder):
                 raise BadInput(f"{error} (it was not deleted: {why_not})") from error
@@ -198,7 +212,7 @@ class PreparedCache:
             records=records,
             known=list(survey.known),
             reuse=reuse,
-            form=format_of(plan.mode),
+            storage=self._storage(plan.mode),
             processes=self._processes(len(records) - len(reuse)),
             index=self._index,
             max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
@@ -216,7 +230,7 @@ class PreparedCache:
         for folder in {folder for folder, _ in survey.ready.values()}:
             try:
                 verify(folder)
-                stores[folder] = PreparedStore.open(folder, "memmap")
+                stores[folder] = PreparedStore.open(folder, self._storages[_storage_name(folder)])
             except Damaged as error:
                 say(f"{error}. Nothing is copied from it")
             except OSError:  # pruned by another process since the survey
@@ -253,6 +267,10 @@ class PreparedCache:
         keys = [r.key for r in records]
         identity = store_identity(pipeline.settings, keys, [known.identity for known in found])
         return PreparedStore(keys, [o.meta for o in outcomes], arrays, identity)
+
+
+def _storage_name(cache: Path) -> str:
+    return cache.suffix.removeprefix(".")
 
 
 def _marks_if_readable(record: Record) -> Sequence[FileMark]:

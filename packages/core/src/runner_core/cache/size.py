@@ -15,8 +15,9 @@ import numpy as np
 from runner_core._errors import BadInput
 from runner_core.cache.folder import CacheMeta
 from runner_core.cache.identity import digest_json, source_bytes
+from runner_core.cache.storage import Storage
 from runner_core.cache.stored import PreparedStore
-from runner_core.cache.write import compressed_bytes
+from runner_core.cache.write import BLOSC2
 from runner_core.project import Record
 from runner_core.protocols import Array, Pipeline
 
@@ -32,7 +33,11 @@ class Size:
 
     @cached_property
     def compressed(self) -> int:
-        return round(self.share * sum(map(compressed_bytes, self.sample)))
+        return self.kept_by(BLOSC2)
+
+    def kept_by(self, storage: Storage) -> int:
+        """Bytes on the disk."""
+        return round(self.share * sum(map(storage.bytes, self.sample)))
 
 
 class Estimator:
@@ -54,10 +59,10 @@ class Estimator:
                 return Size(round(share * sum(a.nbytes for a in sample)), sample, share)
         return Size(0)  # not one can be prepared: building says why
 
-    def of_cache(self, folder: Path, meta: CacheMeta) -> Size:
+    def of_cache(self, folder: Path, meta: CacheMeta, storage: Storage) -> Size:
         """Exact, and a sample from the cache. Raises Damaged, OSError."""
         plain = sum(np.dtype(a.dtype).itemsize * sum(map(_count, a.shapes)) for a in meta.arrays.values())
-        store = PreparedStore.open(folder, "memmap")
+        store = PreparedStore.open(folder, storage)
         sample = [a.read(len(meta.keys) // 2) for a in store.arrays.values()]
         store.close()
         return Size(plain, sample, plain / max(1, sum(a.nbytes for a in sample)))

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from runner_core._workers import SharedMemory
-from runner_core.cache.folder import CacheMeta, mark_used, open_shared, read_meta
+from runner_core.cache.folder import mark_used, open_shared, read_meta
 from runner_core.cache.identity import digest_json
+from runner_core.cache.storage import Layout, Region, Shapes, Storage
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline, StoredArray
-
-Region = tuple[slice, ...]
-Shapes = Sequence[tuple[int, ...]]
 
 
 class PreparedStore:
@@ -43,15 +41,16 @@ class PreparedStore:
         self._lock: int | None = None
 
     @classmethod
-    def open(cls, folder: Path, mode: str) -> PreparedStore:
-        """`mode`: memmap, device, memory (folders of format flat) or blosc2. Raises Damaged, OSError."""
+    def open(cls, folder: Path, storage: Storage, *, device: bool = False) -> PreparedStore:
+        """A cache folder that `storage` wrote. Raises Damaged, OSError."""
         lock = open_shared(folder)
         try:
             meta = read_meta(folder)
             identity = store_identity(meta.settings, meta.keys, meta.identities)
-            store = cls(
-                meta.keys, meta.meta, _open_arrays(folder, meta, mode), identity, device=mode == "device", folder=folder
-            )
+            arrays = {
+                name: storage.open(folder / a.file, np.dtype(a.dtype), a.shapes) for name, a in meta.arrays.items()
+            }
+            store = cls(meta.keys, meta.meta, arrays, identity, device=device, folder=folder)
         except BaseException:
             os.close(lock)
             raise
@@ -78,36 +77,7 @@ def store_identity(settings: Mapping[str, Json], keys: Sequence[str], identities
     return digest_json([dict(settings), list(keys), list(identities)])
 
 
-def _open_arrays(folder: Path, meta: CacheMeta, mode: str) -> dict[str, StoredArray]:
-    arrays: dict[str, StoredArray] = {}
-    for name, a in meta.arrays.items():
-        dtype = np.dtype(a.dtype)
-        if meta.format == "blosc2":
-            arrays[name] = BloscArray(folder / a.file, dtype, a.shapes)
-        elif mode == "memory":
-            arrays[name] = FlatArray(_in_memory(folder / a.file), dtype, a.shapes)
-        else:
-            arrays[name] = FlatArray(folder / a.file, dtype, a.shapes)
-    return arrays
-
-
-class _Layout:
-    """Where each record lies in the concatenation, in items and in rows."""
-
-    def __init__(self, dtype: np.dtype[Any], shapes: Shapes) -> None:
-        self.dtype, self.shapes = dtype, shapes
-        self.starts = np.cumsum([0, *(int(np.prod(s, dtype=np.int64)) for s in shapes)])
-        trailing = {s[1:] for s in shapes}
-        self.trailing = trailing.pop() if len(trailing) == 1 and all(shapes) else None
-        """Shape of a row, when every record has the same."""
-
-    def row_shape(self) -> tuple[int, ...]:
-        if self.trailing is None:
-            raise ValueError("records have rows of different shapes: they cannot be gathered; read() them one by one")
-        return self.trailing
-
-
-class FlatArray(_Layout):
+class FlatArray(Layout):
     """A memory map of a file, or memory shared with workers."""
 
     def __init__(self, source: Path | SharedMemory, dtype: np.dtype[Any], shapes: Shapes) -> None:
@@ -132,7 +102,7 @@ class FlatArray(_Layout):
         np.take(self._rows, rows, axis=0, out=out, mode="clip")
 
 
-class BloscArray(_Layout):
+class BloscArray(Layout):
     """A blosc2 file of the same bytes, in chunks of whole rows."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shapes: Shapes) -> None:
@@ -172,7 +142,7 @@ class BloscArray(_Layout):
         return out
 
 
-class LiveArray(_Layout):
+class LiveArray(Layout):
     """Prepares the record at each read (cache.mode off)."""
 
     def __init__(self, live: LiveRecords, name: str, dtype: np.dtype[Any], shapes: Shapes) -> None:
@@ -185,12 +155,8 @@ class LiveArray(_Layout):
 
     def take(self, rows: Array, out: Array) -> None:
         self.row_shape()
-        ends = np.cumsum([s[0] for s in self.shapes])
-        records = np.searchsorted(ends, rows, side="right")
-        for record in np.unique(records).tolist():
-            chosen = np.flatnonzero(records == record)
-            begin = int(ends[record]) - self.shapes[record][0]
-            out[chosen] = self._live.prepare(record)[self._name][rows[chosen] - begin]
+        for record, places, own in self.by_record(rows):
+            out[places] = self._live.prepare(record)[self._name][own]
 
 
 class LiveRecords:
@@ -229,7 +195,8 @@ def _read_ahead(buffer: mmap.mmap) -> None:
         buffer.madvise(mmap.MADV_WILLNEED)
 
 
-def _in_memory(path: Path) -> SharedMemory:
+def in_memory(path: Path) -> SharedMemory:
+    """A file's contents, in memory that worker processes share."""
     shared = SharedMemory(path.stat().st_size)
     view = memoryview(shared.memory)
     done = 0

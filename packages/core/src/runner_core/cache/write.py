@@ -1,18 +1,18 @@
-"""Writing the files of a cache, and checking them by reading them back."""
+"""The core's storages (flat files, in memory, blosc2), and a writer that checks by reading back what it wrote."""
 
 from __future__ import annotations
 
 import errno
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
 
-from runner_core._files import flush, hash_file
-from runner_core.cache.folder import ArrayMeta, Damaged, Format
-from runner_core.cache.stored import BloscArray
-from runner_core.protocols import Array
+from runner_core.cache.folder import ArrayMeta, Damaged, content_bytes, content_hash, flush_content
+from runner_core.cache.storage import ArrayFile, Shapes, Storage
+from runner_core.cache.stored import BloscArray, FlatArray, in_memory
+from runner_core.protocols import Array, StoredArray
 
 _CHUNK = 1 << 16
 _LARGEST_CHUNK = 1 << 22
@@ -23,51 +23,43 @@ def as_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-class _File(Protocol):
-    def append(self, content: memoryview) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class ArrayWriter:
     """One named array of all records, appended record by record."""
 
-    def __init__(self, path: Path, form: Format) -> None:
-        self._path, self._form = path, form
+    def __init__(self, path: Path, storage: Storage) -> None:
+        self._path, self._storage = path, storage
         self._shapes: list[tuple[int, ...]] = []
         self._content = xxhash.xxh3_128()
         self._dtype: np.dtype[Any] | None = None
-        self._file: _File | None = None
+        self._file: ArrayFile | None = None
 
     def append(self, array: Array) -> None:
         """Raises OSError (disk full), ValueError (another dtype than the records before)."""
         if self._file is None:
             self._dtype = array.dtype
-            self._file = FlatFile(self._path) if self._form == "flat" else _BloscFile(self._path, array)
+            self._file = self._storage.create(self._path, array)
         if array.dtype != self._dtype:
             raise ValueError(f"has dtype {array.dtype}, records before it have {self._dtype}")
         self._shapes.append(array.shape)
-        if array.size:
-            content = as_bytes(array)
-            self._content.update(content)
-            self._file.append(content)
+        self._content.update(as_bytes(array))
+        self._file.append(array)
 
     def finish(self) -> ArrayMeta:
         """Close, bring to the disk, and read back: raises Damaged when what was written is not what is there."""
         assert self._file is not None
         assert self._dtype is not None
         self._file.close()
-        flush(self._path)
-        checksum = hash_file(self._path)
-        content = checksum if self._form == "flat" else self._read_back()
-        if content != self._content.hexdigest():
+        flush_content(self._path)
+        checksum = content_hash(self._path)
+        # A flat file holds just the arrays' bytes: its checksum says it all.
+        if self._content.hexdigest() != checksum and self._content.hexdigest() != self._read_back():
             raise Damaged(f"{self._path} reads back differently from what was written: is the disk sound?")
-        return ArrayMeta(self._path.name, self._dtype.str, self._shapes, self._path.stat().st_size, checksum)
+        return ArrayMeta(self._path.name, self._dtype.str, self._shapes, content_bytes(self._path), checksum)
 
     def _read_back(self) -> str:
         assert self._dtype is not None
         state = xxhash.xxh3_128()
-        array = BloscArray(self._path, self._dtype, self._shapes)
+        array = self._storage.open(self._path, self._dtype, self._shapes)
         for record in range(len(self._shapes)):
             state.update(as_bytes(array.read(record)))
         return state.hexdigest()
@@ -79,7 +71,8 @@ class FlatFile:
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
 
-    def append(self, content: memoryview) -> None:
+    def append(self, array: Array) -> None:
+        content = as_bytes(array)
         while content:  # one write may take less than all
             content = content[self._file.write(content) :]
 
@@ -99,8 +92,8 @@ class _BloscFile:
         self._size = self._chunks.chunksize
         self._rest = bytearray()
 
-    def append(self, content: memoryview) -> None:
-        self._rest += content
+    def append(self, array: Array) -> None:
+        self._rest += as_bytes(array)
         whole = len(self._rest) - len(self._rest) % self._size
         for begin in range(0, whole, self._size):
             self._write(self._rest[begin : begin + self._size])
@@ -141,10 +134,45 @@ def blosc_chunks(first: Array, path: Path | None = None) -> Any:
     )
 
 
-def compressed_bytes(array: Array) -> int:
-    """What blosc2 makes of an array."""
-    chunks = blosc_chunks(array)
-    content = as_bytes(array)
-    for begin in range(0, len(content), chunks.chunksize):
-        chunks.append_data(content[begin : begin + chunks.chunksize])
-    return int(chunks.cbytes)
+class _Flat:
+    """The arrays' bytes, one after the other, nothing between; read through a memory map."""
+
+    name = "flat"
+
+    def create(self, path: Path, first: Array) -> ArrayFile:
+        return FlatFile(path)
+
+    def open(self, path: Path, dtype: np.dtype[Any], shapes: Shapes) -> StoredArray:
+        return FlatArray(path, dtype, shapes)
+
+    def bytes(self, array: Array) -> int:
+        return array.nbytes
+
+
+class _Memory(_Flat):
+    """The same files, read whole into memory that worker processes share."""
+
+    def open(self, path: Path, dtype: np.dtype[Any], shapes: Shapes) -> StoredArray:
+        return FlatArray(in_memory(path), dtype, shapes)
+
+
+class _Blosc2:
+    name = "blosc2"
+
+    def create(self, path: Path, first: Array) -> ArrayFile:
+        return _BloscFile(path, first)
+
+    def open(self, path: Path, dtype: np.dtype[Any], shapes: Shapes) -> StoredArray:
+        return BloscArray(path, dtype, shapes)
+
+    def bytes(self, array: Array) -> int:
+        chunks = blosc_chunks(array)
+        content = as_bytes(array)
+        for begin in range(0, len(content), chunks.chunksize):
+            chunks.append_data(content[begin : begin + chunks.chunksize])
+        return int(chunks.cbytes)
+
+
+FLAT: Storage = _Flat()
+MEMORY: Storage = _Memory()
+BLOSC2: Storage = _Blosc2()
