@@ -55,14 +55,6 @@ def test_the_overview_imports_nothing_heavy(runner: Runner) -> None:
         assert not imported & {"numpy", "rich", "yaml", "tyro", "pluggy", "torch", "argparse", "toy_project"}
 
 
-def test_list_shows_projects_extensions_and_their_hooks(runner: Runner) -> None:
-    done = runner("list", "--hooks", installed=(PROJECT, EXTENSION))
-    assert done.returncode == 0
-    assert "Another cache and another tracker" in done.stdout
-    assert "extension toyext  cache, sinks" in done.stdout
-    refused(runner("list", "--nonsense"), "--nonsense")
-
-
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
     refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
     refused(runner("toy", "trian"), "did you mean 'train'")

@@ -87,6 +87,51 @@ def test_two_extensions_that_give_the_same_are_refused_until_one_is_chosen() -> 
         assert extended(*both, chosen=(name,)).first("runner_cache", project=None, config=None) == name.upper()
 
 
+def test_of_two_that_are_chosen_the_first_named_wins() -> None:
+    both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
+    assert extended(*both, chosen=("b", "a")).first("runner_cache", project=None, config=None) == "B"
+
+
+def test_a_plugin_may_not_put_itself_first() -> None:
+    eager = types.ModuleType("plugin")
+    vars(eager)["runner_cache"] = hookimpl(tryfirst=True)(lambda: None)
+    with pytest.raises(BadInput, match="plain @hookimpl"):
+        Plugins().register(eager, "e", kind="extension")
+
+
+SOURCES = {
+    "plain": "@hookimpl\ndef runner_cache():\n    pass\n\n\n@core.hookimpl\ndef runner_sinks():\n    pass\n",
+    "below.plain": "@hookimpl\ndef runner_crop():\n    pass\n",
+    "inside:made": "class P:\n    @hookimpl\n    def runner_fixes(self): ...\n\nmade = P()\n",
+    "torn": "def (",
+    "dynamic": "globals()['runner_cache'] = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    "value, hooks",
+    [
+        ("plain", ["cache", "sinks"]),
+        ("below.plain", ["crop"]),
+        ("inside:made", ["fixes"]),
+        ("torn", []),
+        ("dynamic", []),
+        ("missing", []),
+        ("below.missing.deeper", []),
+    ],
+)
+def test_hooks_are_read_without_importing(
+    value: str, hooks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "__init__.py").write_text("raise AssertionError('imported')\n", encoding="utf-8")
+    for name, text in SOURCES.items():
+        file = tmp_path.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "some_dist", discovery.EXTENSIONS, "some", value)))
+    assert discovery.extensions()["some"].hooks() == hooks
+
+
 def test_two_extensions_of_which_one_declines_need_no_choice() -> None:
     plugins = extended(("a", plugin(runner_cache=lambda: None)), ("b", plugin(runner_cache=lambda: "B")))
     assert plugins.first("runner_cache", project=None, config=None) == "B"
@@ -145,6 +190,9 @@ def test_an_extension_that_cannot_be_imported_says_how_to_go_on(
     monkeypatch.syspath_prepend(str(install(tmp_path, "broken_ext", discovery.EXTENSIONS, "broken", "nowhere_at_all")))
     with pytest.raises(BadInput, match=r"nowhere_at_all.*--no-extension broken"):
         Plugins.load("toy")
+    told: list[str] = []
+    assert Plugins.load("toy", broken=told.append).names == ["core", "project toy"]
+    assert "nowhere_at_all" in told[0]
     assert Plugins.load("toy", without=["broken"]).names == ["core", "project toy"]
 
 

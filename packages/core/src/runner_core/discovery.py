@@ -1,12 +1,16 @@
-"""What is installed, from metadata alone: nothing here imports a plugin, pluggy or NumPy.
+"""What is installed, from metadata and source text alone: nothing here imports a plugin, pluggy or NumPy.
 
 `runner`, `runner --help` and `runner list` show this, and must answer in a tenth of a second.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from runner_core._errors import BadInput, did_you_mean
@@ -30,6 +34,19 @@ class Plugin(NamedTuple):
         """One line about it, from its distribution's metadata."""
         metadata = self.entry.dist.metadata if self.entry.dist else None
         return metadata["Summary"] if metadata is not None and "Summary" in metadata else ""
+
+    def hooks(self) -> list[str]:
+        """Names of the hooks that its source marks with @hookimpl, without `runner_`; none: they cannot be told
+        without importing it."""
+        try:
+            source = _source(self.entry.module)
+            body = ast.parse(source.read_bytes()).body if source else []
+        except (ImportError, OSError, SyntaxError, ValueError):
+            return []
+        if self.entry.attr:
+            body = _inside(body, self.entry.attr)
+        marked = [node.name for node in body if isinstance(node, ast.FunctionDef) and _is_marked(node)]
+        return [name.removeprefix("runner_") for name in marked]
 
 
 def projects() -> dict[str, Plugin]:
@@ -75,3 +92,26 @@ def _unique(plugins: Iterable[Plugin]) -> dict[str, Plugin]:
             )
         found[plugin.name] = plugin
     return found
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module. Packages above it are looked up, not imported."""
+    parts = module.split(".")
+    spec: ModuleSpec | None = find_spec(parts[0])
+    for i in range(1, len(parts)):
+        if spec is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), spec.submodule_search_locations)
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _inside(body: list[ast.stmt], name: str) -> list[ast.stmt]:
+    """What the class `name` holds, or the class of which `name = Class(…)` is one."""
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
+            name = ast.unparse(node.value.func)
+    return next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == name), [])
+
+
+def _is_marked(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(mark).partition("(")[0].endswith("hookimpl") for mark in function.decorator_list)

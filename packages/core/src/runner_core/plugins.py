@@ -30,10 +30,17 @@ class Plugins:
         self._versions: dict[str, str] = {}
 
     @classmethod
-    def load(cls, project: str, chosen: Sequence[str] = (), without: Sequence[str] = ()) -> Plugins:
+    def load(
+        cls,
+        project: str,
+        chosen: Sequence[str] = (),
+        without: Sequence[str] = (),
+        broken: Callable[[str], None] | None = None,
+    ) -> Plugins:
         """Core, the project and every installed extension except those in `without`.
 
-        `chosen`: extensions that win where several give the same first-result capability.
+        `chosen`: extensions that win where several give the same first-result capability; of two, the first named.
+        `broken` is told what is wrong with plugins that cannot be loaded, which are then left out; None: BadInput.
         """
         from runner_core import defaults
 
@@ -49,10 +56,14 @@ class Plugins:
                 raise BadInput(f"extension {name!r} is both chosen and switched off")
         plugins = cls(chosen)
         plugins.register(defaults, "core", _core_version())
-        plugins.add(discovery.find_project(project))
-        for name, extension in installed.items():
-            if name not in without:
-                plugins.add(extension)
+        extensions = [extension for name, extension in installed.items() if name not in without]
+        for plugin in [discovery.find_project(project), *extensions]:
+            try:
+                plugins.add(plugin)
+            except BadInput as error:
+                if broken is None:
+                    raise
+                broken(str(error))
         return plugins
 
     def add(self, plugin: Plugin) -> None:
@@ -60,10 +71,12 @@ class Plugins:
         remedy = "" if plugin.kind == "project" else f"; `--no-extension {plugin.name}` switches it off"
         try:
             loaded = plugin.entry.load()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:
+            plain = isinstance(error, (ImportError, AttributeError))  # others need their name to be understood
+            what = str(error) if plain else f"{type(error).__name__}: {error}"
             raise BadInput(
                 f"the {plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be loaded from "
-                f"{plugin.entry.value!r}: {error}{remedy}"
+                f"{plugin.entry.value!r}: {what}{remedy}"
             ) from error
         self.register(loaded, plugin.name, f"{plugin.distribution} {plugin.version}", plugin.kind)
 
@@ -91,15 +104,11 @@ class Plugins:
         if len(contested) > 1:
             answers = {name: self._ask(name, hook, arguments) for name in contested}
             given = {name: answer for name, answer in answers.items() if answer is not None}
-        chosen = [name for name in given if name in self._chosen]
-        if len(given) > 1 and len(chosen) != 1:
-            names = " and ".join(given)
-            raise BadInput(
-                f"the extensions {names} both give {hook.removeprefix(_PREFIX)!r}: choose one with "
-                f"`--extension NAME`, or switch one off with `--no-extension NAME`"
-            )
+        chosen = next((name for name in self._chosen if name in given), None)
+        if len(given) > 1 and chosen is None:
+            raise BadInput(conflict(hook, list(given)))
         if given:
-            return given[chosen[0]] if chosen else next(iter(given.values()))
+            return given[chosen or next(iter(given))]
         result = getattr(self._manager.hook, hook)(**arguments)
         if result is None:
             raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
@@ -131,18 +140,46 @@ class Plugins:
     def provides(self) -> dict[str, list[str]]:
         """Plugin → names of the hooks that it implements, without their prefix."""
         return {
-            name: [h.removeprefix(_PREFIX) for h in _hook_names() if callable(getattr(plugin, h, None))]
+            name: [h.removeprefix(_PREFIX) for h in hook_names() if callable(getattr(plugin, h, None))]
             for name in self.names
             if (plugin := self._manager.get_plugin(name)) is not None
         }
+
+    def offers(self, hook: str) -> list[str]:
+        """Plugins that implement `hook`, the strongest first: extensions that were chosen, others, project, core."""
+        chosen = [f"extension {name}" for name in self._chosen]
+        strongest = self.names[::-1]
+        strongest.sort(key=lambda name: name not in chosen)
+        return [name for name in strongest if hasattr(self._manager.get_plugin(name), hook)]
+
+    def contested(self, hook: str) -> list[str]:
+        """The extensions among which one must be chosen; none: nothing needs to be chosen."""
+        if not gives_first_result(hook):
+            return []
+        found = [name for name, plugin in self._extensions.items() if hasattr(plugin, hook)]
+        return found if len(found) > 1 and not set(found) & set(self._chosen) else []
 
     def _ask(self, extension: str, hook: str, arguments: dict[str, Any]) -> Any:
         others = [p for p in self._manager.get_plugins() if p is not self._extensions[extension]]
         return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
 
 
-def _hook_names() -> list[str]:
+def conflict(hook: str, extensions: Sequence[str]) -> str:
+    """What to say where several extensions give the same first-result capability."""
+    return (
+        f"the extensions {' and '.join(extensions)} both give {hook.removeprefix(_PREFIX)!r}: choose one with "
+        f"`--extension NAME`, or switch one off with `--no-extension NAME`"
+    )
+
+
+def hook_names() -> list[str]:
+    """Every hook, in the order of hookspecs.py."""
     return [name for name in vars(hookspecs) if name.startswith(_PREFIX)]
+
+
+def gives_first_result(hook: str) -> bool:
+    """Whether one plugin provides this capability, rather than all together."""
+    return bool(getattr(hookspecs, hook).runner_spec["firstresult"])
 
 
 def _check_hooks(plugin: object, label: str) -> None:
@@ -151,10 +188,14 @@ def _check_hooks(plugin: object, label: str) -> None:
         function = getattr(plugin, name, None)
         if not name.startswith(_PREFIX) or not inspect.isroutine(function):
             continue
-        if name not in _hook_names():
-            raise BadInput(f"plugin {label!r}: there is no hook {name!r}{did_you_mean(name, _hook_names())}")
+        if name not in hook_names():
+            raise BadInput(f"plugin {label!r}: there is no hook {name!r}{did_you_mean(name, hook_names())}")
         if not hasattr(function, "runner_impl"):
             raise BadInput(f"plugin {label!r}: mark {name} with @hookimpl, else it is never called")
+        if any(getattr(function, "runner_impl").values()):  # noqa: B009 - unknown to the type
+            raise BadInput(
+                f"plugin {label!r}: mark {name} with plain @hookimpl: the order is core < project < extensions"
+            )
         known = _arguments(getattr(hookspecs, name))
         for argument in _arguments(function):
             if argument not in known:

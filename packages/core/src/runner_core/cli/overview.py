@@ -1,13 +1,14 @@
-"""`runner`, `runner list` and `runner PROJECT`: what is installed, and what to type next. From metadata alone."""
+"""`runner`, `runner list` and `runner PROJECT`: what is installed, and what to type next. Nothing is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from runner_core import discovery
-from runner_core._errors import BadInput
 from runner_core.cli import PROJECT_COMMANDS
 from runner_core.discovery import Plugin
+
+_ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"
 
 
 def overview() -> int:
@@ -17,13 +18,13 @@ def overview() -> int:
     _print_installed(projects.values(), discovery.extensions().values())
     name = next(iter(projects), "PROJECT")
     print("\nnext:")
-    _table(
+    columns(
         [
             (f"runner {name} train", "train on a generated phantom: about a minute on 2 cores"),
             (f"runner {name} train --data DIR", "train on your own data"),
             (f"runner {name} check --data DIR", "audit your data first"),
             (f"runner {name} --help", f"all commands of {name}"),
-            ("runner list", "projects and extensions that are active; --hooks: what each provides"),
+            ("runner list", "projects and extensions, and what each provides; --hooks: who wins, and conflicts"),
             ("runner new NAME", "write a project of your own: a package that trains as it is"),
             ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
             ("runner cache list|verify|prune", "caches of prepared data on this machine"),
@@ -33,40 +34,50 @@ def overview() -> int:
 
 
 def list_plugins(arguments: Sequence[str]) -> int:
-    """`runner list [--hooks]`."""
-    if set(arguments) - {"--hooks"}:
-        raise BadInput(f"`runner list` takes only --hooks, not {' '.join(arguments)}")
-    projects, extensions = discovery.projects(), discovery.extensions()
-    _print_installed(projects.values(), extensions.values())
+    """`runner list`: every plugin with the hooks that its source has; with --hooks, see `runner_core.cli.hooks`."""
     if arguments:
-        from runner_core.plugins import Plugins
+        from runner_core.cli.hooks import list_hooks
 
-        for name in projects:
-            print(f"\nhooks in `runner {name}`:")
-            _table([(plugin, ", ".join(hooks)) for plugin, hooks in Plugins.load(name).provides().items()])
+        return list_hooks(arguments)
+    head = ("name", "package", "provides", "")
+    projects, extensions = discovery.projects(), discovery.extensions()
+    lines = aligned([head, *map(_described, [*projects.values(), *extensions.values()])])
+    print("projects:", *lines[: len(projects) + 1], sep="\n")
+    if extensions:
+        print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
+    print("\n`runner list --hooks [PROJECT]` loads them: who provides what, and conflicts")
     return 0
+
+
+def _described(plugin: Plugin) -> tuple[str, str, str, str]:
+    hooks = ", ".join(plugin.hooks()) or "cannot be read"
+    return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, plugin.summary()
 
 
 def project_help(plugin: Plugin) -> int:
     """`runner PROJECT`: its commands."""
     name = plugin.name
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
-    _table([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
+    columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
     print(f"\n`runner {name} COMMAND --help` lists every setting with its default")
     return 0
 
 
 def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -> None:
-    active = "extensions, active in every project (`--no-extension NAME` switches one off)"
-    for title, plugins in (("projects", list(projects)), (active, list(extensions))):
+    for title, plugins in (("projects", list(projects)), (_ACTIVE, list(extensions))):
         if plugins:
             print(f"{title}:")
-            _table([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
+            columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
         elif title == "projects":
             print("no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one")
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        print(f"  {name:<{width}}  {text}".rstrip())
+def columns(rows: Sequence[Sequence[str]]) -> None:
+    print(*aligned(rows), sep="\n")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, indented, its columns aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]

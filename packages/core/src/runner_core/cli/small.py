@@ -38,6 +38,8 @@ def report(name: str, arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog=f"runner {name} report", description="Write a run's report.html anew.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    for flag in ("--extension", "--no-extension"):
+        parser.add_argument(flag, action="append", help="as in other commands; a report asks no extension for anything")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     run = RunFolder.open(parser.parse_args(list(arguments)).run)
     read_run(run, name)

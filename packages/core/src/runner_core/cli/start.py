@@ -83,7 +83,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     seen = peek(arguments)
     if seen.run is None:
         if seen.help:
-            project = Plugins.load(name).project()
+            project = _plugins(name, seen, None)[0].project()
             parse(
                 *(kind, from_preset(project, "default"), ["--help"]),
                 prog=f"runner {name} {command}",
@@ -169,7 +169,7 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
                 raise BadInput(
                     f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed"
                 )
-        chosen = chosen or tuple(c for c in saved.chosen if c not in without)
+        chosen = (*chosen, *(c for c in saved.chosen if c not in without and c not in chosen))  # the first wins
         without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
     return Plugins.load(name, chosen, without), chosen
 

@@ -1,0 +1,49 @@
+"""`runner list --hooks`: loads every plugin and says who provides which capability, and what stands in the way."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from runner_core import discovery
+from runner_core.cli.overview import columns
+from runner_core.plugins import Plugins, conflict, gives_first_result, hook_names
+
+
+def list_hooks(arguments: Sequence[str]) -> int:
+    parser = _parser()
+    options = parser.parse_args(list(arguments))
+    if options.hooks is None:
+        parser.error("--extension and --no-extension go with --hooks")
+    names = [options.hooks] if options.hooks else list(discovery.projects())
+    for number, name in enumerate(names):
+        problems: list[str] = []
+        plugins = Plugins.load(name, options.extension, options.no_extension, problems.append)
+        print(f"\nrunner {name}:" if number else f"runner {name}:")
+        columns([("capability", "provided by", "also offered by"), *(_row(plugins, hook) for hook in hook_names())])
+        problems += [conflict(hook, several) for hook in hook_names() if (several := plugins.contested(hook))]
+        for problem in problems:
+            print(f"PROBLEM: {problem}")
+    return 0
+
+
+def _row(plugins: Plugins, hook: str) -> tuple[str, str, str]:
+    offers, name = plugins.offers(hook), hook.removeprefix("runner_")
+    if not gives_first_result(hook):
+        return name, " + ".join(reversed(offers)) or "–", ""
+    undecided = len(plugins.contested(hook)) or 1
+    return name, " or ".join(reversed(offers[:undecided])) or "–", ", ".join(offers[undecided:])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="runner list",
+        description="Projects and extensions. With --hooks they are loaded, to say who provides what. An extension "
+        "may decline a capability that it offers, as its settings say; then the next one provides it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--hooks", nargs="?", const="", metavar="PROJECT", help="load them (default: all projects)")
+    parser.add_argument("--extension", action="append", default=[], metavar="NAME", help="as for a run: it wins")
+    parser.add_argument("--no-extension", action="append", default=[], metavar="NAME", help="as for a run: without it")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
