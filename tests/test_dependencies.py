@@ -38,7 +38,7 @@ def test_a_torch_project_never_loads_tensorflow(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, numpy as np; from runner_brainunet.scores import surface_scores\n"
         "surface_scores(np.ones((4, 4, 4), bool), np.ones((4, 4, 4), bool), (1, 1, 1))\n"
-        "from runner_core.sinks import TensorBoardSink; sink = TensorBoardSink(pathlib.Path('events'))\n"
+        "from runner_core.sinks.tensorboard import TensorBoardSink; sink = TensorBoardSink(pathlib.Path('events'))\n"
         "sink.event('train', 1, {'loss': 0.5}); sink.close()\n"
         "assert any(pathlib.Path('events').iterdir())\n"
         "assert 'monai' in sys.modules and 'tensorboard' in sys.modules\n"

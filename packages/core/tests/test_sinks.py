@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from runner_core import BadInput
 from runner_core.display import Display
-from runner_core.sinks import JsonlSink, Sinks, TensorBoardSink, TextSink
+from runner_core.sinks import Sinks
+from runner_core.sinks.lines import JsonlSink, TextSink
+from runner_core.sinks.tensorboard import TensorBoardSink
 
 
 class Failing:
@@ -60,7 +62,8 @@ def test_a_full_disk_delays_lines(tmp_path: Path) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
-from runner_core.sinks import JsonlSink, Sinks, TextSink
+from runner_core.sinks import Sinks
+from runner_core.sinks.lines import JsonlSink, TextSink
 folder, said = Path({str(tmp_path)!r}), []
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sinks = Sinks([JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")], said.append)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from runner_core.sinks import tensorboard_without_tensorflow
+from runner_core.sinks.tensorboard import tensorboard_without_tensorflow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -92,11 +92,21 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
 
 @hookimpl
 def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[Sink]:
-    from runner_core.sinks import JsonlSink, TensorBoardSink, TextSink
+    from runner_core.sinks.lines import JsonlSink, TextSink
 
     sinks: list[Sink] = [JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")]
     if config.log.tensorboard:
+        from runner_core.sinks.tensorboard import TensorBoardSink
+
         sinks.append(TensorBoardSink(folder / "tensorboard"))
+    if config.log.wandb != "off":
+        from runner_core.sinks.wandb import wandb_sink
+
+        sinks.append(wandb_sink(project, config, folder))
+    if config.log.mlflow is not None:
+        from runner_core.sinks.mlflow import mlflow_sink
+
+        sinks.append(mlflow_sink(project, config, folder))
     return sinks
 
 

@@ -22,7 +22,8 @@ from runner_core.protocols import Step
 from runner_core.runfolder import RunFolder
 from runner_core.samples import RowSamples
 from runner_core.setup import Data
-from runner_core.sinks import JsonlSink, Sinks
+from runner_core.sinks import Sinks
+from runner_core.sinks.lines import JsonlSink
 
 SIDE = 8
 

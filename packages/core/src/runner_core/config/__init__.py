@@ -130,6 +130,13 @@ class LogConfig:
     """Steps between lines of the log; reading the device's numbers more often costs time."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Also log to Weights & Biases (needs the extra runner-core[wandb]). offline: files in the run folder, for
+    `wandb sync`; online: to the server, with the key that `wandb login` kept."""
+    mlflow: str | None = None
+    """Also log to MLflow (needs the extra runner-core[mlflow]): a folder, or a server's http(s) address."""
+    experiment: str | None = None
+    """W&B's project and MLflow's experiment that the run belongs to. Default: the project's name."""
 
 
 @dataclass

@@ -1,0 +1,67 @@
+"""A sink that may be slow or hang, in a thread of its own: training never waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+from runner_core.protocols import Json, Sink
+
+_Call = Callable[[Sink], None]
+
+
+class Background:
+    """Passes calls on to the sink that `make` returns, in order, from another thread.
+
+    `make` is called there at the first event: connecting may take its time too, and a run that is refused before its
+    first step has touched nothing. What goes wrong there is raised by the next call here, so that `Sinks` tells it
+    once and drops the sink. `close` waits for what is left, at most `seconds`.
+
+    >>> sink = Background("mail", lambda: MailSink("me@example.org"))  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sink], seconds: float = 30) -> None:
+        self.name, self._make, self._seconds = name, make, seconds
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._error: Exception | None = None
+        # A daemon: whatever it hangs in, the process can end.
+        self._thread = Thread(target=self._work, name=name, daemon=True)
+        self._begun = False
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        self._pass_on(lambda sink: sink.event(kind, step, values))
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        self._pass_on(lambda sink: sink.figure(name, step, png))
+
+    def close(self) -> None:
+        """Raises what went wrong, or TimeoutError."""
+        if not self._begun:
+            return
+        self._calls.put(lambda sink: sink.close())
+        self._calls.put(None)
+        self._thread.join(self._seconds)
+        if self._thread.is_alive():
+            raise TimeoutError(f"it was not done within {self._seconds:g} s after the run's end; the rest is lost")
+        self._raise()
+
+    def _pass_on(self, call: _Call) -> None:
+        self._raise()
+        if not self._begun:
+            self._begun = True
+            self._thread.start()
+        self._calls.put(call)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        try:
+            sink = self._make()
+            while call := self._calls.get():
+                call(sink)
+        except Exception as error:
+            self._error = error

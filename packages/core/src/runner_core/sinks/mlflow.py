@@ -1,0 +1,101 @@
+"""MLflow: into a folder, or to a tracking server."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from runner_core._errors import BadInput
+from runner_core.config import RunConfig
+from runner_core.project import Project
+from runner_core.protocols import Json, Sink
+from runner_core.sinks.background import Background
+from runner_core.sinks.tracker import Tracker, settings
+
+_STATUS = {"done": "FINISHED", "unhealthy": "FAILED", "stopped": "KILLED", "failed": "FAILED"}
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # what mlflow-skinny can write without a server
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # else 120 s, and 7 times
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
+"""Set where the user has not; MLflow has no other way to be told."""
+_LONGEST = 500
+"""Characters of a parameter that every version of MLflow takes."""
+
+
+def mlflow_sink(project: Project, config: RunConfig, folder: Path) -> Sink:
+    """Raises BadInput where the package is missing, or where the address holds a password."""
+    if find_spec("mlflow") is None:
+        raise BadInput("log.mlflow needs the package mlflow: install runner-core[mlflow], or leave log.mlflow out")
+    address = _address(str(config.log.mlflow))
+    tracker = Tracker("mlflow", folder, lambda run_id: _Run(address, project, config, folder, run_id))
+    return Background("mlflow", lambda: tracker)
+
+
+class _Run:
+    def __init__(self, address: str, project: Project, config: RunConfig, folder: Path, run_id: str | None) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        self._client: Any = MlflowClient(tracking_uri=address)
+        if run_id is not None:
+            self.id = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            return
+        name = config.log.experiment or project.name
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        run = self._client.create_run(number, run_name=folder.absolute().name)
+        self.id = str(run.info.run_id)
+        self._parameters(settings(config))
+
+    def _parameters(self, values: Mapping[str, Json]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(name, str(value)[:_LONGEST]) for name, value in values.items()]
+        for begin in range(0, len(params), 100):  # as many as a request may have
+            self._client.log_batch(self.id, params=params[begin : begin + 100])
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self.id, metrics=[Metric(_key(k), v, now, step) for k, v in values.items()])
+
+    def finding(self, step: int, level: str, rule: str, message: str) -> None:
+        self._client.set_tag(self.id, _key(f"health.{rule}"), f"{level} at step {step}: {message}")
+
+    def image(self, name: str, step: int, png: Path) -> None:
+        self._client.log_artifact(self.id, str(png), "figures")
+
+    def finish(self, status: str, summary: Mapping[str, Json]) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [RunTag(_key(f"summary.{name}"), str(value)) for name, value in summary.items()]
+        self._client.log_batch(self.id, tags=tags)
+        self._client.set_terminated(self.id, status=_STATUS[status])
+
+
+def _address(value: str) -> str:
+    """A folder as a file: address; others as they are."""
+    if "://" not in value:
+        return Path(value).absolute().as_uri()
+    if urlsplit(value).password is not None:
+        raise BadInput(
+            "log.mlflow holds a password, which the run folder would keep: leave it out, and set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+    return value
+
+
+def _key(name: str) -> str:
+    """`name` with what MLflow refuses in names made an underscore."""
+    return re.sub(r"[^\w\-. /]", "_", name)
