@@ -115,8 +115,8 @@ class Project(Protocol):
     splittable: ClassVar[bool] = False
     """May a batch be cut into micro-batches without changing the objective?
 
-    Not with BatchNorm, and not with losses over the batch. Only then may `train.accumulate` be set, and does running out of memory halve the micro-batch instead of
-    stopping."""
+    Not with BatchNorm, nor with losses over the batch. Only where it may can `train.accumulate` be set, and is the
+    micro-batch halved, instead of the run stopped, when memory runs out."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
     prepare_version: ClassVar[int] = 1
