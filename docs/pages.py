@@ -1,8 +1,9 @@
 """Pages of the site that are made of files which stand elsewhere: a hook of MkDocs (mkdocs.yml names it).
 
 The READMEs are pages as they are, their links turned to the site's pages: README.md is the home page,
-packages/X/README.md is projects/X.md. A new package is there at the next build. The tables of settings and commands
-are read from the source text, so that building the site imports neither runner nor a framework.
+packages/X/README.md is projects/X.md, examples/X/README.md is examples/X.md; what is new is there at the next build.
+The tables of settings, commands and checks are read from the source text, so that building the site imports neither
+runner nor a framework.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ LOG = get_plugin_logger("pages")
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "packages/core/src/runner_core"
 PACKAGES = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml") if p.parent.name != "core")
+EXAMPLES = sorted(p.parent for p in (ROOT / "examples").glob("*/README.md"))
 
 PAGE_OF = {
     "README.md": "index.md",
     "CHANGELOG.md": "changes.md",
     "packages/core/README.md": "reference/core.md",
     **{f"packages/{p.name}/README.md": f"projects/{p.name}.md" for p in PACKAGES},
+    **{f"examples/{p.name}/README.md": f"examples/{p.name}.md" for p in EXAMPLES},
 }
 """File of the repository → page of the site; files in docs/ are pages by themselves."""
 FILE_OF = {page: file for file, page in PAGE_OF.items()}
 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 FENCED = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
-TABLE = re.compile(r"^<!-- (settings|commands|projects) -->$", re.MULTILINE)
+TABLE = re.compile(r"^<!-- (settings|commands|checks|projects) -->$", re.MULTILINE)
 
 
 # ---------------------------------------------------------------- MkDocs' hooks
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Every package's page comes under Projects."""
-    assert config.nav is not None
-    projects = next(entry for entry in config.nav if "Projects" in entry)["Projects"]
-    projects += [{p.name: f"projects/{p.name}.md"} for p in PACKAGES]
+    """Every package's page comes under Projects, every example's under Extend."""
+    sections = {title: pages for entry in config.nav or () for title, pages in entry.items()}
+    sections["Projects"] += [{p.name: f"projects/{p.name}.md"} for p in PACKAGES]
+    sections["Extend"] += [{f"Example: {p.name}": f"examples/{p.name}.md"} for p in EXAMPLES]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
@@ -55,7 +58,12 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(text: str, page: Page, **_: Any) -> str:
-    tables = {"settings": settings_table, "commands": commands_table, "projects": projects_table}
+    tables = {
+        "settings": settings_table,
+        "commands": commands_table,
+        "checks": checks_table,
+        "projects": projects_table,
+    }
     text = TABLE.sub(lambda found: tables[found[1]](), text)
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
@@ -137,10 +145,7 @@ def _settings(sections: list[tuple[str, Kind]]) -> str:
 
 def commands_table() -> str:
     """Each command of a project with its flags, those first that all of them have."""
-    tree = ast.parse((CORE / "cli/__init__.py").read_text(encoding="utf-8"))
-    (commands,) = (
-        n.value for n in tree.body if isinstance(n, ast.Assign) and "PROJECT_COMMANDS" in _name(n.targets[0])
-    )
+    commands = _constant(CORE / "cli/__init__.py", "PROJECT_COMMANDS")
     there = kinds(CORE / "cli/options.py")
     parts = [f"### Flags of every command\n\n{_flags(there['Options'].fields)}"]
     for command, (_, about) in ast.literal_eval(commands).items():
@@ -150,6 +155,27 @@ def commands_table() -> str:
         usage = f"runner PROJECT {command} {words}".strip()
         parts.append(f"### {command}\n\n```text\n{usage} [FLAGS]\n```\n\n{kind.text}\n\n{_flags(fields)}")
     return "\n\n".join(parts)
+
+
+def checks_table() -> str:
+    """The contract test's checks, in their order, as their docstrings have them."""
+    rows = ["| test | what is tested |", "|---|---|"]
+    checks = _constant(CORE / "testing/contract.py", "CHECKS")
+    for module, name in (_name(check).split(".") for check in getattr(checks, "elts", ())):
+        tree = ast.parse((CORE / f"testing/{module}.py").read_text(encoding="utf-8"))
+        (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+        rows.append(f"| {name.replace('_', ' ')} | {_cell(ast.get_docstring(function) or '')} |")
+    return "\n".join(rows)
+
+
+def _constant(path: Path, name: str) -> ast.expr:
+    """The value of a module's constant."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            if _name(target) == name:
+                return node.value
+    raise LookupError(f"{path} has no {name}")
 
 
 def _flags(fields: list[Field]) -> str:
