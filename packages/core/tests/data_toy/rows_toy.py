@@ -15,16 +15,19 @@ from runner_core.project import Decoded, Project, Record
 
 
 class RowsToy(Project):
-    """Records are .npy volumes (uint8, rows first); `log` notes every decode, `pause` makes it slow."""
+    """Records are .npy volumes (uint8, rows first); `log` notes every decode.
+
+    After `free` of them, of all processes together, decoding stands still as long as a file `hold` is beside the log.
+    """
 
     name = "rowstoy"
     framework = "torch"
     Config = RunConfig
     presets = {}  # noqa: RUF012
 
-    def __init__(self, config: RunConfig, log: Path | None = None, pause: float = 0.0, dtype: str = "uint8") -> None:
+    def __init__(self, config: RunConfig, log: Path | None = None, dtype: str = "uint8", free: int = 10**6) -> None:
         super().__init__(config)
-        self.log, self.pause, self.dtype = log, pause, dtype
+        self.log, self.dtype, self.free = log, dtype, free
 
     def prepare_settings(self):
         return {"dtype": self.dtype}
@@ -36,7 +39,8 @@ class RowsToy(Project):
         if self.log is not None:
             with open(self.log, "a") as file:
                 file.write(json.dumps([record.key, os.getpid()]) + "\n")
-        time.sleep(self.pause)
+            while len(self.decoded_keys()) > self.free and self.log.with_name("hold").exists():
+                time.sleep(0.01)
         try:
             volume = np.load(record.files["image"], allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
