@@ -39,7 +39,7 @@ def test_it_is_one_package_with_one_framework() -> None:
     present = [name for name, module in FRAMEWORKS.items() if find_spec(module)]
     assert len(present) == 1
     for plugin in discovery.projects().values():
-        assert [plugin.entry.load()().framework] == present
+        assert [plugin.entry.load().runner_project().framework] == present
 
 
 def test_nothing_comes_from_a_checkout(tmp_path: Path) -> None:
