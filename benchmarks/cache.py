@@ -1,166 +1,219 @@
-"""A batch of slices from the cache, against a raw memory map and MONAI's CacheDataset.
-
-    uv run python benchmarks/cache.py
-
-Generated heads in the shape of NFBS (256 × 256 × 192, uint8 image and mask), a batch of 32 random slice pairs. All
-ways read the same slices in turns, in one process, from warm memory; medians, and their ratio to the raw memory map:
-`numpy.take` from two memory-mapped files into buffers that are reused, the fastest that NumPy can do.
-"""
+"""A batch from the cache: random slices, and random cubes of 64³, from volumes with labels."""
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from runner_core import Decoded, Project, Record, RowSamples, RunConfig
+from runner_core import Decoded, PatchSamples, Project, Record, RowSamples, RunConfig
 from runner_core.cache import default_cache
 from runner_core.config import CacheConfig
 from runner_core.crop import NoCrop
 from runner_core.loader import Loader
 from runner_core.pipeline import RecordPipeline
 
-SLICES, SIDE, BATCH, SEED = 192, 256, 32, 0
-Read = Callable[[np.ndarray], None]
+from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, at_least, compared
+
+SLICES, SIDE, CUBE, SEED = 192, 256, 64, 0
+NAMES = ("image", "mask")
+SHAPE = (SLICES, SIDE, SIDE)
+RAW, RUNNER, MONAI = "raw memory map, into reused buffers", "runner, memmap (default)", "MONAI CacheDataset (default)"
+
+Place = tuple[int, int, int, int]
+"""A patch: volume, and first slice, row and column."""
 
 
 class Heads(Project):
-    """Noisy ellipsoids; a record's file holds its seed."""
+    """A folder of KEY-image.npy and KEY-mask.npy."""
 
     name, framework, Config, presets = "heads", "torch", RunConfig, {}
 
     def records(self, root: Path) -> list[Record]:
-        return [Record(p.stem, p.stem, {"seed": p}) for p in sorted(root.glob("*.seed"))]
+        keys = sorted(path.name.removesuffix("-image.npy") for path in root.glob("*-image.npy"))
+        return [Record(key, key, {name: root / f"{key}-{name}.npy" for name in NAMES}) for key in keys]
 
     def decode(self, record: Record) -> Decoded:
-        rng = np.random.default_rng(int(record.files["seed"].read_text()))
-        z, y, x = np.ogrid[-1 : 1 : SLICES * 1j, -1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
-        radius = z**2 + y**2 / rng.uniform(0.5, 0.8) + x**2 / rng.uniform(0.3, 0.5)
-        noise = rng.integers(0, 12, (SLICES, SIDE, SIDE), dtype=np.uint8)
-        image = np.where(radius < 1, (200 - 120 * radius).clip(0, 255).astype(np.uint8) + noise, 0).astype(np.uint8)
-        mask = (radius < 0.6).astype(np.uint8)
-        return Decoded({"image": image, "mask": mask}, (1.0, 1.0, 1.0), "image")
+        arrays = {name: np.load(path, allow_pickle=False) for name, path in record.files.items()}
+        return Decoded(arrays, (1.0, 1.0, 1.0), "image")
 
     def prepare(self, decoded: Decoded) -> dict[str, np.ndarray]:
         return decoded.arrays
 
 
-def runner(folder: Path, mode: str) -> Read:
-    """The whole loader: order, ring of buffers, gather. It draws its own random slices."""
-    config = RunConfig(cache=CacheConfig(mode=mode, dir=folder / "cache", workers=1))  # type: ignore[arg-type]
-    project = Heads(config)
-    pipeline, records = RecordPipeline(project, NoCrop()), project.records(folder)
-    store = default_cache(project, config).open(pipeline, records, print)
-    samples = RowSamples(store, {"image": (0,), "mask": (0,)}, range(len(records)))
-    batches = Loader(samples, batch_size=BATCH, seed=SEED, shuffle=True, steps_per_epoch=10**5).batches(0)
+def write_heads(folder: Path, count: int) -> None:
+    """Noisy ellipsoids in the shape of NFBS."""
+    z, y, x = np.ogrid[-1 : 1 : SLICES * 1j, -1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
+    for number, rng in enumerate(np.random.default_rng(SEED).spawn(count)):
+        radius = (z**2 + y**2 / rng.uniform(0.5, 0.8) + x**2 / rng.uniform(0.3, 0.5)).astype(np.float32)
+        noise = rng.integers(0, 12, SHAPE, dtype=np.uint8)
+        image = np.where(radius < 1, (200 - 120 * radius).clip(0, 255).astype(np.uint8) + noise, 0).astype(np.uint8)
+        np.save(folder / f"head{number}-image.npy", image)
+        np.save(folder / f"head{number}-mask.npy", (radius < 0.6).astype(np.uint8))
 
-    def read(rows: np.ndarray) -> None:
-        next(batches).release()
+
+class Volumes:
+    """The volumes, as runner's cache keeps them and as others do. `patch`: what a sample is; `batch`: how many."""
+
+    def __init__(self, folder: Path, patch: tuple[int, int, int], batch: int) -> None:
+        self.folder, self.patch, self.batch = folder, patch, batch
+        self.records = Heads(RunConfig()).records(folder)
+        self.spaces = np.array(SHAPE) - patch + 1
+
+    def places(self, turn: int) -> list[Place]:
+        """A batch of random patches, the same for all who let others choose."""
+        rng = np.random.default_rng((SEED, turn))
+        starts = rng.integers(0, self.spaces, (self.batch, 3))
+        return [(volume, *start) for volume, start in zip(
+            rng.integers(0, len(self.records), self.batch).tolist(), starts.tolist(), strict=True)]  # fmt: skip
+
+    def region(self, place: Place) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(place[1:], self.patch, strict=True))
+
+    # ------------------------------------------------------------ runner
+
+    def runner(self, mode: str) -> Way:
+        """The whole loader: order, ring of buffers, gather. It draws its own random samples."""
+        config = RunConfig(cache=CacheConfig(mode=mode, dir=self.folder / "cache", workers=1))  # type: ignore[arg-type]
+        project = Heads(config)
+        store = default_cache(project, config).open(RecordPipeline(project, NoCrop()), self.records, lambda text: None)
+        everyone = range(len(self.records))
+        samples: Any = (
+            RowSamples(store, dict.fromkeys(NAMES, (0,)), everyone)
+            if self.patch == (1, SIDE, SIDE)
+            else PatchSamples(store, NAMES, self.patch, everyone, 64)
+        )
+        batches = Loader(samples, batch_size=self.batch, seed=SEED, shuffle=True, steps_per_epoch=10**5).batches(0)
+        for _ in range(len(samples) // self.batch):  # an epoch brings the files' pages into this process
+            next(batches).release()
+        return lambda places: next(batches).release()
+
+    # ------------------------------------------------------------ memory maps, zarr, blosc2
+
+    def raw(self, reused: bool) -> Way:
+        """The very files of runner's cache. Slices by one np.take, cubes by slicing; into buffers that are reused, or
+        into new arrays, as one writes it first."""
+        files = sorted((self.folder / "cache").rglob("*.flat/array-*.bin"))
+        maps = [np.memmap(f, np.uint8, "r").reshape(-1, *SHAPE) for f in files]
+        for source in maps:
+            source.max()  # brings its pages into this process
+        buffers = [np.empty((self.batch, *self.patch), np.uint8) for _ in maps]
+        if self.patch == (1, SIDE, SIDE):
+            return _rows([m.reshape(-1, SIDE, SIDE) for m in maps], [b[:, 0] for b in buffers] if reused else None)
+        if not reused:
+            return lambda places: [np.stack([m[p[0]][self.region(p)] for p in places]) for m in maps]
+
+        def read(places: Sequence[Place]) -> None:
+            for i, place in enumerate(places):
+                region = self.region(place)
+                for source, out in zip(maps, buffers, strict=True):
+                    out[i] = source[place[0]][region]
+
+        return read
+
+    def chunked(self, write: Callable[[Path, np.ndarray, tuple[int, ...]], Any]) -> Way:
+        """A chunked array for each volume, in chunks of the samples' own shape."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        arrays = [
+            [write(folder / f"{record.key}-{name}", np.load(record.files[name]), self.patch) for name in NAMES]
+            for record in self.records
+        ]
+        return lambda places: [np.stack([arrays[p[0]][i][self.region(p)] for p in places]) for i in range(len(NAMES))]
+
+    # ------------------------------------------------------------ MONAI
+
+    def monai(self, kind: str, **settings: Any) -> Way:
+        """Whole volumes in a data set of MONAI's, RandSpatialCropd, its own DataLoader; without metadata, which the
+        others do not carry either."""
+        import monai.data
+        import torch
+        from monai.transforms import Compose, RandSpatialCropd, Transform
+
+        class Load(Transform):
+            """Tensors, since PersistentDataset reads no arrays; with the channel that MONAI's transforms expect."""
+
+            def __call__(self, record: Record) -> dict[str, torch.Tensor]:
+                return {name: torch.from_numpy(np.load(path)[None]) for name, path in record.files.items()}
+
+        monai.data.set_track_meta(False)
+        torch.set_num_threads(1)  # as everyone here
+        transform = Compose([Load(), RandSpatialCropd(NAMES, self.patch)])
+        data = getattr(monai.data, kind)(self.records, transform, **settings)
+        drawn = torch.utils.data.RandomSampler(data, replacement=True, num_samples=10**6)
+        batches = iter(monai.data.DataLoader(data, batch_size=self.batch, sampler=drawn, num_workers=0))
+        return lambda places: next(batches)
+
+
+def _rows(maps: Sequence[np.ndarray], buffers: Sequence[np.ndarray] | None) -> Way:
+    def read(places: Sequence[Place]) -> list[np.ndarray]:
+        rows = [volume * SLICES + z for volume, z, _, _ in places]
+        if buffers is None:
+            return [source[rows] for source in maps]
+        return [np.take(m, rows, axis=0, out=out, mode="clip") for m, out in zip(maps, buffers, strict=True)]
 
     return read
 
 
-def raw(folder: Path) -> Read:
-    """np.take into reused buffers, on the very files of the cache."""
-    files = sorted((folder / "cache").rglob("*.flat/array-*.bin"))
-    maps = [np.memmap(f, np.uint8, "r").reshape(-1, SIDE, SIDE) for f in files]
-    buffers = [np.empty((BATCH, SIDE, SIDE), np.uint8) for _ in maps]
+def _zarr(path: Path, array: np.ndarray, chunks: tuple[int, ...]) -> Any:
+    import zarr
 
-    def read(rows: np.ndarray) -> None:
-        for source, out in zip(maps, buffers, strict=True):
-            np.take(source, rows, axis=0, out=out, mode="clip")
-
-    return read
+    return zarr.create_array(str(path), data=array, chunks=chunks)
 
 
-def raw_indexing(folder: Path) -> Read:
-    """What one writes first: memmap[rows], a new array each time."""
-    files = sorted((folder / "cache").rglob("*.flat/array-*.bin"))
-    maps = [np.memmap(f, np.uint8, "r").reshape(-1, SIDE, SIDE) for f in files]
+def _blosc2(path: Path, array: np.ndarray, chunks: tuple[int, ...]) -> Any:
+    import blosc2
 
-    def read(rows: np.ndarray) -> None:
-        _batch = [source[rows] for source in maps]  # both are there at once, as a step needs them
-
-    return read
+    return blosc2.asarray(array, urlpath=f"{path}.b2nd", chunks=chunks, cparams={"codec": blosc2.Codec.LZ4})
 
 
-def monai(folder: Path, copy_cache: bool) -> Read:
-    """CacheDataset of whole volumes with a random slice as the transform, collated as its DataLoader does."""
-    from monai.data import CacheDataset
-    from monai.transforms import Compose, Randomizable, Transform
-
-    project = Heads(RunConfig())
-
-    class Load(Transform):
-        def __call__(self, record: Record) -> dict[str, np.ndarray]:
-            return project.decode(record).arrays
-
-    class RandomSlice(Randomizable, Transform):
-        def __call__(self, volume: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {name: array[self.wanted] for name, array in volume.items()}
-
-    pick = RandomSlice()
-    dataset = CacheDataset(project.records(folder), Compose([Load(), pick]), copy_cache=copy_cache, progress=False)
-
-    def read(rows: np.ndarray) -> None:
-        items = []
-        for row in rows.tolist():
-            record, pick.wanted = divmod(row, SLICES)
-            items.append(dataset[record])
-        for name in items[0]:
-            np.stack([item[name] for item in items])
-
-    return read
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--volumes", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=300)
-    arguments = parser.parse_args()
+def run(options: Options) -> Result:
+    tables: list[Table] = []
+    aims: list[Aim] = []
+    left_out: dict[str, str] = {}
+    volumes = 2 if options.quick else 8
+    samples = ((f"slice pairs of {SIDE}²", (1, SIDE, SIDE), 32), (f"cube pairs of {CUBE}³", (CUBE, CUBE, CUBE), 16))
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number in range(arguments.volumes):
-            (folder / f"head-{number:03d}.seed").write_text(str(number))
-        ways: dict[str, tuple[Read, int]] = {  # and how often each is measured: every so many rounds
-            "runner, memory map (default)": (runner(folder, "memmap"), 1),
-            "raw memory map, np.take into a buffer": (raw(folder), 1),
-            "raw memory map, memmap[rows]": (raw_indexing(folder), 1),
-            "runner, memory": (runner(folder, "memory"), 1),
-            "runner, blosc2": (runner(folder, "blosc2"), 1),
-            "MONAI CacheDataset, copy_cache=False": (monai(folder, False), 1),
-            "MONAI CacheDataset": (monai(folder, True), 60),
-        }
-        report(measure(ways, arguments.volumes * SLICES, arguments.rounds))
+        write_heads(Path(name), volumes)
+        for what, patch, batch in samples:
+            turns = contest(Volumes(Path(name), patch, batch), options.quick)
+            times = turns.run(lambda turn, patch=patch, batch=batch: Volumes(Path(name), patch, batch).places(turn))
+            table = compared(times, RAW, rate=(what.split(" of ")[0], batch))
+            table.columns[0] = f"{batch} random {what}"
+            tables.append(table)
+            found = [*at_least(times, RUNNER, RAW, 0.9), *at_least(times, RUNNER, MONAI, 8)]
+            aims += [Aim(f"{what}: {aim.text}", aim.met) for aim in found]
+            left_out |= turns.left_out
+    return Result(
+        title="A batch from the cache",
+        what=f"{volumes} generated heads of {SLICES} × {SIDE} × {SIDE} (uint8, with a mask of that size), in memory or "
+        "in warm files; a batch of random slices or of random cubes, each with its mask. Runner's and MONAI's whole "
+        "loaders are measured (order, patches, collation; no workers), of the others only the reading.",
+        tables=tables,
+        aims=aims,
+        remarks=[
+            "MONAI's CacheDataset copies the whole volume for each sample, unless told not to; PersistentDataset reads "
+            "it from its file again. Both are right where transforms change volumes in place, and both are what one "
+            "gets first."
+        ],
+        left_out=left_out,
+        packages=("numpy", "blosc2", "zarr", "monai", "torch"),
+    )
 
 
-def measure(ways: dict[str, tuple[Read, int]], rows: int, rounds: int) -> dict[str, list[float]]:
-    rng = np.random.default_rng(SEED)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(rounds + 10):
-        wanted = rng.integers(0, rows, BATCH)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same one
-            read, every = ways[name]
-            if turn % every == 0:
-                begun = time.perf_counter()
-                read(wanted)
-                if turn >= 10 or every > 1:  # the first turns bring pages in
-                    times[name].append(time.perf_counter() - begun)
-    return times
-
-
-def report(times: dict[str, list[float]]) -> None:
-    medians = {name: statistics.median(t) for name, t in times.items()}
-    reference = medians["raw memory map, np.take into a buffer"]
-    print(f"\n| batch of {BATCH} slice pairs | ms | pairs a second | speed, raw memory map = 1 |\n|---|---|---|---|")
-    for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        print(f"| {name} | {seconds * 1e3:.3f} | {BATCH / seconds:,.0f} | {reference / seconds:.3g} |")
-
-
-if __name__ == "__main__":
-    main()
+def contest(data: Volumes, quick: bool) -> Turns:
+    turns = Turns(6 if quick else 240, warmup=1 if quick else 10)
+    turns.add(RUNNER, lambda: data.runner("memmap"))
+    turns.add("runner, memory", lambda: data.runner("memory"))
+    turns.add("runner, blosc2", lambda: data.runner("blosc2"))
+    turns.add(RAW, lambda: data.raw(True))
+    turns.add("raw memory map, new arrays", lambda: data.raw(False))
+    turns.add("python-blosc2, chunks of a sample", lambda: data.chunked(_blosc2), every=4)
+    turns.add("zarr, chunks of a sample", lambda: data.chunked(_zarr), every=8)
+    plain = {"progress": False}
+    turns.add("MONAI CacheDataset, copy_cache=False", lambda: data.monai("CacheDataset", copy_cache=False, **plain))
+    turns.add(MONAI, lambda: data.monai("CacheDataset", **plain), every=24)
+    cache = data.folder / f"persistent-{data.batch}"
+    turns.add("MONAI PersistentDataset", lambda: data.monai("PersistentDataset", cache_dir=cache), every=24)
+    return turns

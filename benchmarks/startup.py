@@ -1,46 +1,59 @@
-"""How long it takes until the first word: `runner --help` against importing what peers import first.
-
-    uv run --group bench python benchmarks/startup.py
-
-Each command runs in a fresh process with bytecode compiled, the commands taking turns; medians in milliseconds.
-"""
+"""How long it takes until the first word: a command's help, in a fresh process."""
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
-RUNNER = str(Path(sys.executable).with_name("runner"))
-PEERS = {"Lightning": "lightning", "MONAI": "monai", "PyTorch": "torch"}
+from benchmarks.harness import Aim, Options, Result, Turns, Way, compared, number
+
+BIN = Path(sys.executable).parent
+LIGHTNING = """
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import DemoModel
+LightningCLI(DemoModel)
+"""
+"""The smallest script with Lightning's command line, as its documentation has it."""
+PEERS: dict[str, tuple[str, list[str]]] = {
+    "nnUNetv2_train -h": ("nnunetv2", [str(BIN / "nnUNetv2_train"), "-h"]),
+    "fabric --help": ("lightning", [str(BIN / "fabric"), "--help"]),
+    "LightningCLI --help": ("jsonargparse", [sys.executable, "-c", LIGHTNING, "--help"]),
+    "python -m monai.bundle --help": ("fire", [sys.executable, "-m", "monai.bundle", "--help"]),
+    "python -c 'import torch'": ("torch", [sys.executable, "-c", "import torch"]),
+    "python -c 'import tensorflow'": ("tensorflow", [sys.executable, "-c", "import tensorflow"]),
+}
 
 
-def commands() -> dict[str, list[str]]:
-    ours = {"runner": [RUNNER], "runner --help": [RUNNER, "--help"], "runner list": [RUNNER, "list"]}
-    peers = {f"import {m} ({n})": [sys.executable, "-c", f"import {m}"] for n, m in PEERS.items() if find_spec(m)}
-    return {"python -c pass": [sys.executable, "-c", "pass"], **ours, **peers}
+def run(options: Options) -> Result:
+    turns = Turns(1, warmup=0) if options.quick else Turns(12)
+    runner = str(BIN / "runner")
+    ours = {"runner": [runner], "runner --help": [runner, "--help"], "runner list": [runner, "list"]}
+    for name, command in {"python -c pass": [sys.executable, "-c", "pass"], **ours}.items():
+        turns.add(name, lambda command=command: process(command))
+    for name, (module, command) in PEERS.items():
+        turns.add(name, lambda m=module, c=command: process(c, m), every=4)
+    times = turns.run()
+    slowest = max(times[name].median * 1e3 for name in ours)
+    return Result(
+        title="The first word",
+        what="Each command runs in a fresh process until it has printed its help and ended, bytecode compiled and "
+        "files in memory. Importing a framework alone stands below, for those who would start with it.",
+        tables=[compared(times, "runner --help")],
+        aims=[Aim(f"runner, its help and its list within 100 ms: {number(slowest)} ms", slowest <= 100)],
+        left_out=turns.left_out,
+        packages=("nnunetv2", "lightning", "jsonargparse", "monai", "torch", "tensorflow"),
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
-    todo = commands()
-    taken: dict[str, list[float]] = {name: [] for name in todo}
-    for turn in range(rounds + 1):
-        for name, command in todo.items():
-            begun = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True)
-            if turn:  # the first turn compiles bytecode and fills the page cache
-                taken[name].append((time.perf_counter() - begun) * 1e3)
-    print("| command | median ms | fastest | slowest |\n|---|---|---|---|")
-    for name, times in taken.items():
-        print(f"| `{name}` | {statistics.median(times):.0f} | {min(times):.0f} | {max(times):.0f} |")
+def process(command: list[str], module: str | None = None) -> Way:
+    if module and find_spec(module) is None:
+        raise ImportError(f"{module} is not installed")
 
+    def run(turn: int) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ImportError(f"ends with code {done.returncode}: {done.stderr.strip().splitlines()[-1]}")
 
-if __name__ == "__main__":
-    main()
+    return run

@@ -1,20 +1,9 @@
-"""What a step costs besides the step: plain PyTorch, runner, and others, in one process on one tiny network.
-
-    uv run --group bench python benchmarks/loop_overhead.py [--steps 2000] [--repetitions 15]
-
-Everyone trains the same network with the same optimizer on the same gathered batches (16 × 32 float32), and reads
-the loss every 50 steps. Repetitions take turns, so that what else the machine does falls on all alike; the table
-shows medians, and the difference between the fastest repetitions, which other work disturbs least. Those who are
-not installed are left out. Of plain PyTorch's own step, about 40 µs here are the label that `optimizer.step` carries
-for the profiler; runner leaves it out while nobody profiles, so that it may come out below the plain loop.
-"""
+"""Plain PyTorch, runner and others around one tiny network; each trains some steps and says how long they took."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,9 +16,15 @@ from runner_core.engines.torch import TorchEngine
 from runner_core.project import Project
 from runner_core.protocols import Precision, Step
 from runner_core.sampling import order
-from tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
 from torch import nn
 from torch.nn import functional as F
+
+from benchmarks.tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
+
+PLAIN = "plain PyTorch loop"
+warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
+torch.set_num_threads(1)
 
 
 def network() -> nn.Module:
@@ -247,7 +242,7 @@ def _loader(batches: Batches) -> Any:
 
 
 CONTENDERS: dict[str, Callable[[], Seconds]] = {
-    "plain loop": plain,
+    PLAIN: plain,
     "runner": partial(runner, Tiny, TorchEngine),
     "Fabric": fabric,
     "Accelerate": accelerate,
@@ -255,36 +250,3 @@ CONTENDERS: dict[str, Callable[[], Seconds]] = {
     "MONAI": monai,
     "Lightning": lightning,
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--only", nargs="*", default=list(CONTENDERS), help="some of: " + ", ".join(CONTENDERS))
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    ready: dict[str, Seconds] = {}
-    for name in arguments.only:
-        try:
-            run = CONTENDERS[name]()
-            run(arguments.steps)  # warm up; MONAI looks for ignite only now
-            ready[name] = run
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
-    times: dict[str, list[float]] = {name: [] for name in ready}
-    for _ in range(arguments.repetitions):
-        for name, run in ready.items():
-            times[name].append(run(arguments.steps) / arguments.steps * 1e6)
-    base = times["plain loop"]
-    print(f"\ntorch {torch.__version__}, 1 thread, {arguments.repetitions} × {arguments.steps} steps\n")
-    print("| | µs a step | µs above the plain loop | fastest repetitions compared |\n|---|---|---|---|")
-    for name, values in times.items():
-        above = statistics.median(v - b for v, b in zip(values, base, strict=True))
-        print(f"| {name} | {statistics.median(values):.1f} | {above:+.1f} | {min(values) - min(base):+.1f} |")
-
-
-if __name__ == "__main__":
-    main()

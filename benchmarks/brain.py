@@ -1,21 +1,16 @@
 """brainunet's data path against the way its users came from: decompress a whole volume for every slice.
 
-    uv run python benchmarks/brain_data_path.py --data ../shared/data/brainunet
-
-Without --data: the built-in phantom. Two questions, each answered side by side in one process:
-
-1. samples a second of the whole data path, without the model: files → image and mask as float32 tensors of the
-   network's size. The seed's way loads a volume from .nii.gz, normalises it and resizes the wanted slice, for every
-   slice anew. Ours is measured warm (every epoch but the first) and with the one-off preparation added to one epoch.
-2. one epoch of preset small, both ways, with the same network, loss and optimizer.
+Samples a second of the whole data path, without the model: files → image and mask as float32 tensors of the network's
+size. The seed's way loads a volume from .nii.gz, normalises it and resizes the wanted slice, for every slice anew. Ours
+is measured warm (every epoch but the first) and with the one-off preparation added to one epoch. Then training itself,
+both ways, with the same network, loss and optimizer.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel
@@ -29,7 +24,10 @@ from runner_core.protocols import Progress
 from runner_core.setup import Data, Setup
 from torch.nn import functional
 
-ROUNDS = 5
+from benchmarks.harness import Options, Result, Table, Turns, Way, at_least
+
+SEED_WAY, OURS = "whole .nii.gz for every slice", "runner, every later epoch"
+Train = Callable[[dict[str, torch.Tensor]], None]
 
 
 class EverySliceAnew(torch.utils.data.Dataset):
@@ -67,7 +65,7 @@ def our_batches(setup: Setup, data: Data) -> Loader:
     return Loader(samples, batch_size=setup.config.train.batch_size, seed=0, shuffle=True)
 
 
-def our_epoch(setup: Setup, loader: Loader, epoch: int, train=None) -> int:
+def our_epoch(setup: Setup, loader: Loader, epoch: int, train: Train | None = None) -> int:
     """Samples of one epoch, each as the float tensors that the network reads."""
     seen = 0
     for batch in loader.batches(epoch):
@@ -79,7 +77,7 @@ def our_epoch(setup: Setup, loader: Loader, epoch: int, train=None) -> int:
     return seen
 
 
-def seed_epoch(items: torch.utils.data.DataLoader, limit: int, neighbours: int, train=None) -> int:
+def seed_epoch(items: torch.utils.data.DataLoader, limit: int, neighbours: int, train: Train | None = None) -> int:
     seen = 0
     for batch in items:
         if train:  # the same network: the slice stands in for its neighbours
@@ -90,7 +88,7 @@ def seed_epoch(items: torch.utils.data.DataLoader, limit: int, neighbours: int, 
     return seen
 
 
-def trainer(setup: Setup):
+def trainer(setup: Setup) -> Train:
     torch.manual_seed(0)
     network = setup.project.model(None)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
@@ -104,58 +102,71 @@ def trainer(setup: Setup):
     return train
 
 
-def timed(work) -> tuple[float, int]:
-    begun = time.perf_counter()
-    samples = work()
-    return time.perf_counter() - begun, samples
+def rounds(samples: Callable[[int], int]) -> Way:
+    """A way with its own clock: seconds for one sample."""
+
+    def way(turn: int) -> float:
+        begun = time.perf_counter()
+        count = samples(turn)
+        return (time.perf_counter() - begun) / count
+
+    return way
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--seed-samples", type=int, default=64, help="slices measured of the seed's way, a round")
-    options = parser.parse_args()
+def run(options: Options) -> Result:
+    source = options.folder("brainunet")
+    limit = 16 if options.quick else 64
     with tempfile.TemporaryDirectory() as cache:
-        setup = setup_for(options.data, Path(cache))
-        folder = data_folder(setup, print)
+        setup = setup_for(None if options.quick else source, Path(cache))
+        folder = data_folder(setup, lambda text: None)
         records = setup.project.records(folder)
-        pairs = [(r.files["image"], r.files["mask"]) for r in records]
         begun = time.perf_counter()
         data = open_data(setup, lambda text: None)
         preparation = time.perf_counter() - begun
         loader = our_batches(setup, data)
         config = setup.config
-        seed = EverySliceAnew(pairs, config.data.size)
+        seed = EverySliceAnew([(r.files["image"], r.files["mask"]) for r in records], config.data.size)
         generator = torch.Generator().manual_seed(0)
         items = torch.utils.data.DataLoader(seed, config.train.batch_size, shuffle=True, generator=generator)
+        slices, neighbours = len(loader.samples), config.data.neighbours
 
-        rates: dict[str, list[float]] = {"seed": [], "ours": []}
-        for turn in range(ROUNDS):
-            seconds, samples = timed(lambda: seed_epoch(items, options.seed_samples, config.data.neighbours))
-            rates["seed"].append(samples / seconds)
-            seconds, samples = timed(lambda t=turn: our_epoch(setup, loader, t))
-            rates["ours"].append(samples / seconds)
-        warm, slow = statistics.median(rates["ours"]), statistics.median(rates["seed"])
-        ours = len(loader.samples)
-        first = ours / (ours / warm + preparation)
-        print(f"{len(records)} scans ({folder.name}), slices of {config.data.size}², 2 cores or what there is\n")
-        print("| data path, without the model | samples/s | ratio |\n|---|---|---|")
-        print(f"| seed's way: whole .nii.gz for every slice | {slow:.1f} | 1 |")
-        print(
-            f"| runner, first epoch ({preparation:.1f} s of preparation included) | {first:.0f} | {first / slow:.0f} |"
-        )
-        print(f"| runner, every later epoch | {warm:.0f} | {warm / slow:.0f} |\n")
-
+        turns = Turns(1 if options.quick else 5)
+        turns.add(SEED_WAY, lambda: rounds(lambda turn: seed_epoch(items, limit, neighbours)), own_clock=True)
+        turns.add(OURS, lambda: rounds(lambda turn: our_epoch(setup, loader, turn)), own_clock=True)
+        path = turns.run()
         train = trainer(setup)
-        ours_seconds, ours_samples = timed(lambda: our_epoch(setup, loader, 0, train))
-        seed_seconds, seed_samples = timed(
-            lambda: seed_epoch(items, 4 * options.seed_samples, config.data.neighbours, train)
+        turns = Turns(1, warmup=0)
+        turns.add(
+            SEED_WAY, lambda: rounds(lambda turn: seed_epoch(items, 2 * limit, neighbours, train)), own_clock=True
         )
-        per_ours, per_seed = ours_seconds / ours_samples, seed_seconds / seed_samples
-        print(f"| one epoch of preset small ({ours} slices), network included | seconds | ratio |\n|---|---|---|")
-        print(f"| seed's way (from {seed_samples} slices) | {per_seed * ours:.1f} | {per_seed / per_ours:.1f} |")
-        print(f"| runner | {ours_seconds:.1f} | 1 |")
-
-
-if __name__ == "__main__":
-    main()
+        turns.add(OURS, lambda: rounds(lambda turn: our_epoch(setup, loader, turn, train)), own_clock=True)
+        learning = {} if options.quick else turns.run()
+    slow, warm = 1 / path[SEED_WAY].median, 1 / path[OURS].median
+    first = slices / (slices / warm + preparation)
+    tables = [
+        Table(
+            ["data path, without the model", "samples a second", "ratio"],
+            [
+                [SEED_WAY, slow, 1],
+                [f"runner, first epoch ({preparation:.1f} s of preparation included)", first, first / slow],
+                [OURS, warm, warm / slow],
+            ],
+        )
+    ]
+    if learning:
+        each = {name: times.median * slices for name, times in learning.items()}
+        rows = [[name, seconds, each[SEED_WAY] / seconds] for name, seconds in each.items()]
+        tables.append(Table([f"an epoch of {slices} slices, network included", "seconds", "speed"], rows))
+    what = f"{len(records)} real scans" if source and not options.quick else f"a phantom of {len(records)} scans"
+    return Result(
+        title="brainunet's data path",
+        what=f"{what}, from the files to the float tensors that the network reads, at preset `small` "
+        f"({config.data.size}², {neighbours} slices at once). The way its users came from loads a volume, normalises "
+        "it and resizes one slice, for every slice.",
+        tables=tables,
+        aims=at_least(path, OURS, SEED_WAY, 14),
+        remarks=["On a CPU the network is the limit: the second table says what is left of the gain."]
+        if learning
+        else [],
+        packages=("torch", "nibabel", "numpy"),
+    )

@@ -1,24 +1,15 @@
-"""What a Keras step costs besides the step: plain `fit`, a plain compiled loop, and runner, in one process.
+"""Keras `fit`, a plain compiled loop and runner around one tiny network on TensorFlow.
 
-    uv run python benchmarks/keras_overhead.py [--steps 1000] [--repetitions 9]
-
-Everyone trains the same tiny network with the same optimizer on the same batches (16 × 32 float32) on TensorFlow.
-Repetitions take turns, so that what else the machine does falls on all alike; the table shows medians. `fit` gets
-its batches from a tf.data pipeline that holds all of them in memory; the others gather each batch from an array.
-The plain loop calls one `tf.function` a step and does nothing else: what remains is TensorFlow's own cost of a call.
+`fit` gets its batches from a tf.data pipeline that holds all of them in memory; the others gather each batch from an
+array. The plain loop calls one `tf.function` a step and does nothing else.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import tensorflow as tf
@@ -26,7 +17,10 @@ from runner_core.engines.keras import KerasEngine
 from runner_core.project import Project
 from runner_core.protocols import Precision, Step
 from runner_core.sampling import order
-from tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
+
+from benchmarks.tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
+
+PLAIN = "plain tf.function loop"
 
 
 def network() -> keras.Model:
@@ -95,34 +89,10 @@ class Tiny(Project):
         return Step(keras.ops.mean(keras.ops.square(model(batch["x"]) - batch["y"])))
 
 
-EVERYONE: dict[str, Callable[[], Seconds]] = {
-    "plain compiled loop": plain,
-    "runner": partial(runner, Tiny, KerasEngine),
-    "keras fit": partial(fit, 1),
-    "runner, 32 steps at once": partial(runner, Tiny, KerasEngine, 32),
-    "keras fit, 32 steps at once": partial(fit, 32),
+CONTENDERS: dict[str, Callable[[], Seconds]] = {
+    PLAIN: plain,
+    "runner (Keras)": partial(runner, Tiny, KerasEngine),
+    "Keras fit": partial(fit, 1),
+    "runner (Keras), steps_per_execution 32": partial(runner, Tiny, KerasEngine, 32),
+    "Keras fit, steps_per_execution 32": partial(fit, 32),
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=960)
-    parser.add_argument("--repetitions", type=int, default=9)
-    options = parser.parse_args()
-    running = {name: make() for name, make in EVERYONE.items()}
-    for run in running.values():
-        run(options.steps)  # warm-up: traces and compiles
-    times: dict[str, list[float]] = {name: [] for name in running}
-    for _ in range(options.repetitions):
-        for name, run in running.items():
-            times[name].append(run(options.steps) / options.steps * 1e3)
-    fits = statistics.median(times["keras fit"])
-    print(f"Keras {keras.__version__}, TensorFlow {tf.__version__}, {options.repetitions} × {options.steps} steps")
-    print("\n| | ms a step (median) | fastest | slowest | of `fit` |\n| --- | ---: | ---: | ---: | ---: |")
-    for name, taken in times.items():
-        middle = statistics.median(taken)
-        print(f"| {name} | {middle:.3f} | {min(taken):.3f} | {max(taken):.3f} | {middle / fits:.2f} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,28 +1,21 @@
 """openkbp's data path against the ways its users came from: reading CSVs, packing, filling a batch of 2.
 
-    uv run --group bench python benchmarks/openkbp_data.py --data ../shared/data/openkbp
-
-Without --data: generated patients. In one process, the ways taking turns; medians, and ratios to the first row. pandas,
-polars and TensorFlow are left out where they are not installed.
-
 1. a patient's files → dense arrays: ours, pandas (as the challenge's loader does), polars, NumPy's text reader; one
    thread each (the cache is built by a process a core).
-2. packing: the same and what a patient then takes.
-3. a batch of 2 random patients on 128³, from warm memory. Ours is packed (25 MB; decoded on the device, whose cost on
-   this CPU is the row below it). The others fill the dense tensors the challenge's network reads (ct, 10 ROIs, possible
-   mask, dose: 201 MB as float32, 403 as the float64 that the challenge's loader makes) from arrays held in memory;
-   the challenge's own loader parses the files again for every batch.
+2. packing, and what a patient then takes.
+3. a batch of 2 random patients on 128³, from warm memory. Ours is packed (25 MB; decoded on the device). The others
+   fill the dense tensors the challenge's network reads (ct, 10 ROIs, possible mask, dose: 201 MB as float32, 403 as the
+   float64 that the challenge's loader makes) from arrays held in memory; the challenge's own loader parses the files
+   again for every batch.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from runner_core import Record, RowSamples
@@ -38,56 +31,53 @@ from runner_openkbp.phantom import write_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, unpack
 
+from benchmarks.harness import Options, Result, Table, Turns, Way, compared
+
 BATCH, SEED = 2, 0
 FIELDS = ("ct", "masks", "dose", "dose_step")
-Way = Callable[[list[int]], object]
+READER, PACKED, TF_DATA = "runner (pyarrow)", "runner, packed: what goes to the device", "tf.data over float32 tensors"
+Pair = list[int]
+Read = Callable[[Path], tuple[np.ndarray, np.ndarray]]
 
 
 # ---------------------------------------------------------------- reading
 
 
-def readers() -> dict[str, tuple[Callable[[Record], object], int]]:
-    """Way → (it, how often it is measured: every so many rounds). Each makes dense ct, dose and masks."""
-    ways: dict[str, tuple[Callable[[Record], object], int]] = {"runner": (read_patient, 1)}
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    try:
+def reader(name: str) -> Way:
+    """Files → dense ct, dose and masks."""
+    if name == "polars":
         import polars
 
-        ways["polars"] = (lambda r: dense_patient(r, _polars(polars)), 1)
-    except ImportError:
-        print("(polars is not installed)")
-    try:
+        return lambda record: dense_patient(record, _polars(polars))
+    if name == "pandas":
         import pandas
 
-        ways["pandas"] = (lambda r: dense_patient(r, _pandas(pandas)), 1)
-    except ImportError:
-        print("(pandas is not installed)")
-    ways["numpy.genfromtxt"] = (lambda r: dense_patient(r, _numpy), 8)
-    return ways
+        return lambda record: dense_patient(record, _pandas(pandas))
+    return lambda record: dense_patient(record, _numpy)
 
 
-def _pandas(pandas):
-    def read(path: Path):
+def _pandas(pandas: Any) -> Read:
+    def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         frame = pandas.read_csv(path, index_col=0)
         return frame.index.to_numpy(), frame["data"].to_numpy()
 
     return read
 
 
-def _polars(polars):
-    def read(path: Path):
+def _polars(polars: Any) -> Read:
+    def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         frame = polars.read_csv(path, schema_overrides={"data": polars.Float64})
         return frame.to_series(0).to_numpy(), frame.to_series(1).to_numpy()
 
     return read
 
 
-def _numpy(path: Path):
+def _numpy(path: Path) -> tuple[np.ndarray, np.ndarray]:
     table = np.genfromtxt(path, delimiter=",", skip_header=1)
     return table[:, 0].astype(int), table[:, 1]
 
 
-def dense_patient(record: Record, read: Callable[[Path], tuple]) -> dict[str, np.ndarray]:
+def dense_patient(record: Record, read: Read) -> dict[str, np.ndarray]:
     """ct and dose (float64), masks (bool): what one makes of the files first."""
     dense = {}
     for role, path in record.files.items():
@@ -113,7 +103,7 @@ def runner_batches(records: list[Record], folder: Path, decoded: bool) -> Way:
     batches = Loader(samples, batch_size=BATCH, seed=SEED, shuffle=True, steps_per_epoch=10**5).batches(0)
     on_device = _decoder(project) if decoded else None
 
-    def fill(pair: list[int]) -> None:
+    def fill(pair: Pair) -> None:
         batch = next(batches)
         if on_device:
             on_device(batch.arrays)
@@ -122,11 +112,11 @@ def runner_batches(records: list[Record], folder: Path, decoded: bool) -> Way:
     return fill
 
 
-def _decoder(project: OpenKBP):
+def _decoder(project: OpenKBP) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     @tf.function
-    def decode(batch):
+    def decode(batch: Any) -> Any:
         out = project.on_device(batch, {}, None)
         return {name: out[name] for name in ("image", "mask", "dose")}
 
@@ -151,7 +141,7 @@ def dense_set(records: list[Record], dtype: type) -> dict[str, np.ndarray]:
 def per_key_loop(whole: dict[str, np.ndarray], dtype: type) -> Way:
     """A new array for each key, filled patient by patient."""
 
-    def fill(pair: list[int]) -> object:
+    def fill(pair: Pair) -> object:
         batch = {}
         for name, array in whole.items():
             batch[name] = np.zeros((BATCH, *array.shape[1:]), dtype)
@@ -185,7 +175,7 @@ def challenge_loader(records: list[Record]) -> Way:
 
     read = _pandas(pandas)
 
-    def fill(pair: list[int]) -> object:
+    def fill(pair: Pair) -> object:
         shapes = {"ct": 1, "structure_masks": len(ROIS), "possible_dose_mask": 1, "dose": 1}
         batch = {name: np.zeros((BATCH, *GRID, count)) for name, count in shapes.items()}
         for place, i in enumerate(pair):
@@ -207,95 +197,78 @@ def challenge_loader(records: list[Record]) -> Way:
     return fill
 
 
-def batch_ways(records: list[Record], folder: Path) -> dict[str, tuple[Way, int]]:
-    ways: dict[str, tuple[Way, int]] = {
-        "runner, packed (what goes to the device)": (runner_batches(records, folder, False), 1)
-    }
+# ---------------------------------------------------------------- contests
+
+
+def reading(records: list[Record], quick: bool) -> tuple[Table, dict[str, str]]:
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    turns = Turns(2 if quick else 24)
+    turns.add(READER, lambda: read_patient)
+    for name in ("polars", "pandas"):
+        turns.add(name, lambda name=name: reader(name))
+    turns.add("numpy.genfromtxt", lambda: reader("numpy"), every=8)
+    times = turns.run(lambda turn: records[turn % len(records)])
+    table = compared(times, READER)
+    table.columns[0] = "read a patient (files → dense arrays)"
+    return table, turns.left_out
+
+
+def packing_up(records: list[Record], quick: bool) -> Table:
+    turns = Turns(1 if quick else 12)
+    turns.add("runner, read", lambda: read_patient)
+    for size in (128, 64):
+        turns.add(
+            f"runner, read and pack for {size}³",
+            lambda size=size: lambda record: packing.prepare(packing.pack(read_patient(record)), size),
+        )
+    times = turns.run(lambda turn: records[turn % len(records)])
+    table = compared(times, "runner, read")
+    table.columns[0] = "prepare a patient"
+    return table
+
+
+def batches(records: list[Record], cache: Path, quick: bool) -> tuple[Table, dict[str, str]]:
+    rng = np.random.default_rng(SEED)
+    pairs = [rng.choice(len(records), BATCH, replace=False).tolist() for _ in range(16)]
+    turns = Turns(2 if quick else 20)
+    turns.add(PACKED, lambda: runner_batches(records, cache, False))
+    turns.add("runner, decoded on this CPU by TensorFlow", lambda: runner_batches(records, cache, True), every=4)
     single = dense_set(records, np.float32)
-    try:
-        import tensorflow  # noqa: F401
-
-        ways["runner, decoded on this CPU by TensorFlow"] = (runner_batches(records, folder, True), 1)
-        ways["tf.data over float32 tensors"] = (tf_data(single), 1)
-    except ImportError:
-        print("(TensorFlow is not installed)")
-    double = dense_set(records, np.float64)
-    ways |= {
-        "per-key loop, float32": (per_key_loop(single, np.float32), 1),
-        "per-key loop, float64": (per_key_loop(double, np.float64), 1),
-        "fancy index, float32": (fancy_index(single), 1),
-        "fancy index, float64": (fancy_index(double), 1),
-    }
-    try:
-        import pandas  # noqa: F401
-
-        ways["the challenge's loader (pandas, every batch anew)"] = (challenge_loader(records), 5)
-    except ImportError:
-        pass
-    return ways
+    turns.add(TF_DATA, lambda: tf_data(single))
+    double = {name: array.astype(np.float64) for name, array in single.items()}
+    for name, whole, dtype in (("float32", single, np.float32), ("float64", double, np.float64)):
+        turns.add(f"loop over keys, {name}", lambda whole=whole, dtype=dtype: per_key_loop(whole, dtype), every=2)
+        turns.add(f"fancy index, {name}", lambda whole=whole: fancy_index(whole), every=2)
+    turns.add("the challenge's loader (pandas, every batch anew)", lambda: challenge_loader(records), every=5)
+    times = turns.run(lambda turn: pairs[turn % len(pairs)])
+    table = compared(times, PACKED, rate=("patients", BATCH))
+    table.columns[0] = f"a batch of {BATCH} patients"
+    return table, turns.left_out
 
 
-# ---------------------------------------------------------------- measuring
-
-
-def measure(ways: dict[str, tuple[Callable, int]], items: list, rounds: int) -> dict[str, float]:
-    """Median seconds of each way on one item; the first rounds, which bring pages in, do not count."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for turn in range(rounds + 2):
-        item = items[turn % len(items)]
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same one
-            way, every = ways[name]
-            if turn % every:
-                continue
-            begun = time.perf_counter()
-            result = way(item)
-            seconds = time.perf_counter() - begun
-            del result  # freeing memory is the next round's business
-            if turn >= 2 or every > 2:
-                times[name].append(seconds)
-    return {name: statistics.median(t) for name, t in times.items() if t}
-
-
-def table(title: str, medians: dict[str, float]) -> None:
-    own = next(iter(medians.values()))
-    print(f"\n| {title} | ms | runner's time as a share of it |\n|---|---|---|")
-    for name, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        print(f"| {name} | {seconds * 1e3:.1f} | {own / seconds:.2f} |")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="folder with the challenge's patients; default: generated ones")
-    parser.add_argument("--patients", type=int, default=4, help="held in memory for the batches (0.65 GB each)")
-    parser.add_argument("--rounds", type=int, default=30)
-    options = parser.parse_args()
+def run(options: Options) -> Result:
+    source = None if options.quick else options.folder("openkbp")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = options.data or folder / "phantom"
-        if options.data is None:
-            for number, rng in enumerate(np.random.default_rng(SEED).spawn(options.patients)):
-                write_patient(data / f"pt_{number + 1}", rng)
-        records = find_patients(data)
-        print(f"{len(records)} patients ({data.name}), one process")
-        table("read a patient (files → dense arrays)", measure(readers(), records, options.rounds))
-
-        packers = {
-            "read": (read_patient, 1),
-            "read and pack": (lambda r: packing.prepare(packing.pack(read_patient(r)), 128), 1),
-            "read, pack, 64³": (lambda r: packing.prepare(packing.pack(read_patient(r)), 64), 1),
-        }
+        if source is None:
+            for number, rng in enumerate(np.random.default_rng(SEED).spawn(2 if options.quick else 4)):
+                write_patient(folder / "phantom" / f"pt_{number + 1}", rng)
+        records = find_patients(source or folder / "phantom")
         packed = packing.prepare(packing.pack(read_patient(records[0])), 128)
-        packing_times = measure(packers, records, options.rounds)
-        print("\n| pack a patient | ms |\n|---|---|")
-        print("\n".join(f"| {way} | {seconds * 1e3:.1f} |" for way, seconds in packing_times.items()))
-        print(f"\n200 patients packed: {200 * sum(a.nbytes for a in packed.values()) / 1e9:.2f} GB")
-
-        chosen = records[: options.patients]
-        rng = np.random.default_rng(SEED)
-        pairs = [rng.choice(len(chosen), BATCH, replace=False).tolist() for _ in range(16)]
-        table(f"a batch of {BATCH}", measure(batch_ways(chosen, folder / "cache"), pairs, options.rounds))
-
-
-if __name__ == "__main__":
-    main()
+        size = sum(array.nbytes for array in packed.values())
+        read, absent = reading(records, options.quick)
+        filled, also_absent = batches(records[:4], folder / "cache", options.quick)
+        tables = [read, packing_up(records, options.quick), filled]
+    return Result(
+        title="openkbp's data path",
+        what=f"{len(records)} {'real' if source else 'generated'} patients of the challenge on 128³. Reading their CSV "
+        "files, packing them, and filling batches from warm memory.",
+        tables=tables,
+        remarks=[
+            f"Packed, 200 patients take {200 * size / 1e9:.2f} GB. Decoding (bits to masks, scaling) is the device's "
+            "work, part of the compiled step; the row decoded by TensorFlow says what it costs where the device is "
+            "this CPU."
+        ],
+        left_out=absent | also_absent,
+        packages=("numpy", "pyarrow", "polars", "pandas", "tensorflow", "keras"),
+    )

@@ -1,0 +1,6 @@
+"""Side by side: runner and what people use otherwise. `python -m benchmarks` measures, and writes docs/benchmarks.md.
+
+A benchmark is a module here with `run(options) -> Result`; its name is in `NAMES`, in the order of the page.
+"""
+
+NAMES = ("startup", "loop", "cache", "metrics", "brain", "openkbp")

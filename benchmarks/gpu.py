@@ -1,0 +1,213 @@
+"""Every installed project on this machine's GPU: steps, memory, samples a second, and how near that is to the limit.
+
+    python benchmarks/gpu.py [--out DIR] [--seconds 510] [--device cuda] [PROJECT …]
+
+Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
+slice of the time; what cannot run, or found no time, is listed with the reason. Writes DIR/gpu.json and DIR/gpu.md;
+in benchmarks/results (the default) the page docs/benchmarks.md takes it up.
+
+A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
+benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), *map(str, sorted(ROOT.glob("packages/*/src")))]
+
+from benchmarks.gpucase import Case, find_projects, limits, measure  # noqa: E402
+from benchmarks.harness import Cell, Result, Table, machine, number  # noqa: E402
+from benchmarks.page import RESULTS, keep, section  # noqa: E402
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "torch": {
+        "preset": {},
+        "float32": {"precision.mode": "float32"},
+        "tf32": {"precision.mode": "tf32"},
+        "channels_last": {"train.channels_last": "on"},
+        "compile": {"train.compile": "on"},
+        "compile, channels_last": {"train.compile": "on", "train.channels_last": "on"},
+    },
+    "keras": {
+        "preset": {},
+        "float32": {"precision.mode": "float32"},
+        "steps_per_execution 8": {"train.steps_per_execution": 8},
+        "without XLA": {"train.compile": "off"},
+    },
+}
+LEAST = 60.0
+"""Seconds that a case may always take, however many wait (compiling takes a while), as long as there are any."""
+LIMITS = "limits"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("projects", nargs="*", help="default: all")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=510, help="for everything")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="preset demo, two variants, a few steps: does it work?")
+    parser.add_argument("--case", nargs=2, metavar=("PROJECT", "NAME"), help=argparse.SUPPRESS)  # the process of a case
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        return run_case(options)
+    before, end = machine(), time.monotonic() + options.seconds
+    cases, left_out = list_cases(options.projects, options.quick)
+    found: dict[Case, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        options.scratch = Path(scratch)
+        limit = in_a_process(Case(LIMITS, LIMITS), options, min(LEAST, options.seconds))
+        for place, case in enumerate(cases):
+            remaining = end - time.monotonic()
+            slice_ = min(remaining, max(LEAST, remaining / (len(cases) - place)))
+            found[case] = in_a_process(case, options, slice_) if remaining > 10 else {"fault": "no time was left"}
+            print(f"{case.project}, {case.name}: {found[case].get('fault', 'done')}", flush=True)
+    result = told(found, limit, left_out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    keep("gpu", result, before, machine(), options.out)
+    text = section("gpu", json.loads((options.out / "gpu.json").read_text(encoding="utf-8")))
+    (options.out / "gpu.md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0 if any("fault" not in values for values in found.values()) else 1
+
+
+# ---------------------------------------------------------------- cases
+
+
+def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str, str]]:
+    """Every project's first variant before any project's second; and who cannot run here, with the reason."""
+    columns: list[list[Case]] = []
+    left_out: dict[str, str] = {}
+    for name, plugin in find_projects().items():
+        if chosen and name not in chosen:
+            continue
+        try:
+            framework = plugin.entry.load().runner_project().framework
+            for module in {"torch": ["torch"], "keras": ["keras", "tensorflow"]}[framework]:
+                if importlib.util.find_spec(module) is None:
+                    raise ImportError(f"{module} is not installed")
+        except ImportError as error:
+            left_out[name] = str(error)
+            continue
+        variants = list(VARIANTS[framework].items())[: 2 if quick else None]
+        cases = [Case(name, variant, settings) for variant, settings in variants]
+        columns.append(cases if quick else cases[:1] + own_cases(name) + cases[1:])
+    longest = max(map(len, columns), default=0)
+    return [column[i] for i in range(longest) for column in columns if i < len(column)], left_out
+
+
+def own_cases(project: str) -> list[Case]:
+    """Those of benchmarks/gpu_PROJECT.py, if it is there."""
+    name = f"benchmarks.gpu_{project}"
+    return list(importlib.import_module(name).CASES) if importlib.util.find_spec(name) else []
+
+
+# ---------------------------------------------------------------- a case in its process
+
+
+def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """What the case measured, or {"fault": why it did not}."""
+    out = options.scratch / "case.json"
+    out.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--case", case.project, case.name, "--scratch", str(options.scratch)]
+    command += ["--device", options.device, "--seconds", str(seconds), *["--quick"] * options.quick]
+    try:
+        done = subprocess.run(command, timeout=seconds, capture_output=True, text=True, check=False)
+    except subprocess.TimeoutExpired:
+        return {"fault": f"did not end within {seconds:.0f} s"}
+    if out.exists():
+        return json.loads(out.read_text(encoding="utf-8"))
+    return {"fault": (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1][:300]}
+
+
+def run_case(options: argparse.Namespace) -> int:
+    project, name = options.case
+    if project == LIMITS:
+        values = limits(options.device, options.quick)
+    else:
+        case = next(c for c in list_cases([project], options.quick)[0] if c.name == name)
+        steps_for = 0.5 if options.quick else min(8.0, options.seconds / 6)
+        with contextlib.redirect_stdout(sys.stderr):
+            values = measure(case, options.device, options.scratch / "cache", steps_for, options.quick)
+    (options.scratch / "case.json").write_text(json.dumps(values), encoding="utf-8")
+    return 0
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dict[str, str]) -> Result:
+    """The result of all cases. Operations are counted where nothing is compiled; a compiled variant of the same samples
+    has those of the preset."""
+    steps, paths = [], []
+    for case, values in found.items():
+        if "fault" in values:
+            left_out[f"{case.project}, {case.name}"] = values["fault"]
+            continue
+        who = f"{case.project}, {case.name}"
+        if "table" in values:  # a case that measures something else than steps
+            paths += [[f"{who}: {key}", *[None] * 3, value] for key, value in values["table"].items()]
+            continue
+        steps.append([who, *step_row(case, values, found, limit)])
+        paths.append([who, *(values.get(key) for key in ("loader", "to_device", "with_loader", "first_step"))])
+    heads = ["", "precision", "batch", "step, ms (median)", "quartiles", "samples a second",
+             "peak memory, GB", "reserved, GB", "share of compute", "share of bandwidth"]  # fmt: skip
+    tables = [
+        Table(heads, steps),
+        Table(["samples a second", "loader alone", "loader to device", "loader and steps", "first step, s"], paths),
+        Table(["measured limit of this device", "value"], [[key, value] for key, value in limit.items()]),
+    ]
+    return Result(
+        title="On a GPU",
+        what="Every installed project's preset on its phantom through its engine's own trainer: a step on a batch that "
+        "stays the same (its copy to the device included), then the loader alone, with the copy, and with the steps.",
+        tables=[table for table in tables if table.rows],
+        remarks=[
+            "Share of compute: the step's floating-point operations (torch's FlopCounterMode) against what a large "
+            "matrix product of the step's precision reaches on this device. Share of bandwidth: the bytes that the "
+            "step's operations read and write, each counted by itself, against a large copy; a compiled step fuses "
+            "operations and moves less, so that its share is an upper bound. For Keras nothing is counted."
+        ],
+        left_out=left_out,
+        packages=("torch", "keras", "tensorflow", "numpy"),
+    )
+
+
+def step_row(
+    case: Case, values: dict[str, Any], found: dict[Case, dict[str, Any]], limit: dict[str, Any]
+) -> list[Cell]:
+    counted = values
+    if values.get("flops") is None:
+        same = (v for c, v in found.items() if c.project == case.project and v.get("flops"))
+        counted = next((v for v in same if v["samples"] == values["samples"]), values)
+    step, (low, high) = values["step"], values["quartiles"]
+    peak, copy = limit.get(f"{values['precision']} matrix product, TFLOP/s"), limit.get("copy, GB/s (read and written)")
+    flops, moved = counted.get("flops"), counted.get("bytes")
+    return [
+        values["precision"],
+        values["batch"],
+        step * 1e3,
+        f"{number(low * 1e3)} – {number(high * 1e3)}",
+        values["batch"] / step,
+        *(values.get(key) and values[key] / 1e9 for key in ("allocated", "reserved")),
+        f"{flops / step / peak / 1e10:.0f} %" if flops and peak else None,
+        f"{moved / step / copy / 1e7:.0f} %" if moved and copy else None,
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""What openkbp offers on a GPU besides its preset."""
+
+from benchmarks.gpucase import Case
+
+CASES = [
+    Case("openkbp", "batch 4", {"train.batch_size": 4}),
+    Case("openkbp", "recomputed activations", {"model.recompute": True}),
+]

@@ -1,0 +1,247 @@
+"""One case of benchmarks/gpu.py: a project's steps, memory and data path, and what the device can do at most."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from runner_core import defaults, discovery
+from runner_core.cli.data import open_data
+from runner_core.config.resolve import from_preset
+from runner_core.config.values import overlay
+from runner_core.discovery import Plugin
+from runner_core.loader import Loader
+from runner_core.plugins import Plugins
+from runner_core.project import overrides
+from runner_core.protocols import HostBatch
+from runner_core.setup import Data, Setup
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A project with settings by dotted name. `measure`: instead of training steps, a function of the device that
+    returns named numbers (what a kernel takes, say)."""
+
+    project: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    preset: str = "default"
+    measure: Callable[[str], Mapping[str, float]] | None = None
+
+
+def find_projects() -> dict[str, Plugin]:
+    """Installed projects, and those of the checkout whose package is not installed."""
+    found = discovery.projects()
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        about = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        for name, value in about.get("entry-points", {}).get(discovery.PROJECTS, {}).items():
+            entry = EntryPoint(name, value, discovery.PROJECTS)
+            found.setdefault(name, Plugin(name, "project", about["name"], about["version"], entry))
+    return found
+
+
+def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -> dict[str, Any]:
+    """What the case takes; `seconds` for the steps, half of it for each part of the data path."""
+    if case.measure is not None:
+        return {"table": dict(case.measure(device))}
+    setup = setup_of(case, device, cache, quick)
+    data = open_data(setup, lambda text: None)
+    data.samples = {"train": setup.project.samples(data.store, data.splits["train"], "train")}
+    config = setup.config.train
+    trainer = setup.engine.trainer(setup, data, 10**6)
+    loader = loader_of(setup, data, trainer.block)
+    batches = endless(loader)
+    batch = next(batches)
+    again = HostBatch(batch.arrays, batch.count, lambda: None)
+    done = 0
+
+    def step(given: HostBatch) -> None:
+        nonlocal done
+        trainer.train_step(given, done)
+        done += 1
+
+    torch = setup.engine.name == "torch"
+    wait = waits(setup) if torch else trainer.read_log
+    counted = {}
+    if torch and config.compile != "on":
+        counted = operations(lambda: step(again))
+    begun = time.perf_counter()
+    for _ in range(trainer.block):
+        step(again)
+    wait()
+    first = time.perf_counter() - begun
+    forget_peak(setup)
+    times = chunks(lambda: step(again), wait, trainer.block, seconds)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
+    batch.release()
+    values: dict[str, Any] = {
+        "precision": setup.precision.compute,
+        "batch": config.batch_size,
+        "samples": [config.batch_size, {n: list(s.shape) for n, s in data.samples["train"].spec.items()}, case.preset],
+        "step": statistics.median(times),
+        "quartiles": [low, high],
+        "first_step": first,
+        **memory(setup, trainer),
+        **counted,
+    }
+
+    def rate(work: Callable[[], object]) -> float:
+        return config.batch_size / statistics.median(chunks(work, wait, trainer.block, seconds / 2))
+
+    values["with_loader"] = rate(lambda: step(next(batches)))
+    values["loader"] = rate(lambda: next(batches).release())
+    if torch:
+        from runner_core.engines.torch.transfer import feed
+
+        way = feed(trainer.device)
+
+        def bring() -> None:
+            given = next(batches)
+            way.take(given)
+            way.done(given)
+
+        values["to_device"] = rate(bring)
+    loader.close()
+    return values
+
+
+def setup_of(case: Case, device: str, cache: Path, quick: bool) -> Setup:
+    plugins = Plugins()
+    plugins.register(defaults, "core")
+    plugins.add(find_projects()[case.project])
+    kind = plugins.project()
+    preset = "demo" if quick else case.preset
+    nested: dict[str, Any] = {"train": {"device": device}, "cache": {"dir": str(cache)}, "data": {"split": "none"}}
+    for name, value in case.settings.items():
+        section, key = name.split(".")
+        nested.setdefault(section, {})[key] = value
+    config = overlay(from_preset(kind, preset), nested, f"case {case.name}")
+    return Setup(kind(config), config, preset, None, plugins)
+
+
+def loader_of(setup: Setup, data: Data, block: int) -> Loader:
+    """As a run makes it."""
+    config = setup.config.train
+    return Loader(
+        data.samples["train"],
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle=True,
+        steps_per_epoch=1024,
+        workers=config.workers,
+        prefetch=config.prefetch,
+        block=block,
+        allocate=setup.engine.allocate,
+        pin=setup.engine.pin,
+        augment=setup.project.augment if overrides(setup.project, "augment") else None,
+    )
+
+
+def endless(loader: Loader) -> Iterator[HostBatch]:
+    epoch = 0
+    while True:
+        yield from loader.batches(epoch)
+        epoch += 1
+
+
+def chunks(work: Callable[[], object], wait: Callable[[], object], block: int, seconds: float) -> list[float]:
+    """Seconds of one `work`, from runs of some of them with a wait for the device at their end."""
+    end = time.perf_counter() + seconds
+    times: list[float] = []
+    count = block
+    while not times or time.perf_counter() < end:
+        begun = time.perf_counter()
+        for _ in range(count):
+            work()
+        wait()
+        taken = time.perf_counter() - begun
+        times.append(taken / count)
+        if taken < seconds / 40 and count < 64 * block:  # short runs would measure the waiting
+            count, times = 2 * count, []
+    return times
+
+
+# ---------------------------------------------------------------- memory and operations
+
+
+def waits(setup: Setup) -> Callable[[], object]:
+    import torch
+
+    return torch.cuda.synchronize if setup.device.kind == "cuda" else lambda: None
+
+
+def forget_peak(setup: Setup) -> None:
+    if setup.device.kind == "cuda" and setup.engine.name == "torch":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory(setup: Setup, trainer: Any) -> dict[str, int]:
+    """Most bytes allocated and reserved on the device; nothing where it is the host."""
+    if setup.device.kind != "cuda":
+        return {}
+    if setup.engine.name != "torch":
+        return {"allocated": trainer.peak_memory()}
+    import torch
+
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+def operations(work: Callable[[], None]) -> dict[str, int]:
+    """Floating-point operations of `work`, and the bytes of all tensors that its operations read or write."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Traffic(TorchDispatchMode):
+        moved = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            if not view:
+                tensors = (t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
+                self.moved += sum(t.numel() * t.element_size() for t in tensors)
+            return out
+
+    flops = FlopCounterMode(display=False)
+    with flops, Traffic() as traffic:
+        work()
+    return {"flops": flops.get_total_flops(), "bytes": traffic.moved}
+
+
+def limits(device: str, quick: bool) -> dict[str, float]:
+    """What this device reaches: large matrix products by precision, copies within it and from page-locked memory."""
+    import torch
+
+    gpu = torch.device(device).type == "cuda"
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    size, seconds = (512, 0.2) if quick else (8192, 1.5)
+    found: dict[str, float] = {}
+    kinds = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    for name, dtype in kinds.items() if gpu else [("float32", torch.float32)]:
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        taken = min(chunks(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), wait, 1, seconds))
+        found[f"{name} matrix product, TFLOP/s"] = 2 * size**3 / taken / 1e12
+    source = torch.zeros(2**24 if quick else 2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    taken = min(chunks(lambda: target.copy_(source), wait, 1, seconds))
+    found["copy, GB/s (read and written)"] = 2 * len(source) / taken / 1e9
+    if gpu:
+        host = torch.zeros(2**28, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty_like(host, device=device)
+        taken = min(chunks(lambda: there.copy_(host, non_blocking=True), wait, 1, seconds))
+        found["from page-locked memory, GB/s"] = len(host) / taken / 1e9
+    return found

@@ -1,0 +1,210 @@
+"""What all benchmarks share: contenders that take turns, medians and quartiles, and a result that is kept as JSON."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Way = Callable[[Any], Any]
+"""One contender: does the work on what the turn brings (a list of rows, say). What it returns is dropped, once its
+time is taken."""
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """`quick`: small and short, only to see that it works. `data`: a folder with brainunet/ and openkbp/, if any."""
+
+    quick: bool = False
+    data: Path | None = None
+
+    def folder(self, project: str) -> Path | None:
+        """The real data of a project, where it is at hand."""
+        folder = self.data / project if self.data else None
+        return folder if folder and folder.is_dir() else None
+
+
+@dataclass
+class Table:
+    """`columns`: headings; the first column names who was measured."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+
+
+@dataclass
+class Aim:
+    text: str
+    met: bool
+
+
+@dataclass
+class Result:
+    """What a benchmark found. `packages`: distributions whose versions matter."""
+
+    title: str
+    what: str
+    tables: list[Table]
+    aims: list[Aim] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
+
+
+class Times:
+    """Seconds of one contender, by turn."""
+
+    def __init__(self) -> None:
+        self.by_turn: dict[int, float] = {}
+
+    @cached_property
+    def median(self) -> float:
+        return statistics.median(self.by_turn.values())
+
+    @cached_property
+    def quartiles(self) -> tuple[float, float]:
+        """A quarter of the turns was faster than the first, a quarter slower than the second."""
+        values = list(self.by_turn.values())
+        if len(values) < 2:
+            return values[0], values[0]
+        low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+        return low, high
+
+    def above(self, other: Times) -> float:
+        """Median of the differences, turn by turn: what else the machine does falls on both."""
+        both = self.by_turn.keys() & other.by_turn.keys()
+        return statistics.median(self.by_turn[turn] - other.by_turn[turn] for turn in both)
+
+
+class Turns:
+    """Contenders that take turns in this process, so that what else the machine does falls on all alike.
+
+    The one that begins changes from turn to turn: nobody always follows the same one. `warmup` turns come first and
+    do not count. Who cannot be imported is in `left_out`, with the reason.
+    """
+
+    def __init__(self, turns: int, warmup: int = 1) -> None:
+        self._turns, self._warmup = turns, warmup
+        self._ways: dict[str, tuple[Way, int, bool]] = {}
+        self.left_out: dict[str, str] = {}
+
+    def add(self, name: str, make: Callable[[], Way], every: int = 1, own_clock: bool = False) -> None:
+        """`make` prepares the contender. `every`: a slow one has its turn every so many turns. `own_clock`: the way
+        returns the seconds it took, because not all that it does is to be measured."""
+        try:
+            self._ways[name] = make(), every, own_clock
+        except ImportError as error:
+            self.left_out[name] = str(error)
+
+    def run(self, item: Callable[[int], Any] = lambda turn: turn) -> dict[str, Times]:
+        """`item(turn)`: what all contenders work on in this turn."""
+        for turn in range(self._warmup):
+            for name, (way, _, _) in list(self._ways.items()):
+                try:
+                    way(item(turn))
+                except ImportError as error:  # MONAI looks for ignite only when it trains
+                    self.left_out[name] = str(error)
+                    del self._ways[name]
+        names = list(self._ways)
+        times = {name: Times() for name in names}
+        for turn in range(self._turns):
+            given = item(turn)
+            first = turn % len(names)
+            for name in names[first:] + names[:first]:
+                way, every, own_clock = self._ways[name]
+                if turn % every == 0:
+                    begun = time.perf_counter()
+                    result = way(given)
+                    seconds = time.perf_counter() - begun
+                    times[name].by_turn[turn] = result if own_clock else seconds
+                    del result  # freeing its memory is nobody's time
+        return times
+
+
+def compared(
+    times: Mapping[str, Times],
+    reference: str,
+    *,
+    unit: str = "ms",
+    per: float = 1.0,
+    rate: tuple[str, float] | None = None,
+) -> Table:
+    """Medians with quartiles, fastest first, and each one's speed against `reference`.
+
+    `per`: a turn holds so many of what is counted (steps), each of which takes the shown time; `rate`: (what is
+    counted, how many of it a turn holds): a column of so many a second.
+    """
+    factor = {"s": 1.0, "ms": 1e3, "µs": 1e6}[unit] / per
+    heads = [f"{unit} (median)", "quartiles", *([f"{rate[0]} a second"] if rate else []), f"speed, {reference} = 1"]
+    rows: list[list[Cell]] = []
+    for name, taken in sorted(times.items(), key=lambda item: item[1].median):
+        low, high = taken.quartiles
+        row: list[Cell] = [name, taken.median * factor, f"{number(low * factor)} – {number(high * factor)}"]
+        row += [rate[1] / taken.median] if rate else []
+        rows.append([*row, times[reference].median / taken.median])
+    return Table(["", *heads], rows)
+
+
+def faster(times: Mapping[str, Times], one: str, other: str) -> float | None:
+    """How many times as fast `one` is as `other`; None where either did not run."""
+    return times[other].median / times[one].median if one in times and other in times else None
+
+
+def at_least(times: Mapping[str, Times], one: str, other: str, ratio: float) -> list[Aim]:
+    """The aim that `one` be `ratio` times as fast as `other`; none where either did not run."""
+    found = faster(times, one, other)
+    if found is None:
+        return []
+    return [Aim(f"{one} at least {number(ratio)} times as fast as {other}: {number(found)}", found >= ratio)]
+
+
+def number(value: Cell) -> str:
+    """Three significant digits, without exponents for what people read.
+
+    >>> [number(v) for v in (None, "text", 7, 0.12345, 1234.5, 99.95)]
+    ['–', 'text', '7', '0.123', '1,234', '100']
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def machine() -> dict[str, Any]:
+    """What this was measured on, and how busy it is."""
+    import platform
+
+    import psutil
+    from runner_core.doctor import cpu_name, find_gpus, usable_cores
+
+    return {
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "ram_gb": round(psutil.virtual_memory().total / 1e9),
+        "gpu": "; ".join(gpu.name for gpu in find_gpus()) or "none",
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 1),
+        "date": date.today().isoformat(),
+    }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
