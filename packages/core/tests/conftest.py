@@ -67,7 +67,7 @@ def runner(tmp_path: Path, cache_home: Path) -> Runner:
     def run(*words: str | Path, installed: tuple[Path, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
         env = environment(cache_home, *installed, **more)
         return subprocess.run(
-            command(*words), cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120, check=False
+            command(*words), cwd=tmp_path, env=env, text=True, capture_output=True, timeout=480, check=False
         )
 
     return run
@@ -83,7 +83,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
         env=environment(cache_home),
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

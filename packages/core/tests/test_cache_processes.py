@@ -99,7 +99,7 @@ def test_two_processes_build_once(tmp_path, start):
     second = start()
     wait_until(lambda: waits(tmp_path, second))
     (tmp_path / "hold").unlink()
-    results = [json.loads(p.communicate(timeout=60)[0]) for p in (first, second)]
+    results = [json.loads(p.communicate(timeout=300)[0]) for p in (first, second)]
     assert results[0][0] == results[1][0]
     assert any("another process is building this cache" in s for s in results[1][1])
     assert results[0][1] == []
@@ -117,16 +117,16 @@ def test_a_builder_killed_half_way_leaves_nothing_to_the_next(tmp_path, start, w
     children = psutil.Process(builder.pid).children(recursive=True)
     os.kill(builder.pid, signal.SIGKILL)
     builder.wait()
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=300)
     assert not alive
     assert list((tmp_path / "cache").rglob(f"{TEMPORARY}*"))
     assert manage.entries(tmp_path / "cache") == []  # half a cache is none
 
-    content, said = json.loads(start(workers=workers).communicate(timeout=60)[0])
+    content, said = json.loads(start(workers=workers).communicate(timeout=300)[0])
     assert not list((tmp_path / "cache").rglob(f"{TEMPORARY}*"))
     assert manage.verify(tmp_path / "cache") == []
     assert said == []  # it had nothing to wait for
-    assert content == json.loads(start().communicate(timeout=60)[0])[0]
+    assert content == json.loads(start().communicate(timeout=300)[0])[0]
 
 
 def test_a_waiting_process_takes_over_from_a_killed_builder(tmp_path, start):
@@ -135,7 +135,7 @@ def test_a_waiting_process_takes_over_from_a_killed_builder(tmp_path, start):
     second = start()
     wait_until(lambda: waits(tmp_path, second))
     os.kill(first.pid, signal.SIGKILL)
-    content, said = json.loads(second.communicate(timeout=60)[0])
+    content, said = json.loads(second.communicate(timeout=300)[0])
     assert any("waiting for it" in s for s in said)
     assert len(content) == 32
     assert manage.verify(tmp_path / "cache") == []
@@ -149,7 +149,7 @@ def test_prune_removes_what_a_killed_builder_left_but_not_a_living_one_s(tmp_pat
     workers = psutil.Process(builder.pid).children(recursive=True)
     os.kill(builder.pid, signal.SIGKILL)
     builder.wait()
-    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert not psutil.wait_procs(workers, timeout=300)[1]
     manage.prune(tmp_path / "cache", everything=True)
     assert not list((tmp_path / "cache").rglob(f"{TEMPORARY}*"))
 
@@ -160,6 +160,6 @@ def test_a_killed_worker_is_an_error_and_nothing_is_left(tmp_path, start):
     worker = next(pid for _, pid in decoded(tmp_path) if pid != builder.pid)
     os.kill(worker, signal.SIGKILL)
     (tmp_path / "hold").unlink()
-    builder.communicate(timeout=60)
+    builder.communicate(timeout=300)
     assert builder.returncode != 0
     assert not list((tmp_path / "cache").rglob(f"{TEMPORARY}*"))

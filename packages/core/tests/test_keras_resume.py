@@ -142,12 +142,12 @@ def killed_and_resumed(folder: Path, settings, at: list[int]) -> None:
     """kill −9 once the log has reached each of these steps, then let it finish."""
     for number, step in enumerate(at):
         process = run(folder, number > 0, settings)
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 300
         while steps_logged(folder) < step and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.002)
         process.kill()
         process.wait()
-    assert run(folder, True, settings).wait(timeout=180) == 0
+    assert run(folder, True, settings).wait(timeout=300) == 0
 
 
 LONG = {**EVERYTHING, "train__epochs": 20, "log__every": 1}
@@ -155,7 +155,7 @@ LONG = {**EVERYTHING, "train__epochs": 20, "log__every": 1}
 
 def test_kill_9(tmp_path):
     """Processes that are really killed, against one that was not; dropout and noise on."""
-    assert run(tmp_path / "whole", False, LONG).wait(timeout=180) == 0
+    assert run(tmp_path / "whole", False, LONG).wait(timeout=300) == 0
     killed_and_resumed(tmp_path / "killed", LONG, [23])
     toy.assert_equal_runs(tmp_path / "whole", tmp_path / "killed")
 
@@ -163,6 +163,6 @@ def test_kill_9(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [LONG, {**BLOCKS, "train__epochs": 20, "log__every": 1}], ids=["steps", "blocks"])
 def test_kill_9_again_and_again(tmp_path, settings):
-    assert run(tmp_path / "whole", False, settings).wait(timeout=180) == 0
+    assert run(tmp_path / "whole", False, settings).wait(timeout=300) == 0
     killed_and_resumed(tmp_path / "killed", settings, [1, 7, 19, 31, 44, 58])
     toy.assert_equal_runs(tmp_path / "whole", tmp_path / "killed")

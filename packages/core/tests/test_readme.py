@@ -35,7 +35,7 @@ def test_the_project_keeps_the_contract_and_trains_with_the_extension(
     code = "import pathlib; from runner_core.testing import check_project; check_project('mean', pathlib.Path('check'))"
     (tmp_path / "check").mkdir()
     checked = subprocess.run(
-        [sys.executable, "-c", code], cwd=written, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=written, capture_output=True, text=True, timeout=480, check=False
     )
     assert checked.returncode == 0, checked.stderr
     done = runner("mean", "train", "--run-dir", "run", installed=(written,))
