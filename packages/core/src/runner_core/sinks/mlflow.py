@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.config.values import flat
 from runner_core.project import Project
 from runner_core.protocols import Json, Sink
 from runner_core.sinks.background import Background
-from runner_core.sinks.tracker import Tracker, settings
+from runner_core.sinks.tracker import Tracker
 
 _STATUS = {"done": "FINISHED", "unhealthy": "FAILED", "stopped": "KILLED", "failed": "FAILED"}
 _ENVIRONMENT = {
@@ -55,7 +56,7 @@ class _Run:
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(number, run_name=folder.absolute().name)
         self.id = str(run.info.run_id)
-        self._parameters(settings(config))
+        self._parameters(flat(config))
 
     def _parameters(self, values: Mapping[str, Json]) -> None:
         from mlflow.entities import Param

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from runner_core.config import RunConfig
-from runner_core.config.values import flat
 from runner_core.protocols import Json
 from runner_core.runfolder import RunFolder, replace_text
 from runner_core.sinks import numbers
@@ -37,35 +35,28 @@ class Tracker:
     """The sink in front of a service.
 
     tracker-SERVICE.json in the run folder keeps the service's id of the run, and up to which step each kind of event
-    was sent. A killed run goes on from its last checkpoint, and the steps since then run again: the service has them,
-    so they are not sent twice. They are told by log.jsonl, as the killed process left it: make the tracker before the
-    log is cut back.
+    was sent. A killed run goes on from its last checkpoint, so that steps since then run again: what the service has
+    of them stays, and only what it lacks is sent.
     """
 
     def __init__(self, service: str, folder: Path, connect: Callable[[str | None], ServiceRun]) -> None:
         """`connect(id)`: the run of this id at the service, continued; None: a new one."""
-        self._folder, self._connect = RunFolder(folder), connect
+        self._folder, self._connect = folder, connect
         self._file = folder / f"tracker-{service}.json"
-        self._id: str | None = None
         self._sent: dict[str, int] = {}
-        if self._file.exists():
-            kept = json.loads(self._file.read_text(encoding="utf-8"))
-            self._id, self._sent = kept["id"], kept["sent"]
-            for line in self._folder.events():
-                self._sent[line["event"]] = max(line["step"], self._sent.get(line["event"], -1))
         self._run: ServiceRun | None = None
         self._status = "failed"
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         if kind == "end":
             self._status = str(values["status"])
-        if step <= self._sent.get(kind, -1):
-            return
         run = self._connected()
-        if kind in ("train", "validation"):
-            run.scalars(step, numbers(kind, values))
-        elif kind == "health":
+        if kind == "health":  # said again, it replaces what was said
             run.finding(step, values["level"], values["rule"], values["message"])
+        elif kind in ("train", "validation") and step > self._sent.get(kind, -1):
+            run.scalars(step, numbers(kind, values))
+            self._sent[kind] = step
+            self._save(run)
 
     def figure(self, name: str, step: int, png: Path) -> None:
         self._connected().image(name, step, png)
@@ -73,18 +64,19 @@ class Tracker:
     def close(self) -> None:
         """The summary is in its file by now, but for a run that failed in some unforeseen way."""
         if self._run is not None:
-            self._run.finish(self._status, {} if self._status == "failed" else _shown(self._folder.read_summary()))
+            summary = RunFolder(self._folder).read_summary() if self._status != "failed" else {}
+            self._run.finish(self._status, _shown(summary))
 
     def _connected(self) -> ServiceRun:
         if self._run is None:
-            self._run = self._connect(self._id)
-            replace_text(self._file, json.dumps({"id": self._run.id, "sent": self._sent}))
+            kept = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+            self._sent = kept.get("sent", {})
+            self._run = self._connect(kept.get("id"))
+            self._save(self._run)
         return self._run
 
-
-def settings(config: RunConfig) -> dict[str, Json]:
-    """Settings by dotted name."""
-    return dict(flat(config))
+    def _save(self, run: ServiceRun) -> None:
+        replace_text(self._file, json.dumps({"id": run.id, "sent": self._sent}))
 
 
 def _shown(summary: Mapping[str, Any]) -> dict[str, Json]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.config.values import flat
 from runner_core.project import Project
 from runner_core.protocols import Json, Sink
 from runner_core.sinks.background import Background
-from runner_core.sinks.tracker import Tracker, settings
+from runner_core.sinks.tracker import Tracker
 
 _EXIT_CODES = {"done": 0, "unhealthy": 3, "stopped": 143, "failed": 1}
 
@@ -23,10 +24,17 @@ def wandb_sink(project: Project, config: RunConfig, folder: Path) -> Sink:
     if find_spec("wandb") is None:
         raise BadInput("log.wandb needs the package wandb: install runner-core[wandb], or set log.wandb off")
     online = config.log.wandb == "online"
-    if online and not _wandb().api.api_key:
+    if online and not _has_key():
         raise BadInput("log.wandb online needs an API key: run `wandb login` once, or set WANDB_API_KEY")
     tracker = Tracker("wandb", folder, lambda run_id: _Run(project, config, folder, run_id))
     return Background("wandb", lambda: tracker)
+
+
+def _has_key() -> bool:
+    """Asks neither the user nor the server."""
+    wandb = _wandb()
+    wandb.setup(settings=wandb.Settings(silent=True))
+    return bool(wandb.login(prompt=False, verify=False))
 
 
 class _Run:
@@ -38,7 +46,7 @@ class _Run:
             id=run_id,
             resume="allow" if run_id else None,
             dir=str(folder),
-            config=settings(config),
+            config=flat(config),
             mode=config.log.wandb,
             settings=_settings(wandb),
         )
@@ -59,9 +67,11 @@ class _Run:
 
 
 def _settings(wandb: Any) -> Any:
-    """Nothing is said, watched or collected beyond what a run logs; a server that hangs is given up."""
+    """Nothing is said, watched or collected beyond what a run logs; a server that hangs is given up; a kill -9 loses
+    a second, not 15."""
     return wandb.Settings(
         silent=True,
+        host="",
         console="off",
         disable_git=True,
         disable_code=True,
@@ -72,6 +82,7 @@ def _settings(wandb: Any) -> Any:
         x_save_requirements=False,
         init_timeout=30,
         finish_timeout=20,
+        x_transaction_log_flush_interval=1,
     )
 
 
