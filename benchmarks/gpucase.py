@@ -70,12 +70,11 @@ def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -
 
     torch = setup.engine.name == "torch"
     wait = waits(setup) if torch else trainer.read_log
-    counted = {}
-    if torch and config.compile != "on":
-        counted = operations(lambda: step(again))
     begun = time.perf_counter()
-    for _ in range(trainer.block):
-        step(again)
+    counted = operations(lambda: step(again)) if torch and not compiles(setup) else {}
+    if not counted:
+        for _ in range(trainer.block):
+            step(again)
     wait()
     first = time.perf_counter() - begun
     forget_peak(setup)
@@ -178,6 +177,13 @@ def waits(setup: Setup) -> Callable[[], object]:
     return torch.cuda.synchronize if setup.device.kind == "cuda" else lambda: None
 
 
+def compiles(setup: Setup) -> bool:
+    from runner_core.engines.torch.engine import torch_device
+    from runner_core.engines.torch.placement import wanted
+
+    return wanted("compile", setup.project, torch_device(setup.device))
+
+
 def forget_peak(setup: Setup) -> None:
     if setup.device.kind == "cuda" and setup.engine.name == "torch":
         import torch
@@ -230,7 +236,7 @@ def limits(device: str, quick: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     kinds = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     for name, dtype in kinds.items() if gpu else [("float32", torch.float32)]:
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         taken = min(chunks(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), wait, 1, seconds))
