@@ -93,7 +93,7 @@ def _code(text: str) -> Iterator[str]:
 
 def _commands(text: str) -> Iterator[str]:
     """Command lines of the runner, from the word after `runner` on: those of shell blocks, and code spans."""
-    blocks = "\n".join(block for language, block in FENCE.findall(text) if language in ("sh", "bash", "console"))
+    blocks = "\n".join(block for language, block in FENCE.findall(text) if language in ("", "sh", "bash", "console"))
     spans = re.findall(r"`((?:uv run )?runner [^`\n]+)`", FENCE.sub("", text))
     for line in [*blocks.replace("\\\n", " ").splitlines(), *spans]:
         found = re.search(r"(?:^|[\s/])runner +(\S.*)", line.partition(" #")[0].partition(" > ")[0].rstrip())
