@@ -95,10 +95,10 @@ def _place(path: str, name: str, framework: str) -> str | None:
 
 
 def _filled(text: str, name: str, framework: str) -> str:
-    """The template's text with the framework, where runner-core comes from, and the name put in."""
+    """The template's text with the framework, the name, and where runner-core comes from put in."""
     if framework != "torch":
         text = text.replace("torch", framework)
-    return text.replace("# SOURCES\n", _sources()).replace(PLACEHOLDER, name)
+    return text.replace(PLACEHOLDER, name).replace("# SOURCES\n", _sources())
 
 
 def _sources() -> str:

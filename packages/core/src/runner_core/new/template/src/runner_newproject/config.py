@@ -22,13 +22,13 @@ class ModelConfig:
 
 
 @dataclass
-class Config(RunConfig):
+class Settings(RunConfig):
     data: PatchConfig = field(default_factory=PatchConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=100, batch_size=16, learning_rate=3e-3))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=50, steps_per_epoch=100, batch_size=16))
 
 
-def demo() -> Config:
+def demo() -> Settings:
     """Small enough for a minute on two cores."""
     train = TrainConfig(epochs=8, steps_per_epoch=25, batch_size=8, learning_rate=1e-2)
-    return Config(data=PatchConfig(patch=64), model=ModelConfig(width=8), train=train)
+    return Settings(data=PatchConfig(patch=64), model=ModelConfig(width=8), train=train)

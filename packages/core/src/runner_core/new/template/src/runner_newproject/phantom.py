@@ -17,7 +17,8 @@ def write(folder: Path, rng: np.random.Generator) -> None:
     (folder / "masks").mkdir()
     for group in "abcde":
         for number in range(3):
-            image, mask = draw(*rng.integers(90, 150, 2), rng)
+            height, width = rng.integers(90, 150, 2)
+            image, mask = draw(height, width, rng)
             bits = (image * 60000).astype(np.uint16) if group == "e" else (image * 255).astype(np.uint8)
             Image.fromarray(bits).save(folder / "images" / f"{group}_{number}.{'tif' if group == 'e' else 'png'}")
             grey = np.array(list(CLASSES.values()), np.uint8)[mask]

@@ -13,19 +13,24 @@ import numpy as np
 from PIL import Image
 from runner_core import BadInput, Decoded, PatchSamples, Project, Record, Step
 
-from runner_newproject.config import CLASSES, Config, demo
+from runner_newproject.config import CLASSES, Settings, demo
 from runner_newproject.files import find, group, read, read_classes
 
 VALUES = list(CLASSES.values())
 
 
 class Segmentation(Project):
-    name, framework, Config = "newproject", "torch", Config
-    presets = {"default": Config, "demo": demo}
+    name, framework, Config = "newproject", "torch", Settings
+    presets = {"default": Settings, "demo": demo}
     monitor = ("dice", "max")
     prepare_version = 1  # raise it when decode or prepare changes, so that what is cached is made anew
     phantom_version = 1  # the same for the phantom
-    config: Config
+    config: Settings
+
+    def __init__(self, config: Settings) -> None:
+        super().__init__(config)
+        if config.data.patch < 4 or config.data.patch % 4:
+            raise BadInput(f"data.patch is {config.data.patch}; the network halves it twice: a multiple of 4, please")
 
     # ---- files → arrays, once for each image
 
@@ -40,7 +45,9 @@ class Segmentation(Project):
 
     def inputs(self, path: Path) -> Sequence[Record]:
         """What `predict` is given, an image or a folder of them, without masks."""
-        found = find(path) if path.is_dir() else {path.stem: path}
+        found = (find(path / "images") or find(path)) if path.is_dir() else {path.stem: path}
+        if not found:
+            raise BadInput(f"{path}: no images here")
         return [Record(name, group(name), {"image": file}) for name, file in found.items()]
 
     def decode(self, record: Record) -> Decoded:
