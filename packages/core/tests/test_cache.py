@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,9 +16,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig
+from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig, RunnerError
 from runner_core.cache import default_cache, folder, identity, manage, size, write
 from runner_core.cache.folder import Damaged
+from runner_core.cache.prepared import PreparedCache
+from runner_core.cache.storage import Layout
 from runner_core.cli.data import describe_plan, refuse_what_no_device_holds
 from runner_core.config import CacheConfig
 from runner_core.crop import CentreCrop, NoCrop
@@ -378,6 +381,75 @@ def test_what_reads_back_differently_is_never_kept(place, monkeypatch):
         place.open()
     assert not place.folders()
     assert not place.left_over()
+
+
+# ---------------------------------------------------------------- an extension's storage
+
+
+class Folders:
+    """A storage: a folder of .npy files, one a record."""
+
+    name = "folders"
+
+    def create(self, path, first):
+        path.mkdir()
+        numbers = itertools.count()
+        return SimpleNamespace(append=lambda a: np.save(path / f"{next(numbers)}.npy", a), close=lambda: None)
+
+    def open(self, path, dtype, shapes):
+        return FoldersArray(path, dtype, shapes)
+
+    def bytes(self, array):
+        return array.nbytes + 128
+
+
+class FoldersArray(Layout):
+    def __init__(self, path, dtype, shapes):
+        super().__init__(dtype, shapes)
+        self.path = path
+
+    def read(self, record, region=None):
+        return np.load(self.path / f"{record}.npy")[region or ...]
+
+    def take(self, rows, out):
+        for record, places, own in self.by_record(rows):
+            out[places] = self.read(record)[own]
+
+
+def test_an_extension_keeps_the_arrays_in_its_own_storage(place):
+    place.open(mode="memmap").close()
+    place.decoded()
+    place.capability(workers=2)
+    cache = PreparedCache(CacheConfig(dir=place.cache), storage=Folders())
+    plan = cache.plan(place.pipeline, place.records)
+    assert (plan.mode, plan.ready) == ("folders", 4)
+    store = cache.open(place.pipeline, place.records, place.said.append)
+    assert place.decoded() == [], "copied from the core's own cache"
+    assert store.identity == place.open(mode="memmap").identity
+    assert_holds_what_the_pipeline_gives(
+        ForkingPickler.loads(ForkingPickler.dumps(store)), place.pipeline, place.records
+    )
+    out = np.empty((3, 16, 16), np.uint8)
+    store.arrays["image"].take(np.array([21, 0, 6]), out)
+    assert np.array_equal(out[1], store.arrays["image"].read(0)[0])
+    store.close()
+    (own,) = [e for e in manage.entries(place.cache) if e.form == "folders"]
+    assert plan.disk_bytes == pytest.approx(own.bytes, rel=0.5)
+    assert manage.verify(place.cache) == []
+    file = own.folder / "array-0.bin" / "2.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    ((damaged, _),) = manage.verify(place.cache)
+    assert damaged.folder == own.folder
+    place.capability().open(place.pipeline, place.records, place.said.append)  # the core leaves it alone
+    cache.open(place.pipeline, place.records, place.said.append)
+    assert any("built anew" in said for said in place.said)
+    assert manage.verify(place.cache) == []
+
+
+@pytest.mark.parametrize("name", ["memory", "My Own"])
+def test_a_storage_with_an_impossible_name_is_refused(name):
+    with pytest.raises(RunnerError, match="small letters"):
+        PreparedCache(CacheConfig(), storage=SimpleNamespace(name=name))
 
 
 # ---------------------------------------------------------------- space

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from runner_core import BadInput, RunConfig
 from runner_core.config import LogConfig
+from runner_core.runfolder import RunFolder
 from runner_core.sinks import Sinks
 from runner_core.sinks.background import Background
 from runner_core.sinks.mlflow import mlflow_sink
+from runner_core.sinks.tracker import Tracker
 from runner_core.sinks.wandb import wandb_sink
 
 SESSION = """
@@ -204,6 +206,47 @@ def test_a_service_that_cannot_be_reached_is_told_once() -> None:
     sinks.close()
     sinks.event("train", 2, {})
     assert said == ["warning: the tracker gone failed and is switched off for this run: ConnectionError: no route"]
+
+
+class Fake:
+    """A service that keeps what it is told."""
+
+    def __init__(self, run_id: str | None) -> None:
+        self.id, self.told = run_id or "new", [f"connect {run_id}"]
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.told.append(f"scalars {step}")
+
+    def finding(self, step: int, level: str, rule: str, message: str) -> None:
+        self.told.append(f"finding {step}")
+
+    def image(self, name: str, step: int, png: Path) -> None:
+        self.told.append(f"image {step}")
+
+    def finish(self, status: str, summary: Mapping[str, Any]) -> None:
+        self.told.append(f"finish {status} {dict(summary)}")
+
+
+@pytest.mark.parametrize("status", ["done", "stopped", "unhealthy", None])
+def test_how_a_run_ended_is_told(status: str | None, tmp_path: Path) -> None:
+    made: list[Fake] = []
+
+    def connect(run_id: str | None) -> Fake:
+        made.append(Fake(run_id))
+        return made[-1]
+
+    tracker = Tracker("fake", tmp_path, connect)
+    tracker.event("train", 1, {"loss": 1.0})
+    if status:
+        tracker.event("end", 2, {"epoch": 0, "status": status})
+        RunFolder(tmp_path).write_summary({"steps": 2, "scores": {"dice": 0.5, "none": None}, "versions": {"a": "1"}})
+    tracker.close()
+    summary = {"steps": 2, "scores.dice": 0.5} if status else {}
+    assert made[0].told == ["connect None", "scalars 1", f"finish {status or 'failed'} {summary}"]
+    again = Tracker("fake", tmp_path, connect)
+    again.event("train", 1, {"loss": 2.0})
+    again.event("train", 2, {"loss": 2.0})
+    assert made[1].told == ["connect new", "scalars 2"]
 
 
 def test_a_run_without_any_event_touches_no_service(tmp_path: Path) -> None:

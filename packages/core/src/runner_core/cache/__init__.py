@@ -1,8 +1,10 @@
-"""The cache of prepared arrays: a folder with one flat file per array, keyed by what went in.
+"""The cache of prepared arrays: a folder with one file (or folder) per array, keyed by what went in.
 
+storage   what an extension writes to keep arrays in its own way
 identity  what the source files hold, remembered so that the next start need not read them
 folder    where caches lie, their meta.json, checksums and locks
 stored    prepared arrays opened for reading: memory map, blosc2, RAM, or prepared anew at each read
+write     the core's storages: flat files and blosc2; what is written is read back
 build     preparing in parallel, written beside and renamed
 prepared  the capability: plan, build what is missing, open
 manage    list, verify, prune

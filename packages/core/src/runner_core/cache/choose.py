@@ -49,7 +49,7 @@ def choose_mode(
             "to memmap, which needs none of its own"
         )
     storage = own or STORAGES[mode]
-    wanted = size.compressed if storage is BLOSC2 else size.plain if own is None else size.kept_by(own)
+    wanted = size.kept_by(storage)
     limit = _disk_limit(config, folder)
     if storage.name not in built and wanted > limit.size:
         raise OutOfSpace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runner_core._errors import BadInput, DataErrors
+from runner_core._errors import BadInput, DataErrors, RunnerError
 from runner_core._files import size_text
 from runner_core._text import counted
 from runner_core.cache.build import Builder, Prepare, Task, run_all
@@ -70,6 +71,12 @@ class PreparedCache:
     """`config.cache`, carried out; with arrays kept by `storage` where that is given, whatever `cache.mode` says."""
 
     def __init__(self, config: CacheConfig, storage: Storage | None = None) -> None:
+        if storage is not None and (
+            storage.name in (*STORAGES, FLAT.name) or not re.fullmatch("[a-z0-9]+", storage.name)
+        ):
+            raise RunnerError(
+                f"a storage's name is made of small letters and digits, and its own: {storage.name!r} is not"
+            )
         self._config, self._own = config, storage
         self._storages = {s.name: s for s in (FLAT, BLOSC2, storage) if s is not None}
         """Those whose caches can be opened here."""
@@ -89,7 +96,7 @@ class PreparedCache:
             mode=mode,
             records=len(records),
             ready=len(survey.ready),
-            disk_bytes=size.compressed if mode == "blosc2" else size.kept_by(self._own) if self._own else size.plain,
+            disk_bytes=size.kept_by(self._storage(mode)),
             ram_bytes=size.plain if mode == "memory" else 0,
             device_bytes=size.plain if mode == "device" else 0,
             folder=survey.parent,

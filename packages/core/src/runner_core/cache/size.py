@@ -17,7 +17,7 @@ from runner_core.cache.folder import CacheMeta
 from runner_core.cache.identity import digest_json, source_bytes
 from runner_core.cache.storage import Storage
 from runner_core.cache.stored import PreparedStore
-from runner_core.cache.write import BLOSC2
+from runner_core.cache.write import BLOSC2, FLAT
 from runner_core.project import Record
 from runner_core.protocols import Array, Pipeline
 
@@ -33,10 +33,15 @@ class Size:
 
     @cached_property
     def compressed(self) -> int:
-        return self.kept_by(BLOSC2)
+        return self._judged(BLOSC2)
 
     def kept_by(self, storage: Storage) -> int:
         """Bytes on the disk."""
+        if storage.name == FLAT.name:
+            return self.plain
+        return self.compressed if storage is BLOSC2 else self._judged(storage)
+
+    def _judged(self, storage: Storage) -> int:
         return round(self.share * sum(map(storage.bytes, self.sample)))
 
 

@@ -9,6 +9,7 @@ from runner_core.cli import PROJECT_COMMANDS
 from runner_core.discovery import Plugin
 
 _ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"
+_NONE = "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one"
 
 
 def overview() -> int:
@@ -42,7 +43,10 @@ def list_plugins(arguments: Sequence[str]) -> int:
     head = ("name", "package", "provides", "")
     projects, extensions = discovery.projects(), discovery.extensions()
     lines = aligned([head, *map(_described, [*projects.values(), *extensions.values()])])
-    print("projects:", *lines[: len(projects) + 1], sep="\n")
+    if projects:
+        print("projects:", *lines[: len(projects) + 1], sep="\n")
+    else:
+        print(_NONE)
     if extensions:
         print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
     print("\n`runner list --hooks [PROJECT]` loads them: who provides what, and conflicts")
@@ -69,7 +73,7 @@ def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -
             print(f"{title}:")
             columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
         elif title == "projects":
-            print("no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one")
+            print(_NONE)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> None:
