@@ -21,15 +21,15 @@ def validation(lowest, highest, step=1):
     return HealthEvent("validation", step, 0, {"decision_min": lowest, "decision_max": highest, "loss": 1.0})
 
 
-@given(st.lists(st.booleans(), max_size=12), st.integers(1, 4))
-def test_constant_prediction_counts_in_a_row(constants, patience):
-    rule = ConstantPrediction(patience)
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 4), st.integers(0, 9))
+def test_constant_prediction_counts_in_a_row(constants, patience, young):
+    rule = ConstantPrediction(patience, young)
     in_a_row = 0
-    for constant in constants:
-        finding = rule.observe(validation(0.0, 0.0 if constant else 1.0))
+    for step, constant in enumerate(constants):
+        finding = rule.observe(validation(0.0, 0.0 if constant else 1.0, step))
         in_a_row = in_a_row + 1 if constant else 0
         assert (finding.level if finding else None) == (
-            None if not in_a_row else "error" if in_a_row >= patience else "warning"
+            None if not in_a_row else "error" if in_a_row >= patience and step >= young else "warning"
         )
     end = rule.observe(HealthEvent("end", 9, 9, {}))
     assert (end is not None and end.level == "error") == bool(in_a_row)
@@ -137,10 +137,10 @@ def test_modes(level, mode):
 
 def test_default_rules_follow_the_settings():
     config = RunConfig()
-    config.health.constant_after = 7
+    config.health.constant_after, config.health.constant_steps = 7, 50
     rules = default_rules(toy.Toy(toy.ToyConfig()), config)
     assert [rule.name for rule in rules] == ["constant prediction", "finite validation", "precision"]
-    assert rules[0].patience == 7
+    assert (rules[0].patience, rules[0].steps) == (7, 50)
 
 
 class AlwaysBackground(toy.Toy):
@@ -150,7 +150,7 @@ class AlwaysBackground(toy.Toy):
 
 @pytest.mark.torch
 def test_a_constant_network_ends_the_run_after_saving(tmp_path):
-    config = toy.small(train__epochs=9)
+    config = toy.small(train__epochs=9, health__constant_steps=0)
     with pytest.raises(Unhealthy, match="decided 0 everywhere in 3 validations in a row") as stopped:
         toy.run(config, tmp_path, project=AlwaysBackground)
     assert stopped.value.exit_code == 3
@@ -171,9 +171,9 @@ def test_a_resumed_run_remembers_how_often(tmp_path):
             if event.moment == "log" and event.step == 8:
                 raise KeyboardInterrupt
 
-    config = toy.small(train__epochs=9)
+    config = toy.small(train__epochs=9, health__constant_steps=0)
     with pytest.raises(KeyboardInterrupt):
-        toy.run(config, tmp_path, project=AlwaysBackground, rules=[ConstantPrediction(3), Bomb("note")])
+        toy.run(config, tmp_path, project=AlwaysBackground, rules=[ConstantPrediction(3, 0), Bomb("note")])
     with pytest.raises(Unhealthy, match="3 validations in a row"):
         toy.run(config, tmp_path, project=AlwaysBackground, resume=True)
 

@@ -22,24 +22,25 @@ class ConstantPrediction:
     """The decision (class, mask, dose) is the same everywhere: the network has learned nothing, or forgot it.
 
     Facts used: `decision_min`, `decision_max` over the whole validation split. A warning at first, an error after
-    `patience` validations in a row, and at the end of a run whose last validation was constant.
+    `patience` validations in a row if `steps` optimizer steps are done by then (few images make short epochs), and at
+    the end of a run whose last validation was constant.
     """
 
     name = "constant prediction"
 
-    def __init__(self, patience: int = 3) -> None:
-        self.patience = patience
+    def __init__(self, patience: int = 3, steps: int = 100) -> None:
+        self.patience, self.steps = patience, steps
         self.in_a_row = 0
         self.value: float | None = None
 
     def observe(self, event: HealthEvent) -> Finding | None:
         if event.moment == "validation":
-            return self._validation(event.facts)
+            return self._validation(event.facts, event.step)
         if event.moment == "end" and self.in_a_row:
             return Finding(self.name, "error", f"the trained network decides {self._shown()} everywhere")
         return None
 
-    def _validation(self, facts: Mapping[str, Any]) -> Finding | None:
+    def _validation(self, facts: Mapping[str, Any], step: int) -> Finding | None:
         lowest, highest = facts.get("decision_min"), facts.get("decision_max")
         if lowest is None or lowest != highest:
             if lowest is None or math.isfinite(lowest - highest):  # of NaN nothing can be said
@@ -47,7 +48,7 @@ class ConstantPrediction:
             return None
         self.in_a_row += 1
         self.value = lowest
-        if self.in_a_row >= self.patience:
+        if self.in_a_row >= self.patience and step >= self.steps:
             many = f"in {self.in_a_row} validations in a row" if self.in_a_row > 1 else "in this validation"
             return Finding(self.name, "error", f"the network decided {self._shown()} everywhere {many}")
         return Finding(self.name, "warning", f"the network decides {self._shown()} everywhere in the validation set")
@@ -100,7 +101,8 @@ class PrecisionAsked:
 
 def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
     """The core's rules."""
-    return [ConstantPrediction(config.health.constant_after), FiniteValidation(project.monitor[0]), PrecisionAsked()]
+    constant = ConstantPrediction(config.health.constant_after, config.health.constant_steps)
+    return [constant, FiniteValidation(project.monitor[0]), PrecisionAsked()]
 
 
 class Health:

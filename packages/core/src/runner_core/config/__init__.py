@@ -122,6 +122,8 @@ class HealthConfig:
     """What a finding of level error does: stop the run with exit code 3, or only warn."""
     constant_after: int = 3
     """Validations in a row with the same decision everywhere before the run is stopped."""
+    constant_steps: int = 100
+    """Optimizer steps before which such a run is only warned of, not stopped."""
 
 
 @dataclass

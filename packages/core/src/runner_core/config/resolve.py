@@ -50,6 +50,7 @@ _LEAST: Mapping[str, float] = {
     "checkpoint.every_steps": 1,
     "checkpoint.keep": 1,
     "health.constant_after": 1,
+    "health.constant_steps": 0,
     "log.every": 1,
 }
 _MOST: Mapping[str, float] = {"train.warmup": 1}

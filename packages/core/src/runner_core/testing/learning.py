@@ -119,7 +119,7 @@ def _copied(value: Any) -> Any:
         return {name: _copied(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(part) for part in value]
-    return np.array(value)
+    return np.asarray(value).copy()
 
 
 def _joined(parts: Sequence[Any]) -> Any:
