@@ -105,10 +105,9 @@ def write(group: zarr.Group, number: int, array: np.ndarray, chunk: Shape) -> No
 
 
 def row_chunk(array: np.ndarray) -> Shape:
-    if not array.size:
+    if not array.ndim or not array.size:
         return block_chunk(array)
-    rows = max(1, ROWS_BYTES // array[:1].nbytes) if array.ndim else 1
-    return (min(rows, len(array)), *array.shape[1:]) if array.ndim else ()
+    return (min(len(array), max(1, ROWS_BYTES // array[:1].nbytes)), *array.shape[1:])
 
 
 def block_chunk(array: np.ndarray) -> Shape:
