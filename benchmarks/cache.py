@@ -60,7 +60,7 @@ class Volumes:
     def __init__(self, folder: Path, patch: tuple[int, int, int], batch: int) -> None:
         self.folder, self.patch, self.batch = folder, patch, batch
         self.records = Heads(RunConfig()).records(folder)
-        self.spaces = np.array(SHAPE) - patch + 1
+        self.spaces = np.array(SHAPE) - np.array(patch) + 1
 
     def places(self, turn: int) -> list[Place]:
         """A batch of random patches, the same for all who let others choose."""
@@ -177,11 +177,10 @@ def run(options: Options) -> Result:
     with tempfile.TemporaryDirectory() as name:
         write_heads(Path(name), volumes)
         for what, patch, batch in samples:
-            turns = contest(Volumes(Path(name), patch, batch), options.quick)
-            times = turns.run(lambda turn, patch=patch, batch=batch: Volumes(Path(name), patch, batch).places(turn))
-            table = compared(times, RAW, rate=(what.split(" of ")[0], batch))
-            table.columns[0] = f"{batch} random {what}"
-            tables.append(table)
+            data = Volumes(Path(name), patch, batch)
+            turns = contest(data, options.quick)
+            times = turns.run(data.places)
+            tables.append(compared(times, RAW, f"{batch} random {what}", (what.split(" of ")[0], batch)))
             found = [*at_least(times, RUNNER, RAW, 0.9), *at_least(times, RUNNER, MONAI, 8)]
             aims += [Aim(f"{what}: {aim.text}", aim.met) for aim in found]
             left_out |= turns.left_out

@@ -98,9 +98,10 @@ def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -
     values["with_loader"] = rate(lambda: step(next(batches)))
     values["loader"] = rate(lambda: next(batches).release())
     if torch:
+        from runner_core.engines.torch.engine import torch_device
         from runner_core.engines.torch.transfer import feed
 
-        way = feed(trainer.device)
+        way = feed(torch_device(setup.device))
 
         def bring() -> None:
             given = next(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -130,39 +131,27 @@ class Turns:
 
 
 def compared(
-    times: Mapping[str, Times],
-    reference: str,
-    *,
-    unit: str = "ms",
-    per: float = 1.0,
-    rate: tuple[str, float] | None = None,
+    times: Mapping[str, Times], reference: str, title: str = "", rate: tuple[str, float] | None = None
 ) -> Table:
     """Medians with quartiles, fastest first, and each one's speed against `reference`.
 
-    `per`: a turn holds so many of what is counted (steps), each of which takes the shown time; `rate`: (what is
-    counted, how many of it a turn holds): a column of so many a second.
+    `rate`: (what is counted, how many of it a turn holds) gives a column of so many a second.
     """
-    factor = {"s": 1.0, "ms": 1e3, "µs": 1e6}[unit] / per
-    heads = [f"{unit} (median)", "quartiles", *([f"{rate[0]} a second"] if rate else []), f"speed, {reference} = 1"]
+    heads = ["ms (median)", "quartiles", *([f"{rate[0]} a second"] if rate else []), f"speed, {reference} = 1"]
     rows: list[list[Cell]] = []
     for name, taken in sorted(times.items(), key=lambda item: item[1].median):
-        low, high = taken.quartiles
-        row: list[Cell] = [name, taken.median * factor, f"{number(low * factor)} – {number(high * factor)}"]
+        low, high = (number(seconds * 1e3) for seconds in taken.quartiles)
+        row: list[Cell] = [name, taken.median * 1e3, f"{low} – {high}"]
         row += [rate[1] / taken.median] if rate else []
         rows.append([*row, times[reference].median / taken.median])
-    return Table(["", *heads], rows)
-
-
-def faster(times: Mapping[str, Times], one: str, other: str) -> float | None:
-    """How many times as fast `one` is as `other`; None where either did not run."""
-    return times[other].median / times[one].median if one in times and other in times else None
+    return Table([title, *heads], rows)
 
 
 def at_least(times: Mapping[str, Times], one: str, other: str, ratio: float) -> list[Aim]:
     """The aim that `one` be `ratio` times as fast as `other`; none where either did not run."""
-    found = faster(times, one, other)
-    if found is None:
+    if one not in times or other not in times:
         return []
+    found = times[other].median / times[one].median
     return [Aim(f"{one} at least {number(ratio)} times as fast as {other}: {number(found)}", found >= ratio)]
 
 
@@ -183,8 +172,6 @@ def number(value: Cell) -> str:
 
 def machine() -> dict[str, Any]:
     """What this was measured on, and how busy it is."""
-    import platform
-
     import psutil
     from runner_core.doctor import cpu_name, find_gpus, usable_cores
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Options, Result, Turns, Way, compared
+from benchmarks.harness import Options, Result, Table, Turns, Way, compared
 
 SEED, SIDE, BATCH = 0, 256, 16
 Batch = tuple[Any, Any]
@@ -189,7 +189,8 @@ ERROR: dict[str, Contender] = {
 def run(options: Options) -> Result:
     count = 2 if options.quick else 32
     arrays = batches(count)
-    tables, left_out = [], {}
+    tables: list[Table] = []
+    left_out: dict[str, str] = {}
     for title, contenders in (("mean Dice of the samples", DICE), ("mean absolute error", ERROR)):
         turns = Turns(2 if options.quick else 25, warmup=2)
         values: dict[str, float] = {}
@@ -203,9 +204,7 @@ def run(options: Options) -> Result:
             turns.add(name, once)
         for name, value in values.items():
             np.testing.assert_allclose(value, values["plain NumPy"], rtol=2e-5, err_msg=name)
-        table = compared(turns.run(), "plain NumPy", rate=("samples", count * BATCH))
-        table.columns[0] = title
-        tables.append(table)
+        tables.append(compared(turns.run(), "plain NumPy", title, ("samples", count * BATCH)))
         left_out |= turns.left_out
     return Result(
         title="Validation metrics",

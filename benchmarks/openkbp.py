@@ -208,9 +208,7 @@ def reading(records: list[Record], quick: bool) -> tuple[Table, dict[str, str]]:
         turns.add(name, lambda name=name: reader(name))
     turns.add("numpy.genfromtxt", lambda: reader("numpy"), every=8)
     times = turns.run(lambda turn: records[turn % len(records)])
-    table = compared(times, READER)
-    table.columns[0] = "read a patient (files → dense arrays)"
-    return table, turns.left_out
+    return compared(times, READER, "read a patient (files → dense arrays)"), turns.left_out
 
 
 def packing_up(records: list[Record], quick: bool) -> Table:
@@ -222,9 +220,7 @@ def packing_up(records: list[Record], quick: bool) -> Table:
             lambda size=size: lambda record: packing.prepare(packing.pack(read_patient(record)), size),
         )
     times = turns.run(lambda turn: records[turn % len(records)])
-    table = compared(times, "runner, read")
-    table.columns[0] = "prepare a patient"
-    return table
+    return compared(times, "runner, read", "prepare a patient")
 
 
 def batches(records: list[Record], cache: Path, quick: bool) -> tuple[Table, dict[str, str]]:
@@ -241,9 +237,7 @@ def batches(records: list[Record], cache: Path, quick: bool) -> tuple[Table, dic
         turns.add(f"fancy index, {name}", lambda whole=whole: fancy_index(whole), every=2)
     turns.add("the challenge's loader (pandas, every batch anew)", lambda: challenge_loader(records), every=5)
     times = turns.run(lambda turn: pairs[turn % len(pairs)])
-    table = compared(times, PACKED, rate=("patients", BATCH))
-    table.columns[0] = f"a batch of {BATCH} patients"
-    return table, turns.left_out
+    return compared(times, PACKED, f"a batch of {BATCH} patients", ("patients", BATCH)), turns.left_out
 
 
 def run(options: Options) -> Result:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from benchmarks import NAMES
@@ -54,20 +55,24 @@ def page(folder: Path = RESULTS) -> str:
 def section(name: str, kept: Mapping[str, Any]) -> str:
     """One benchmark: what, tables, aims, remarks, and where it was measured."""
     command = "python benchmarks/gpu.py" if name == "gpu" else f"uv run --group bench python -m benchmarks {name}"
-    parts = [f"## {kept['title']}", f"{kept['what']}\n\n`{command}`"]
+    parts = [f"## {kept['title']}", wrapped(kept["what"]), f"`{command}`"]
     parts += [table(each["columns"], each["rows"]) for each in kept["tables"]]
     parts += ["\n".join(f"- Aim: {aim['text']} – **{'met' if aim['met'] else 'NOT met'}**." for aim in kept["aims"])]
-    parts += kept["remarks"]
+    parts += map(wrapped, kept["remarks"])
     if kept["left_out"]:
-        parts.append("Left out: " + "; ".join(f"{who} ({why})" for who, why in kept["left_out"].items()) + ".")
+        parts.append(wrapped(f"Left out: {'; '.join(f'{who} ({why})' for who, why in kept['left_out'].items())}."))
     there, (before, after) = kept["machine"], kept["machine"]["load"]
-    parts.append(
+    used = ", ".join(f"{package} {version}" for package, version in kept["versions"].items())
+    measured = (
         f"*Measured on {there['date']}: {there['cpu']}, {there['cores']} cores, {there['ram_gb']} GB, "
-        f"GPU: {there['gpu']}; load {before} before, {after} after; Python {there['python']}, "
-        + ", ".join(f"{package} {v}" for package, v in kept["versions"].items())
-        + ".*"
+        f"GPU: {there['gpu']}; load {before} before, {after} after; Python {there['python']}, {used}.*"
     )
+    parts.append(wrapped(measured))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def wrapped(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def table(columns: list[str], rows: list[list[Any]]) -> str:

@@ -27,7 +27,7 @@ PEERS: dict[str, tuple[str, list[str]]] = {
 
 
 def run(options: Options) -> Result:
-    turns = Turns(1, warmup=0) if options.quick else Turns(12)
+    turns = Turns(1 if options.quick else 12)
     runner = str(BIN / "runner")
     ours = {"runner": [runner], "runner --help": [runner, "--help"], "runner list": [runner, "list"]}
     for name, command in {"python -c pass": [sys.executable, "-c", "pass"], **ours}.items():

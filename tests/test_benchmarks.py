@@ -70,7 +70,7 @@ def test_ratios_say_how_many_times_as_fast():
     assert shown.columns == ["", "ms (median)", "quartiles", "samples a second", "speed, slow = 1"]
     assert shown.rows[0] == ["runner", 5.0, "4.5 – 5.5", 2000.0, 4.0]
     assert shown.rows[1][-1] == 1
-    assert compared(both, "slow", unit="µs", per=100).rows[1][1] == pytest.approx(200)
+    assert compared(both, "slow", "who").columns == ["who", "ms (median)", "quartiles", "speed, slow = 1"]
     assert at_least(both, "runner", "slow", 4) == [Aim("runner at least 4 times as fast as slow: 4", True)]
     assert not at_least(both, "runner", "slow", 4.5)[0].met
     assert at_least(both, "runner", "absent", 1) == []
@@ -104,11 +104,12 @@ def test_a_section_says_what_where_and_whether_the_aim_was_met(tmp_path):
     kept = json.loads((tmp_path / "cache.json").read_text())
     assert kept["tables"][0]["rows"][0][1] == 1.23456
     text = section("cache", kept)
+    said = " ".join(text.split())
     for part in ("## Title", "python -m benchmarks cache`", "| **runner** | **1.23** |", "| other | – |",
                  "- Aim: quick – **met**.", "- Aim: quicker – **NOT met**.", "Left out: peer (not installed).",
                  "*Measured on 2030-01-02: A CPU, 2 cores, 8 GB, GPU: none; load 0.5 before, 1.5 after; Python 3.11.1,",
                  "numpy "):  # fmt: skip
-        assert part in text
+        assert part in said
     assert "no-such-package" not in text
     whole = page(tmp_path)
     assert text in whole
