@@ -4,7 +4,7 @@
 
 Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
 slice of the time; what cannot run, or found no time, is listed with the reason. Writes DIR/gpu.json and DIR/gpu.md;
-in benchmarks/results (the default) the page docs/benchmarks.md takes it up.
+from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md.
 
 A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
 benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework.
