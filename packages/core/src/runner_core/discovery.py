@@ -17,8 +17,13 @@ from runner_core._errors import BadInput, did_you_mean
 
 PROJECTS = "runner.projects"
 EXTENSIONS = "runner.extensions"
-COMMANDS = ("list", "doctor", "cache", "new")
-"""Words that cannot be a project's name, because they are commands of `runner` itself."""
+COMMANDS = {
+    "list": "runner_core.cli.overview:list_plugins",
+    "doctor": "runner_core.doctor:doctor",
+    "cache": "runner_core.cli.cache:cache",
+    "new": "runner_core.new:new",
+}
+"""Commands of `runner` itself, whose names no project can have, and the functions that they call."""
 
 
 class Plugin(NamedTuple):

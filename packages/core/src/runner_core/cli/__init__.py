@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from types import FrameType
 
 from runner_core._errors import BadInput, RunnerError, did_you_mean
+from runner_core.discovery import COMMANDS, find_project
 
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
@@ -75,30 +76,15 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"runner {version('runner-core')}")
         return 0
-    if word == "list":
-        from runner_core.cli.overview import list_plugins
-
-        return list_plugins(rest)
-    if word == "doctor":
-        from runner_core.doctor import doctor
-
-        return doctor(rest)
-    if word == "cache":
-        from runner_core.cli.cache import cache
-
-        return cache(rest)
-    if word == "new":
-        from runner_core.new import new
-
-        return new(rest)
+    if word in COMMANDS:
+        module, _, function = COMMANDS[word].partition(":")
+        return getattr(import_module(module), function)(rest)
     if word.startswith("-"):
         raise BadInput(f"unknown option {word!r}; `runner` says what there is")
     return _project_command(word, rest)
 
 
 def _project_command(project: str, rest: list[str]) -> int:
-    from runner_core.discovery import find_project
-
     plugin = find_project(project)
     if not rest or rest[0] in ("-h", "--help"):
         from runner_core.cli.overview import project_help
