@@ -153,6 +153,26 @@ def moody_predict(own: Any) -> Any:
     return predict
 
 
+def forgetful_samples(own: Any) -> Any:
+    def samples(self: Any, store: Any, records: Any, split: str) -> Any:
+        found = own(self, store, records, split)
+        fill = found.fill
+
+        def fill_most(indices: Any, positions: Any, seed: int, epoch: int, out: Any) -> None:
+            fill(indices, positions, seed, epoch, out | {"record": out["record"].copy()})
+
+        found.fill = fill_most
+        return found
+
+    return samples
+
+
+def faulty_phantom(own: Any) -> Any:
+    from runner_core import Finding
+
+    return lambda self, record: [Finding("blank", "error", "nothing to be seen")]
+
+
 class Opaque:
     __slots__ = ()
 
@@ -189,11 +209,14 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
     "check, name, make, message",
     [
         ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
+        ("prepare_is_pure", "check", faulty_phantom, "`check` finds errors in the phantom"),
+        ("samples_are_pure", "samples", forgetful_samples, "into memory that differs: 'record'"),
         ("phantom_is_written_and_read", "phantom", unseeded_phantom, "phantom written twice"),
         ("bad_input", "decode", crashing_decode, "must be refused as BadInput, not ValueError"),
         ("phantom_is_written_and_read", "_record", one_group, "two groups"),
         ("settings_survive_yaml", "presets", frozen_preset, "must make a new one"),
         ("own_grid", "write", writes_elsewhere, "outside of"),
+        ("own_grid", "write", lambda own: lambda self, record, prediction, out: [], "write wrote nothing"),
         ("own_grid", "grid", lambda own: lambda self, file: {"name": file.name}, "has the grid"),
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
         ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import yaml
@@ -73,7 +74,8 @@ def bad_input_is_refused_by_name(case: Case) -> None:
     for folder in (empty, case.folder / "missing"):
         assert_bad_input(partial(project.records, folder), folder)
     broken = case.folder / "broken"
-    for role in [role for role, file in case.records[0].files.items() if file.is_file()]:
+    roles = [role for role, file in case.records[0].files.items() if file.is_file()]
+    for role in roles:
         shutil.copytree(case.phantom, broken)
         record = project.records(broken)[0]
         file = record.files[role]
@@ -84,6 +86,8 @@ def bad_input_is_refused_by_name(case: Case) -> None:
 
         assert_bad_input(read, file)
         shutil.rmtree(broken)
+    if not roles:
+        raise SkipTest(f"{case.kind.name} reads folders: no file of a record could be cut off")
 
 
 def prepare_is_pure(case: Case) -> None:
@@ -99,7 +103,8 @@ def prepare_is_pure(case: Case) -> None:
     assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
     for name, array in before.arrays.items():
         assert array.dtype != object, f"prepared array {name!r} holds Python objects"
-    assert list(case.project.check(first)) is not None
+    faults = [finding for finding in case.project.check(first) if finding.level == "error"]
+    assert not faults, f"`check` finds errors in the phantom: {faults}"
 
 
 def split_is_by_group(case: Case) -> None:
@@ -114,7 +119,7 @@ def samples_are_pure(case: Case) -> None:
         indices = np.arange(min(len(samples), 6), dtype=np.int64)
         assert len(indices), f"there are no {side} samples"
         one = _fill(samples, indices)
-        assert_equal(one, _fill(samples, indices), f"{side} samples filled twice")
+        assert_equal(one, _fill(samples, indices, before=1), f"{side} samples filled twice, into memory that differs")
         backwards = {name: array[::-1] for name, array in _fill(samples, indices[::-1]).items()}
         assert_equal(one, backwards, f"{side} samples filled in another order")
         elsewhere: Samples = sent(samples)
@@ -143,7 +148,8 @@ def _batches(case: Case, workers: int) -> Iterator[Arrays]:
         loader.close()
 
 
-def _fill(samples: Samples, indices: Any) -> Arrays:
-    out = {name: np.empty((len(indices), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+def _fill(samples: Samples, indices: Any, before: int = 0) -> Arrays:
+    """`before`: what the memory holds before; nothing of it may be left."""
+    out = {name: np.full((len(indices), *spec.shape), before, spec.dtype) for name, spec in samples.spec.items()}
     samples.fill(indices, np.asarray(indices), 3, 5, out)
     return out

@@ -34,8 +34,11 @@ def two_steps_train(case: Case) -> None:
 
 
 def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
-    """However the samples are cut into batches, metrics are the same (means of the loss may differ a little)."""
-    (small, names), (large, _) = _validated(case, 3), _validated(case, 4)
+    """However the samples are cut into batches, metrics are the same; the loss is not compared."""
+    count = len(case.data.samples["validation"])
+    if count == 1:
+        raise SkipTest(f"the phantom of {case.kind.name} has one validation sample: there is nothing to cut")
+    (small, names), (large, _) = _validated(case, min(3, count - 1)), _validated(case, 4)
     for name in names:
         assert name in small, f"metric {name!r} is not among the validation's: {list(small)}"
         same = np.isclose(small[name], large[name], rtol=1e-3, atol=1e-4, equal_nan=True)
@@ -67,8 +70,10 @@ def killed_and_resumed_equals_never_killed(case: Case) -> None:
     assert case.records
     _run(case, "whole", 0)
     _run(case, "killed", _KILLED_AT, expected=-signal.SIGKILL)
-    _run(case, "killed", 0)
     whole, killed = case.folder / "whole", case.folder / "killed"
+    saved = case.newest(killed / "checkpoints").values["loop"]["step"]
+    assert 0 < saved < _KILLED_AT, f"killed in step {_KILLED_AT}, its newest checkpoint is of step {saved}"
+    _run(case, "killed", 0)
     assert_equal(_logged(whole), _logged(killed), "the log of a run that was killed and resumed")
     one, other = case.newest(whole / "checkpoints"), case.newest(killed / "checkpoints")
     assert one.tensors.keys() == other.tensors.keys(), "a resumed run keeps other tensors"

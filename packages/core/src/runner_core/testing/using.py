@@ -37,6 +37,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
     out = case.folder / "out"
     out.mkdir()
     written = project.write(record, project.predict(record, _trained(case).infer), out)
+    assert written, "write wrote nothing"
     for path in written:
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
         assert out in path.parents, f"write wrote {path}, which is outside of {out}"
