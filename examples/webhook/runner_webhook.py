@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from runner_core import Finding, Project, hookimpl
-from runner_core.protocols import HealthEvent
+from runner_core import Finding, HealthEvent, Project, hookimpl
 from runner_core.sinks.background import Background
 
 STALLED_AFTER = 10

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 import runner_webhook
-from runner_core.protocols import HealthEvent
+from runner_core import HealthEvent
 from runner_core.sinks import Sinks
 
 

@@ -565,6 +565,14 @@ def test_a_folder_that_cannot_be_written(place):
         place.open()
 
 
+def test_a_store_that_outlives_the_modules_goes_quietly(place, monkeypatch, capsys):
+    """As Python ends, a module's names become None before the last objects are gone."""
+    store = place.open()
+    monkeypatch.setattr("runner_core.cache.stored.os", None)
+    store.__del__()
+    store._lock = None
+
+
 # ---------------------------------------------------------------- list and prune
 
 

@@ -162,3 +162,10 @@ def test_patches_that_cannot_be_cut_are_refused(tmp_path):
         PatchSamples(store, ["a", "b"], (4, 4), [0])
     with pytest.raises(BadInput, match="patches are cut on the host"):
         PatchSamples(store_of(tmp_path, small, device=True), ["image"], (4, 4, 4), [0])
+
+
+@pytest.mark.parametrize("patch", [(), (0, 2), (1, 1, 1, 1, 1)])
+def test_a_patch_that_cannot_be_is_refused(patch, tmp_path):
+    store = store_of(tmp_path, {"x": [np.zeros((2,) * 5)]})
+    with pytest.raises(BadInput, match="a patch has one to 4 sides"):
+        PatchSamples(store, ["x"], patch, [0])

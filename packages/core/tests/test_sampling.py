@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.sampling import order, sample_rng
+from runner_core.sampling import order, sample_rng, words
 
 SEEDS = st.integers(0, 2**63)
 SMALL = st.integers(1, 60)
@@ -47,6 +47,7 @@ def test_the_order_is_what_it_was():
     """Changing these numbers changes every run that is resumed: raise a version if you must."""
     assert order(7, 3, 8, 10, shuffle=True).tolist() == [5, 1, 3, 7, 2, 6, 4, 0, 0, 5]
     assert sample_rng(7, 3, 5).integers(0, 1000, 4).tolist() == [53, 208, 654, 922]
+    assert (words(7, 3, np.array([5])) >> np.uint64(54)).tolist() == [[849, 235, 440, 565]]
 
 
 @settings(deadline=None)  # the machine is shared

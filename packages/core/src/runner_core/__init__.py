@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runner_core.project import Table as Table
     from runner_core.protocols import Box as Box
     from runner_core.protocols import Finding as Finding
+    from runner_core.protocols import HealthEvent as HealthEvent
     from runner_core.protocols import Precision as Precision
     from runner_core.protocols import Progress as Progress
     from runner_core.protocols import SampleSpec as SampleSpec
@@ -48,6 +49,7 @@ _HOME = {
     "Table": "project",
     "Box": "protocols",
     "Finding": "protocols",
+    "HealthEvent": "protocols",
     "Precision": "protocols",
     "Progress": "protocols",
     "SampleSpec": "protocols",

@@ -10,6 +10,8 @@ from runner_core._errors import BadInput
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
 from runner_core.sampling import words
 
+_WORDS = 4
+"""Random words that a sample has: one for each side of its patch."""
 _INT64 = SampleSpec((), np.dtype(np.int64))
 
 
@@ -84,7 +86,7 @@ class RowSamples:
 class PatchSamples:
     """Each sample is a patch of its record (a cube of a volume, a window of an image) at a random place.
 
-    `fields` names stored arrays; `patch` is its size along their first axes (at most four), which all fields must
+    `fields` names stored arrays; `patch` is its size along their first axes (one to four), which all fields must
     share; further axes, channels say, are taken whole. An epoch has `patches` of each of `records` (numbers in the
     store): one number, or one for each record. Every place at which the patch lies within its record is as likely as
     any other, and is a pure function of (seed, epoch, position): validation, whose epoch is always the same, sees the
@@ -104,6 +106,8 @@ class PatchSamples:
     ) -> None:
         if store.device:
             raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
+        if not 1 <= len(patch) <= _WORDS or min(patch) < 1:
+            raise BadInput(f"a patch has one to {_WORDS} sides, each of 1 or more: {tuple(patch)} has not")
         self.arrays = {name: store.arrays[name] for name in fields}
         self.patch = np.asarray(patch, np.int64)
         counts = np.broadcast_to(np.asarray(patches, np.int64), len(records))

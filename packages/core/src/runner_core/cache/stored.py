@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,10 @@ class PreparedStore:
             os.close(self._lock)
             self._lock = None
 
-    def __del__(self) -> None:
-        if getattr(self, "_lock", None) is not None:
-            self.close()
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # As Python ends, `os` may be gone before this is; the default argument is not.
+        if (lock := getattr(self, "_lock", None)) is not None:
+            close(lock)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lock": None}  # the parent's lock stands for its workers

@@ -25,7 +25,7 @@ class Background:
     def __init__(self, name: str, make: Callable[[], Sink], seconds: float = 30) -> None:
         self.name, self._make, self._seconds = name, make, seconds
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         # A daemon: whatever it hangs in, the process can end.
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._begun = False
@@ -56,12 +56,14 @@ class Background:
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise self._error
+            if isinstance(self._error, Exception):
+                raise self._error
+            raise RuntimeError(f"it ended with {type(self._error).__name__}: {self._error}") from self._error
 
     def _work(self) -> None:
         try:
             sink = self._make()
             while call := self._calls.get():
                 call(sink)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too, which a thread would take for its quiet end
             self._error = error
