@@ -42,14 +42,16 @@ if kill:
 else:  # as a resumed run does
     RunFolder(folder).truncate_log(4, 4)
 for step in range(1, 7) if kill else range(5, 9):
-    sinks.event("train", step, {"epoch": 0, "loss": 1 / step, "timing": {"samples_per_second": 7.0}})
+    sinks.event("train", step, {"epoch": 0, "loss": 1000 + step, "timing": {"samples_per_second": 7.0}})
     if step in (4, 8):
         sinks.event("validation", step, {"epoch": 0, "dice": step / 10, "best": True})
         sinks.event("checkpoint", step, {"epoch": 0, "best": True, "validated": step})
 if kill:
-    while made[2]._calls.qsize():
+    file = folder / f"tracker-{service}.json"
+    while '"train": 6' not in (file.read_text() if file.exists() else ""):
         time.sleep(0.02)
-    time.sleep(2.5)  # W&B writes once a second
+    while service == "wandb" and not any(b"1005" in f.read_bytes() for f in folder.rglob("*.wandb")):
+        time.sleep(0.02)  # it writes once a second; the last step waits for the next
     os.kill(os.getpid(), signal.SIGKILL)
 sinks.event("health", 8, {"epoch": 0, "rule": "loss", "level": "warning", "message": "odd"})
 sinks.event("end", 8, {"epoch": 0, "status": "done"})
@@ -249,9 +251,21 @@ def test_how_a_run_ended_is_told(status: str | None, tmp_path: Path) -> None:
     assert made[1].told == ["connect new", "scalars 2"]
 
 
-def test_a_run_without_any_event_touches_no_service(tmp_path: Path) -> None:
-    sink = Background("never", lambda: pytest.fail("connected"))
+def test_a_service_that_ends_its_thread_is_told_too() -> None:
+    said: list[str] = []
+    sinks = Sinks([Background("rude", sys.exit)], said.append)
+    sinks.event("train", 1, {})
+    sinks.close()
+    assert said == [
+        "warning: the tracker rude failed and is switched off for this run: RuntimeError: it ended with SystemExit: "
+    ]
+
+
+def test_a_run_without_any_event_touches_no_service() -> None:
+    connected: list[Any] = []
+    sink = Background("never", lambda: connected.append(1) or Slow())  # type: ignore[func-returns-value]
     sink.close()
+    assert not connected
 
 
 def test_what_is_missing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
