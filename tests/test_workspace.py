@@ -25,6 +25,14 @@ def test_every_package_has_the_promised_names() -> None:
         assert (folder / "tests").is_dir()
 
 
+def test_every_project_is_held_to_the_contract_and_says_what_its_metrics_should_be() -> None:
+    for folder in PACKAGES:
+        if folder.name != "core":
+            test = (folder / "tests" / "test_contract.py").read_text()
+            assert f'class TestContract(ProjectContract):\n    project = "{folder.name}"' in test
+            assert "def plain_metrics(" in (folder / "src" / f"runner_{folder.name}" / "project.py").read_text()
+
+
 def test_the_root_depends_on_every_member() -> None:
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(root["project"]["dependencies"]) == {f"runner-{folder.name}" for folder in PACKAGES}
