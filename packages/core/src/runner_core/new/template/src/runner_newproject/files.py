@@ -11,8 +11,9 @@ GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")  # Pillow's names of grey pixel
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """Every image below `folder` by its name: sub-folders with it, suffix without. Empty where there is none."""
-    found: dict[str, Path] = {}
+    """Every image below `folder` by its name: sub-folders with it, suffix without. Empty where there is none; a file is
+    found whatever its suffix."""
+    found = {folder.stem: folder} if folder.is_file() else {}
     for place, _, names in walk(folder) if folder.is_dir() else ():
         for path in [place / name for name in names if name.lower().endswith(SUFFIXES)]:
             name = path.relative_to(folder).with_suffix("").as_posix()

@@ -1,18 +1,17 @@
 """Which pixels of a grey image belong to which class: what runner calls, in the order of the data.
 
-Nothing here imports torch: `--help`, `check` and the processes that prepare images import this file and would wait for
-it. What needs torch is in network.py.
+What needs torch is in network.py: `--help`, `check` and the processes that prepare images would wait for it here.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from runner_core import BadInput, Decoded, PatchSamples, Project, Record, Step
 
+from runner_newproject import phantom
 from runner_newproject.config import CLASSES, Settings, demo
 from runner_newproject.files import find, group, read, read_classes
 
@@ -45,10 +44,9 @@ class Segmentation(Project):
 
     def inputs(self, path: Path) -> Sequence[Record]:
         """What `predict` is given, an image or a folder of them, without masks."""
-        found = (find(path / "images") or find(path)) if path.is_dir() else {path.stem: path}
-        if not found:
-            raise BadInput(f"{path}: no images here")
-        return [Record(name, group(name), {"image": file}) for name, file in found.items()]
+        if found := find(path / "images") or find(path):
+            return [Record(name, group(name), {"image": file}) for name, file in found.items()]
+        raise BadInput(f"{path}: no images here")
 
     def decode(self, record: Record) -> Decoded:
         arrays = {"image": read(record.files["image"])}
@@ -70,11 +68,10 @@ class Segmentation(Project):
 
     def fit(self, store: Any, training: Sequence[int]) -> dict[str, Any]:
         """Learned from the training images alone: the mean grey of each class, for `baseline`."""
-        pixels, total = np.zeros((2, len(VALUES)))
+        pixels, total = sums = np.zeros((2, len(VALUES)))
         for record in training:
             image, mask = (store.arrays[name].read(record).ravel() for name in ("image", "mask"))
-            pixels += np.bincount(mask, minlength=len(VALUES))
-            total += np.bincount(mask, image, len(VALUES))
+            sums += [np.bincount(mask, weights, len(VALUES)) for weights in (None, image)]
         if missing := [name for name, count in zip(CLASSES, pixels, strict=True) if not count]:
             raise BadInput(f"no training image has a pixel of {', '.join(missing)}")
         return {"grey": total / pixels}
@@ -88,7 +85,7 @@ class Segmentation(Project):
         return PatchSamples(store, ["image", "mask"], (side, side), records, counts)
 
     @property
-    def network(self) -> ModuleType:
+    def network(self) -> Any:
         from runner_newproject import network
 
         return network
@@ -107,9 +104,6 @@ class Segmentation(Project):
     def decision(self, prediction: Any) -> Any:
         return self.network.decide(prediction)
 
-    def infer(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        return {"classes": self.decision(model(batch["image"]))}
-
     def metrics(self) -> Sequence[Any]:
         return self.network.metrics()
 
@@ -123,7 +117,7 @@ class Segmentation(Project):
 
     def predict(self, record: Record, infer: Any) -> np.ndarray:
         image, shape = self.grey(record)
-        return infer({"image": image[None]})["classes"][0, : shape[0], : shape[1]].astype(np.uint8)
+        return infer({"image": image[None]})["prediction"][0, : shape[0], : shape[1]].argmax(-1).astype(np.uint8)
 
     def baseline(self, record: Record, statistics: Mapping[str, Any]) -> np.ndarray:
         """What a network must beat: for each pixel the class whose mean grey is nearest."""
@@ -161,6 +155,4 @@ class Segmentation(Project):
         return np.stack([np.hstack(panels) * 255] * 3, axis=-1).astype(np.uint8)
 
     def phantom(self, folder: Path, rng: np.random.Generator) -> None:
-        from runner_newproject.phantom import write
-
-        write(folder, rng)
+        phantom.write(folder, rng)
