@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -59,8 +60,11 @@ class Webhook:
 
     def post(self, text: str) -> None:
         body = json.dumps({"text": f"{self.run}: {text}"}).encode()
-        with urlopen(Request(self.address, body, {"Content-Type": "application/json"}), timeout=TIMEOUT):
-            pass  # an error status has raised
+        try:
+            with urlopen(Request(self.address, body, {"Content-Type": "application/json"}), timeout=TIMEOUT):
+                pass  # an error status has raised
+        except (ValueError, HTTPException):  # their texts hold the address, and what is said is kept with the run
+            raise ValueError("RUNNER_WEBHOOK holds no address of the web") from None
 
 
 class Stalled:

@@ -69,6 +69,18 @@ def test_a_server_that_refuses_is_told_once(server, monkeypatch, tmp_path):
     assert "500" in said[0]
 
 
+@pytest.mark.parametrize("address", ["chat.example.org/a-secret", "http://chat.example.org/a secret"])
+def test_an_address_that_is_none_is_not_repeated(address, monkeypatch, tmp_path):
+    monkeypatch.setenv("RUNNER_WEBHOOK", address)
+    said = []
+    told = Sinks(runner_webhook.runner_sinks(Toy(), tmp_path), said.append)
+    told.event("start", 0, {"steps": 20})
+    told.close()
+    assert len(said) == 1
+    assert "RUNNER_WEBHOOK holds no address" in said[0]
+    assert "secret" not in said[0]
+
+
 def test_without_an_address_nothing_is_sent(monkeypatch, tmp_path):
     monkeypatch.delenv("RUNNER_WEBHOOK", raising=False)
     assert runner_webhook.runner_sinks(Toy(), tmp_path) == []
