@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -22,3 +23,14 @@ def typed(path: Path) -> str:
     "'my data'"
     """
     return shlex.quote(str(path))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, indented, its columns aligned to the left.
+
+    >>> aligned([("a", "bc"), ("def", "g")])
+    ['  a    bc', '  def  g']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return [f"  {'  '.join(row)}".rstrip() for row in cells]

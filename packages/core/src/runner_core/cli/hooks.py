@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from runner_core import discovery
-from runner_core.cli.overview import columns
+from runner_core._text import aligned
 from runner_core.plugins import Plugins, conflict, gives_first_result, hook_names
 
 
@@ -20,7 +20,8 @@ def list_hooks(arguments: Sequence[str]) -> int:
         problems: list[str] = []
         plugins = Plugins.load(name, options.extension, options.no_extension, problems.append)
         print(f"\nrunner {name}:" if number else f"runner {name}:")
-        columns([("capability", "provided by", "also offered by"), *(_row(plugins, hook) for hook in hook_names())])
+        head = ("capability", "provided by", "also offered by")
+        print(*aligned([head, *(_row(plugins, hook) for hook in hook_names())]), sep="\n")
         problems += [conflict(hook, several) for hook in hook_names() if (several := plugins.contested(hook))]
         for problem in problems:
             print(f"PROBLEM: {problem}")

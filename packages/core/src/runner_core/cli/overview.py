@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner_core import discovery
+from runner_core._text import aligned
 from runner_core.cli import PROJECT_COMMANDS
 from runner_core.discovery import Plugin
 
@@ -19,7 +20,7 @@ def overview() -> int:
     _print_installed(projects.values(), discovery.extensions().values())
     name = next(iter(projects), "PROJECT")
     print("\nnext:")
-    columns(
+    _columns(
         [
             (f"runner {name} train", "train on a generated phantom: about a minute on 2 cores"),
             (f"runner {name} train --data DIR", "train on your own data"),
@@ -62,7 +63,7 @@ def project_help(plugin: Plugin) -> int:
     """`runner PROJECT`: its commands."""
     name = plugin.name
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
-    columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
+    _columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
     print(f"\n`runner {name} COMMAND --help` lists every setting with its default")
     return 0
 
@@ -71,17 +72,10 @@ def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -
     for title, plugins in (("projects", list(projects)), (_ACTIVE, list(extensions))):
         if plugins:
             print(f"{title}:")
-            columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
+            _columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
         elif title == "projects":
             print(_NONE)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> None:
+def _columns(rows: Sequence[Sequence[str]]) -> None:
     print(*aligned(rows), sep="\n")
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, indented, its columns aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return [f"  {'  '.join(row)}".rstrip() for row in cells]
