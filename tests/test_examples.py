@@ -8,13 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -30,11 +28,22 @@ def runner_cache(config):
     return PreparedCache(config.cache)
 """
 OPEN = """
-import sys
+import os, signal, sys
 from pathlib import Path
+import zarr_cache
 from runner_core.plugins import Plugins
 from runner_core.setup import Setup
 
+last, append = int(sys.argv[2]), zarr_cache.ZarrWriter.append
+
+def doomed(self, array):
+    global last
+    append(self, array)
+    last -= 1
+    if not last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+zarr_cache.ZarrWriter.append = doomed
 plugins = Plugins.load("toy")
 kind = plugins.project()
 config = kind.presets["demo"]()
@@ -42,7 +51,8 @@ setup = Setup(kind(config), config, "demo", None, plugins)
 records = setup.project.records(Path(sys.argv[1]))
 print(len(setup.cache.open(setup.pipeline, records, print).keys), "records")
 """
-"""Builds and opens the cache as `train` does: no framework is imported, which takes longer than all the rest."""
+"""Builds and opens the cache as `train` does: no framework is imported, which takes longer than all the rest.
+Its arguments: the data, and after how many arrays it kills itself (0: never)."""
 WITHOUT_TIMES = ("--train.deterministic", "--train.epochs", "2", "--train.steps-per-epoch", "5")
 
 
@@ -87,8 +97,11 @@ class Place:
     def start(self, *words: str | Path, **more: str) -> subprocess.Popen[str]:
         return self._start([str(Path(sys.executable).with_name("runner")), *map(str, words)], more)
 
-    def open_cache(self, data: Path) -> subprocess.Popen[str]:
-        return self._start([sys.executable, "-c", OPEN, str(data)], {})
+    def open_cache(self, data: Path, killed_after: int = 0) -> str:
+        process = self._start([sys.executable, "-c", OPEN, str(data), str(killed_after)], {})
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == (-signal.SIGKILL if killed_after else 0), output
+        return output
 
     def _start(self, command: list[str], more: dict[str, str]) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -148,28 +161,19 @@ def test_a_run_with_the_zarr_cache_is_the_run_with_the_cores(place: Place) -> No
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"!")
     assert f"DAMAGED {cache}" in alone.run("cache", "verify", code=2)
     (phantom,) = (path for path in place.folder.glob("cache/runner/phantoms/toy/*") if path.is_dir())
-    again = place.open_cache(phantom)
-    assert "is damaged" in again.communicate(timeout=120)[0]
+    assert "is damaged" in place.open_cache(phantom)
     assert "2 caches read, 0 damaged" in alone.run("cache", "verify")
     alone.run("cache", "prune", "--all")
     assert not list(place.folder.glob("cache/runner/toy/*/*.zarr"))
 
 
 def test_a_zarr_cache_whose_building_was_killed_is_built_anew(place: Place) -> None:
-    data, rng = place.folder / "data", np.random.default_rng(0)
-    data.mkdir()
-    for number in range(60):  # enough to be caught while it is built
-        np.save(data / f"g{number}_a.npy", rng.random((40, 24, 24), np.float32))
-        np.save(data / f"g{number}_a_mask.npy", rng.integers(0, 2, (40, 24, 24), np.uint8))
-    process = place.open_cache(data)
-    while not list(place.folder.glob("cache/runner/toy/*/.building-*/array-*")):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    place.run("toy", "phantom", "data")
+    data = place.folder / "data"
+    place.open_cache(data, killed_after=7)
+    assert list(place.folder.glob("cache/runner/toy/*/.building-*/array-*")), "it was being built"
     assert not list(place.folder.glob("cache/runner/toy/*/*.zarr"))
-    again = place.open_cache(data)
-    assert again.communicate(timeout=120)[0].endswith("60 records\n")
+    assert place.open_cache(data).endswith("10 records\n")
     assert len(list(place.folder.glob("cache/runner/toy/*/*.zarr"))) == 1
     assert not list(place.folder.glob("cache/runner/toy/*/.building-*"))
 
