@@ -12,7 +12,7 @@ from runner_core.checkpoint import Checkpoints
 from runner_core.phantoms import write_phantom
 from runner_core.plugins import Plugins
 from runner_core.project import Project, Record
-from runner_core.protocols import Metric, State
+from runner_core.protocols import Metric, State, Trained
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Data, Setup
 from runner_core.splits import split
@@ -84,6 +84,12 @@ class Case:
         run = RunFolder.create(None, self.kind.name, self.folder / "run")
         summary = train(self.setup, self.data, run, Nobody(), Nobody(), False)
         return summary, self.newest(run.checkpoints)
+
+    @cached_property
+    def network(self) -> Trained:
+        """What that run trained."""
+        self.project.pipeline = self.setup.pipeline  # predictions share the crop
+        return self.setup.engine.load(self.setup, self.trained[1])
 
     def newest(self, folder: Path) -> State:
         """The state of the newest checkpoint in `folder`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 from unittest import SkipTest
 
@@ -24,7 +23,7 @@ def export_writes_files(case: Case) -> None:
 
 def prediction_is_repeatable(case: Case) -> None:
     """The same record predicted twice is the same to the bit."""
-    record, infer = case.validation_record, _trained(case).infer
+    record, infer = case.validation_record, case.network.infer
     _assert_predicts(case)
     one, other = case.project.predict(record, infer), case.project.predict(record, infer)
     assert_equal(one, other, "predict, called twice")
@@ -36,7 +35,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
     project, record = case.project, case.validation_record
     out = case.folder / "out"
     out.mkdir()
-    written = project.write(record, project.predict(record, _trained(case).infer), out)
+    written = project.write(record, project.predict(record, case.network.infer), out)
     assert written, "write wrote nothing"
     for path in written:
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
@@ -54,7 +53,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
 def scores_fit_together(case: Case) -> None:
     """What `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` give fits together."""
     _assert_predicts(case)
-    project, record, trained = case.project, case.validation_record, _trained(case)
+    project, record, trained = case.project, case.validation_record, case.network
     scores = evaluate(project, trained.infer, [record], trained.statistics)
     assert not scores.errors, scores.errors
     names = set(scores.rows[0].scores)
@@ -69,12 +68,6 @@ def scores_fit_together(case: Case) -> None:
     picture = project.figure(record, project.predict(record, trained.infer))
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses what is no picture
-
-
-@cache
-def _trained(case: Case) -> Any:
-    case.project.pipeline = case.setup.pipeline  # predictions share the crop
-    return case.setup.engine.load(case.setup, case.trained[1])
 
 
 def _assert_predicts(case: Case) -> None:
