@@ -51,7 +51,7 @@ def test_the_overview_imports_nothing_heavy(runner: Runner) -> None:
     for words in ([], ["--help"], ["list"], ["toy"], ["toy", "--help"]):
         done = runner(*words, PYTHONPROFILEIMPORTTIME="1")
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "runner_core.cli.overview" in imported
+        assert "runner_core.discovery" in imported
         assert not imported & {"numpy", "rich", "yaml", "tyro", "pluggy", "torch", "argparse", "toy_project"}
 
 
