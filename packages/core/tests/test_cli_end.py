@@ -133,6 +133,8 @@ def test_a_training_of_which_nothing_could_be_saved_says_why(
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "runner: nothing of this training could be kept: no space left to save the checkpoint"
     assert json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
+    end = json.loads((here / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert (end["event"], end["status"]) == ("end", "failed")
 
 
 @pytest.mark.torch

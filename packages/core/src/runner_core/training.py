@@ -169,7 +169,9 @@ class _Run:
         self.health.replay([_validation_event(facts) for facts in state.validations])
 
     def end(self, status: str, reason: str | None) -> dict[str, Any]:
-        """Log the end; the summary."""
+        """Log the end; the summary. A training of which no checkpoint could be written has failed."""
+        if status == "done" and self.loop.unsaved and not self.checkpoints.any():
+            status, reason = "failed", f"nothing of this training could be kept: {self.loop.unsaved}"
         summary = self._summary(status, reason)
         self.sinks.event("end", self.loop.state.step, {"epoch": self.loop.epoch, "status": status})
         if self.loop.unsaved:

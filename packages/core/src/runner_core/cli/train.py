@@ -108,8 +108,8 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     unwritten = _Unwritten(display)
     try:
         summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
-        if summary["unsaved"] and not any(folder.checkpoints.glob("step-*")):
-            raise OutOfSpace(f"nothing of this training could be kept: {summary['unsaved']}")
+        if summary["status"] == "failed":
+            raise OutOfSpace(summary["reason"])
         wanted = _to_score(setup.project, data)
         unfinished = f"scoring did not finish; {again} scores the records"
         with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record
