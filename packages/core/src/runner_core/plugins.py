@@ -12,6 +12,7 @@ from typing import Any
 import pluggy
 
 from runner_core import discovery, hookspecs
+from runner_core._declared import refuse_incomplete
 from runner_core._errors import BadInput, RunnerError, did_you_mean
 from runner_core.discovery import Plugin
 from runner_core.project import Project
@@ -122,9 +123,7 @@ class Plugins:
     def project(self) -> type[Project]:
         """The chosen project's class, checked for what the command line relies on."""
         cls: type[Project] = self.first("runner_project")
-        missing = {"default", "demo"} - set(cls.presets)
-        if missing:
-            raise RunnerError(f"project {cls.name} lacks the preset {' and '.join(sorted(missing))}")
+        refuse_incomplete(cls)
         return cls
 
     @property
