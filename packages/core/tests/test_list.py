@@ -33,21 +33,23 @@ def test_list_hooks_says_who_wins_what_is_contested_and_what_is_broken(runner: R
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     installed = (PROJECT, EXTENSION, tmp_path)
 
-    def hooks(*words: str) -> list[str]:
+    def hooks(*words: str, code: int = 0) -> list[str]:
         done = runner("list", "--hooks", "toy", *words, installed=installed)
-        assert done.returncode == 0
+        assert done.returncode == code
         return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
-    lines = hooks()
+    lines = hooks(code=2)
     assert "project project toy" in lines
     assert "cache extension rival or extension toyext core" in lines
     assert "sinks core + extension toyext" in lines
-    assert any("PROBLEM" in line and "rival and toyext both give 'cache'" in line for line in lines)
+    contested = "cache is contested: rival and toyext; if both answer, choose one with `--extension NAME`"
+    assert contested in lines
+    assert contested in hooks("--no-extension", "broken"), "no fault: one may decline"
     assert any("PROBLEM" in line and "nowhere_at_all" in line and "--no-extension broken" in line for line in lines)
     chosen = hooks("--extension", "toyext", "--no-extension", "broken")
     assert "cache extension toyext extension rival, core" in chosen
     assert not [line for line in chosen if "PROBLEM" in line]
-    assert "cache extension toyext core" in hooks("--no-extension", "rival")
+    assert "cache extension toyext core" in hooks("--no-extension", "rival", code=2)
     refused = runner("list", "--hooks", "toy", "--extension", "rivel", installed=installed)
     assert refused.returncode == 2
     assert "did you mean 'rival'" in refused.stderr

@@ -137,6 +137,54 @@ def test_two_extensions_of_which_one_declines_need_no_choice() -> None:
     assert plugins.first("runner_cache", project=None, config=None) == "B"
 
 
+def fails() -> None:
+    raise ValueError("no such disk")
+
+
+def test_a_hook_that_fails_is_told_with_its_plugin() -> None:
+    plugins = extended(("bad", plugin(runner_cache=fails, runner_metrics=lambda: sys.exit(3))))
+    with pytest.raises(BadInput, match=r"extension bad: runner_cache failed: ValueError: no such disk.*--no-extension"):
+        plugins.first("runner_cache", project=None, config=None)
+    with pytest.raises(BadInput, match="extension bad: runner_metrics failed: SystemExit: 3"):
+        plugins.all("runner_metrics", project=None, config=None)
+    with pytest.raises(SystemExit):  # SIGTERM came while it was called
+        extended(("e", plugin(runner_cache=lambda: sys.exit(143)))).first("runner_cache", project=None, config=None)
+    own = Plugins()
+    own.register(plugin(runner_cache=fails), "core")
+    with pytest.raises(ValueError, match="no such disk"):  # a fault of ours
+        own.first("runner_cache", project=None, config=None)
+
+
+def test_what_a_hook_refuses_is_told_as_it_is() -> None:
+    def refuse() -> None:
+        raise BadInput("not here")
+
+    with pytest.raises(BadInput, match=r"^not here$"):
+        extended(("e", plugin(runner_cache=refuse))).first("runner_cache", project=None, config=None)
+
+
+@pytest.mark.parametrize("answer, what", [(3, "int"), ("loss", "str"), ({}, "dict")])
+def test_what_is_no_list_is_refused(answer: object, what: str) -> None:
+    plugins = extended(("e", plugin(runner_metrics=lambda: answer)))
+    with pytest.raises(BadInput, match=f"extension e: runner_metrics must return a list, it returned {what}"):
+        plugins.all("runner_metrics", project=None, config=None)
+
+
+@pytest.mark.parametrize("answer", [None, (), ("mine",), ["mine"]])
+def test_lists_tuples_and_none_are_taken(answer: object) -> None:
+    found = extended(("e", plugin(runner_metrics=lambda: answer))).all("runner_metrics", project=None, config=None)
+    assert found == ["core", "project", *(answer or ())]  # type: ignore[misc]
+
+
+def test_a_plugin_that_exits_when_imported_cannot_be_loaded(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving_ext.py").write_text("import sys\nsys.exit('needs a licence')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "leaving_ext", discovery.EXTENSIONS, "leaving", "leaving_ext")))
+    with pytest.raises(BadInput, match=r"cannot be loaded.*SystemExit: needs a licence.*--no-extension leaving"):
+        Plugins.load("toy")
+
+
 def test_nobody_gives_it() -> None:
     with pytest.raises(RunnerError, match="no plugin gives 'engine'"):
         extended().first("runner_engine", project=None, config=None)

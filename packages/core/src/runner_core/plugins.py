@@ -6,6 +6,7 @@ Only the chosen project's plugin is loaded, so that no hook has to ask "is it me
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,15 +70,16 @@ class Plugins:
 
     def add(self, plugin: Plugin) -> None:
         """Import an installed plugin and register it."""
-        remedy = "" if plugin.kind == "project" else f"; `--no-extension {plugin.name}` switches it off"
         try:
             loaded = plugin.entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if _is_sigterm(error):
+                raise
             plain = isinstance(error, (ImportError, AttributeError))  # others need their name to be understood
             what = str(error) if plain else f"{type(error).__name__}: {error}"
             raise BadInput(
                 f"the {plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be loaded from "
-                f"{plugin.entry.value!r}: {what}{remedy}"
+                f"{plugin.entry.value!r}: {what}{_remedy(f'{plugin.kind} {plugin.name}')}"
             ) from error
         self.register(loaded, plugin.name, f"{plugin.distribution} {plugin.version}", plugin.kind)
 
@@ -98,27 +100,35 @@ class Plugins:
     def first(self, hook: str, **arguments: Any) -> Any:
         """The capability: from an extension if one gives it, else the project's, else the core's.
 
-        Raises BadInput when two extensions give it and none was chosen, RunnerError when nobody does.
+        Raises BadInput when two extensions give it and none was chosen, or when one fails; RunnerError when nobody
+        gives it.
         """
-        contested = [n for n, p in self._extensions.items() if hasattr(p, hook)]
+        offers = self._implementations(hook)
         given: dict[str, Any] = {}
-        if len(contested) > 1:
-            answers = {name: self._ask(name, hook, arguments) for name in contested}
-            given = {name: answer for name, answer in answers.items() if answer is not None}
+        for name in self._extensions:
+            if offer := offers.pop(f"extension {name}", None):
+                answer = _answer(offer, hook, arguments)
+                given |= {} if answer is None else {name: answer}
         chosen = next((name for name in self._chosen if name in given), None)
         if len(given) > 1 and chosen is None:
             raise BadInput(conflict(hook, list(given)))
         if given:
             return given[chosen or next(iter(given))]
-        result = getattr(self._manager.hook, hook)(**arguments)
-        if result is None:
-            raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
-        return result
+        for offer in reversed(offers.values()):
+            if (answer := _answer(offer, hook, arguments)) is not None:
+                return answer
+        raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
 
     def all(self, hook: str, **arguments: Any) -> list[Any]:
-        """Everything that every plugin gives, the core's first, then the project's, then the extensions'."""
-        answers = getattr(self._manager.hook, hook)(**arguments)  # the last registered comes first
-        return [item for answer in reversed(answers) for item in answer or ()]
+        """Everything that every plugin gives, the core's first, then the project's, then the extensions'. Raises
+        BadInput when one fails, or gives something other than a list, a tuple or None."""
+        found: list[Any] = []
+        for name, offer in self._implementations(hook).items():
+            answer = _answer(offer, hook, arguments)
+            if not isinstance(answer, (list, tuple, type(None))):
+                raise BadInput(f"{name}: {hook} must return a list, it returned {type(answer).__name__}{_remedy(name)}")
+            found += answer or ()
+        return found
 
     def project(self) -> type[Project]:
         """The chosen project's class, checked for what the command line relies on."""
@@ -158,9 +168,34 @@ class Plugins:
         found = [name for name, plugin in self._extensions.items() if hasattr(plugin, hook)]
         return found if len(found) > 1 and not set(found) & set(self._chosen) else []
 
-    def _ask(self, extension: str, hook: str, arguments: dict[str, Any]) -> Any:
-        others = [p for p in self._manager.get_plugins() if p is not self._extensions[extension]]
-        return self._manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+    def _implementations(self, hook: str) -> dict[str, pluggy.HookImpl]:
+        """By plugin, in the order of their registration: core, the project, the extensions."""
+        return {offer.plugin_name: offer for offer in getattr(self._manager.hook, hook).get_hookimpls()}
+
+
+def _answer(offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any:
+    """What this plugin's hook returns. pluggy itself would call them all, and not say whose an error is."""
+    try:
+        return offer.function(**{name: arguments[name] for name in offer.argnames})
+    except RunnerError:
+        raise
+    except (Exception, SystemExit) as error:
+        if offer.plugin_name == "core" or _is_sigterm(error):
+            raise
+        raise BadInput(
+            f"{offer.plugin_name}: {hook} failed: {type(error).__name__}: {error} (--debug shows where)"
+            f"{_remedy(offer.plugin_name)}"
+        ) from error
+
+
+def _is_sigterm(error: BaseException) -> bool:
+    """What the command line makes of SIGTERM, rather than a plugin's own sys.exit()."""
+    return isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+
+
+def _remedy(label: str) -> str:
+    kind, _, name = label.partition(" ")
+    return f"; `--no-extension {name}` switches it off" if kind == "extension" else ""
 
 
 def conflict(hook: str, extensions: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""`runner list --hooks`: loads every plugin and says who provides which capability, and what stands in the way."""
+"""`runner list --hooks`: loads every plugin and says who provides which capability, and what stands in the way.
+
+A capability that several extensions offer is no fault yet: all but one may decline it. Exit code 2: one is broken.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import argparse
 from collections.abc import Sequence
 
 from runner_core import discovery
+from runner_core._errors import BadInput
 from runner_core._text import aligned
-from runner_core.plugins import Plugins, conflict, gives_first_result, hook_names
+from runner_core.plugins import Plugins, gives_first_result, hook_names
 
 
 def list_hooks(arguments: Sequence[str]) -> int:
@@ -16,16 +20,21 @@ def list_hooks(arguments: Sequence[str]) -> int:
     if options.hooks is None:
         parser.error("--extension and --no-extension go with --hooks")
     names = [options.hooks] if options.hooks else list(discovery.projects())
+    broken: list[str] = []
     for number, name in enumerate(names):
         problems: list[str] = []
         plugins = Plugins.load(name, options.extension, options.no_extension, problems.append)
         print(f"\nrunner {name}:" if number else f"runner {name}:")
         head = ("capability", "provided by", "also offered by")
         print(*aligned([head, *(_row(plugins, hook) for hook in hook_names())]), sep="\n")
-        problems += [conflict(hook, several) for hook in hook_names() if (several := plugins.contested(hook))]
+        for hook in hook_names():
+            if several := plugins.contested(hook):
+                offer = f"{hook.removeprefix('runner_')} is contested: {' and '.join(several)}"
+                print(f"{offer}; if both answer, choose one with `--extension NAME`")
         for problem in problems:
             print(f"PROBLEM: {problem}")
-    return 0
+        broken += problems
+    return BadInput.exit_code if broken else 0
 
 
 def _row(plugins: Plugins, hook: str) -> tuple[str, str, str]:
