@@ -147,14 +147,15 @@ def test_an_empty_array_is_stored(place):
 # ---------------------------------------------------------------- built when, and how much of it
 
 
-def test_the_second_start_reads_nothing(place, monkeypatch):
+def test_the_second_start_hashes_nothing_and_prepares_one_record(place, monkeypatch):
     place.open()
     assert set(place.decoded()) == {"a0", "b1", "c2", "d3"}
     monkeypatch.setattr("runner_core.cache.identity.hash_file", lambda path: pytest.fail(f"{path} was read"))
     plan = place.capability().plan(place.pipeline, place.records)
     assert (plan.ready, plan.disk_bytes) == (4, 2 * sum(LENGTHS) * 16 * 16)
-    place.open()
     assert place.decoded() == []
+    place.open()
+    assert place.decoded() == ["a0"]  # is the cache still what `prepare` makes?
 
 
 def test_one_more_scan_prepares_one_scan(place):
@@ -165,7 +166,7 @@ def test_one_more_scan_prepares_one_scan(place):
     (place.data / "b1.npy").unlink()
     place.said.clear()
     store = place.open()
-    assert set(place.decoded()) == {"e4"}
+    assert set(place.decoded()) == {"a0", "e4"}  # one of those copied is prepared, and compared
     assert any("3 of 4 records are copied" in s for s in place.said)
     assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
 
@@ -177,7 +178,7 @@ def test_blosc2_is_made_from_the_memory_map_and_back(place):
     place.decoded()
     shutil.rmtree(next(f for f in place.folders() if f.suffix == ".flat"))
     place.open(mode="memmap")
-    assert place.decoded() == []
+    assert place.decoded() == ["a0"]
 
 
 def test_touched_or_moved_files_are_known_by_their_contents(place):
@@ -200,11 +201,56 @@ def test_changed_contents_settings_or_crop_are_prepared_anew(place):
     np.save(place.data / "b1.npy", volume)
     place.decoded()
     second = place.open()
-    assert set(place.decoded()) == {"b1"}
+    assert set(place.decoded()) == {"a0", "b1"}
     assert second.arrays["image"].read(1)[0, 0, 0] == first.arrays["image"].read(1)[0, 0, 0] ^ 1
     assert place.open(dtype="int16").arrays["image"].dtype == np.int16
     assert place.open(crop=CentreCrop((2, 2, 2))).arrays["image"].read(0).shape == (2, 2, 2)
     assert len(place.folders()) == 4
+
+
+def unnamed(monkeypatch, name, make, own=RowsToy.prepare):
+    """Array `name` as `make` makes it of a volume: a change of `prepare` that nobody named."""
+    monkeypatch.setattr(RowsToy, "prepare", lambda self, d: own(self, d) | {name: make(d.arrays["image"])})
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory", "device"])
+def test_a_cache_that_prepare_no_longer_makes_is_refused(place, monkeypatch, mode):
+    place.open(mode=mode).close()
+    unnamed(monkeypatch, "mask", lambda image: (image > 120).astype(np.uint8))
+    with pytest.raises(
+        BadInput, match=r"rowstoy makes now \('mask' of record a0\).*`prepare_version`.*prepare_settings"
+    ):
+        place.open(mode=mode)
+    monkeypatch.setattr(RowsToy, "prepare_version", 2)
+    assert_holds_what_the_pipeline_gives(place.open(mode=mode), place.pipeline, place.records)
+
+
+def test_nothing_is_copied_from_a_cache_that_prepare_no_longer_makes(place, monkeypatch):
+    place.open().close()
+    (place.data / "b1.npy").unlink()
+    unnamed(monkeypatch, "more", lambda image: image)
+    with pytest.raises(BadInput, match="'more' of record a0"):
+        place.open()
+    assert not place.left_over()
+
+
+def test_what_rounding_makes_of_an_array_is_the_same(place, monkeypatch):
+    place.open().close()
+    unnamed(monkeypatch, "image", lambda image: np.maximum(image, 1) - np.uint8(1))
+    place.open().close()
+    unnamed(monkeypatch, "image", lambda image: np.maximum(image, 2) - np.uint8(2))
+    with pytest.raises(BadInput, match="'image' of record a0"):
+        place.open()
+
+
+def read_nothing():
+    raise OSError("the disk is away")
+
+
+def test_a_cache_is_opened_whose_source_cannot_be_read(place, monkeypatch):
+    place.open().close()
+    monkeypatch.setattr(np, "load", lambda *args, **options: read_nothing())
+    assert len(place.open().keys) == 4
 
 
 def test_all_faulty_records_are_listed_and_nothing_is_left(place):
@@ -303,11 +349,12 @@ def test_a_folder_of_files_is_one_record(place):
     capability = place.capability()
     capability.open(place.pipeline, [record], place.said.append)
     place.decoded()
+    folders = place.folders()
     capability.open(place.pipeline, [record], place.said.append)
-    assert place.decoded() == []
+    assert place.folders() == folders
     (series / "2.txt").write_text("two")
     capability.open(place.pipeline, [record], place.said.append)
-    assert set(place.decoded()) == {"p1"}
+    assert len(place.folders()) == 2
 
 
 # ---------------------------------------------------------------- damage
@@ -424,7 +471,7 @@ def test_an_extension_keeps_the_arrays_in_its_own_storage(place):
     plan = cache.plan(place.pipeline, place.records)
     assert (plan.mode, plan.ready) == ("folders", 4)
     store = cache.open(place.pipeline, place.records, place.said.append)
-    assert place.decoded() == [], "copied from the core's own cache"
+    assert place.decoded() == ["a0"], "copied from the core's own cache"
     assert store.identity == place.open(mode="memmap").identity
     assert_holds_what_the_pipeline_gives(
         ForkingPickler.loads(ForkingPickler.dumps(store)), place.pipeline, place.records

@@ -105,7 +105,7 @@ def test_two_processes_build_once(tmp_path, start):
     assert results[0][1] == []
     keys = [key for key, pid in decoded(tmp_path) if pid != second.pid]  # the second planned, by one sample
     assert len(keys) == 8 + 1
-    assert len(decoded(tmp_path)) <= 8 + 2
+    assert len(decoded(tmp_path)) <= 8 + 2 + 1  # and compared one with what the first had built
     assert len(manage.entries(tmp_path / "cache")) == 1
     assert manage.verify(tmp_path / "cache") == []
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ import numpy as np
 from runner_core._errors import BadInput, DataErrors, RunnerError
 from runner_core._files import size_text
 from runner_core._text import counted
+from runner_core.cache.agree import refuse_stale
 from runner_core.cache.build import Builder, Prepare, Task, run_all
 from runner_core.cache.choose import STORAGES, choose_mode
 from runner_core.cache.folder import (
@@ -110,7 +112,7 @@ class PreparedCache:
         if self._live_mode:
             return self._live(pipeline, records, say)
         survey, plan = self._take_plan(pipeline, records)
-        store = self._open_built(survey, plan.mode, say)
+        store = self._open_built(pipeline, records, survey, plan.mode, say)
         if store is not None:
             return store
         parent = survey.parent
@@ -119,7 +121,8 @@ class PreparedCache:
             survey = self._survey(pipeline, records, survey.known)
             if None in survey.known and caches(parent):
                 survey = self._read_unknown(pipeline, records, survey, say)
-            store = self._open_built(survey, plan.mode, say)  # another process may have built it meanwhile
+            # another process may have built it meanwhile
+            store = self._open_built(pipeline, records, survey, plan.mode, say)
             if store is None:
                 store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
             return store
@@ -182,12 +185,20 @@ class PreparedCache:
                 return self._estimator.of_cache(folder, read_meta(folder), self._storages[name])
         return self._estimator.of_records(pipeline, records)
 
-    def _open_built(self, survey: Survey, mode: str, say: Say) -> PreparedStore | None:
+    def _open_built(
+        self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, mode: str, say: Say
+    ) -> PreparedStore | None:
         folder = survey.built.get(self._storage(mode).name)
         if folder is None:
             return None
         try:
-            return self._open(folder, mode)
+            store = self._open(folder, mode)
+            try:
+                refuse_stale(pipeline, records[0], store, 0)
+            except BaseException:
+                store.close()
+                raise
+            return store
         except Damaged as error:
             if why_not := remove(folder):
                 raise BadInput(f"{error} (it was not deleted: {why_not})") from error
@@ -226,6 +237,8 @@ class PreparedCache:
             needs=size_text(plan.disk_bytes),
         )
         try:
+            for number, (store, there) in islice(reuse.items(), 1):
+                refuse_stale(pipeline, records[number], store, there)
             return builder.build(say)
         finally:
             for store in stores.values():
