@@ -55,6 +55,20 @@ def test_the_overview_imports_nothing_heavy(runner: Runner) -> None:
         assert not imported & {"numpy", "rich", "yaml", "tyro", "pluggy", "torch", "argparse", "toy_project"}
 
 
+@pytest.mark.torch
+def test_a_kept_phantom_that_is_refused_names_the_way_out(runner: Runner, tmp_path: Path) -> None:
+    kept = tmp_path / "cache" / "phantoms" / "toy" / "version-1"
+    kept.mkdir(parents=True)
+    words, hint = ("--cache.dir", "cache"), f"the generated phantom kept in {kept}: if `phantom` was changed, raise"
+    refused(runner("toy", "check", *words), "no toy data here", hint)
+    for group in "abc":
+        (kept / f"{group}_a.npy").write_bytes(b"of an older version")
+    refused(runner("toy", "train", *words), "a_a.npy: not a whole .npy file", hint)
+    named = runner("toy", "train", "--data", kept, *words)
+    refused(named, "a_a.npy: not a whole .npy file")
+    assert hint not in named.stderr, "it is somebody's data"
+
+
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
     refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
     refused(runner("toy", "trian"), "did you mean 'train'")
@@ -396,7 +410,8 @@ def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_
     assert counts["start"] == counts["end"] == 1
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert config["plugins"]["extension toyext"] == "toy-extension 0.1"
-    refused(runner("toy", "evaluate", "run"), "trained with the extension 'toyext', which is not installed")
+    missing = runner("toy", "evaluate", "run")
+    refused(missing, "trained with the extension 'toyext', which is not installed: install it", "--no-extension toyext")
     assert runner("toy", "evaluate", "run", "--no-extension", "toyext").returncode == 0
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from runner_core._errors import BadInput, OutOfSpace
+from runner_core._errors import BadInput, DataErrors, OutOfSpace
 from runner_core._files import size_text
 from runner_core._text import counted
 from runner_core.cache.folder import cache_root
@@ -28,7 +29,8 @@ def data_folder(setup: Setup, say: Say) -> Path:
 
 def read_records(setup: Setup, folder: Path) -> Sequence[Record]:
     """Every record below `folder`; BadInput when there is none, or when two have one key."""
-    records = setup.project.records(folder)
+    with kept_phantom(setup, folder):
+        records = setup.project.records(folder)
     if not records:
         raise BadInput(f"{folder}: there are no {setup.name} records here")
     seen: dict[str, Record] = {}
@@ -37,6 +39,19 @@ def read_records(setup: Setup, folder: Path) -> Sequence[Record]:
             raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
         seen[record.key] = record
     return records
+
+
+@contextmanager
+def kept_phantom(setup: Setup, folder: Path) -> Iterator[None]:
+    """What is refused inside is refused of data: where they are the phantom, which nobody has written by hand, say
+    what may be wrong with it."""
+    try:
+        yield
+    except BadInput as error:
+        if setup.source is None and not isinstance(error, OutOfSpace):
+            hint = f"this is the generated phantom kept in {folder}: if `phantom` was changed, raise phantom_version"
+            error.args = (f"{error}\n{hint}",)
+        raise
 
 
 def open_data(setup: Setup, say: Say) -> Data:
@@ -50,12 +65,18 @@ def open_data(setup: Setup, say: Say) -> Data:
     if plan.device_bytes:
         refuse_what_no_device_holds(plan, setup.device)
     say(describe_plan(plan))
-    store = setup.cache.open(setup.pipeline, records, say)
+    try:
+        store = setup.cache.open(setup.pipeline, records, say)
+    except DataErrors:  # others are of the cache, not of the data
+        with kept_phantom(setup, folder):
+            raise
     for line in refuse_copies(setup, records, splits):
         say(line)
     if plan.ready < plan.records and plan.mode != "off":  # they are new: with every start it would tire
         warn(setup, [records[n] for side in ("train", "validation") for n in splits[side]], say)
-    return Data(records, splits, store, setup.project.fit(store, splits["train"]))
+    with kept_phantom(setup, folder):
+        statistics = setup.project.fit(store, splits["train"])
+    return Data(records, splits, store, statistics)
 
 
 def refuse_copies(setup: Setup, records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:

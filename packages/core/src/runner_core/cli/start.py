@@ -167,7 +167,8 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
         for extension in active:
             if extension not in installed and extension not in without:
                 raise BadInput(
-                    f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed"
+                    f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed: "
+                    f"install it again, or go on without it by `--no-extension {extension}`"
                 )
         chosen = (*chosen, *(c for c in saved.chosen if c not in without and c not in chosen))  # the first wins
         without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
