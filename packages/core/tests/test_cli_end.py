@@ -86,6 +86,20 @@ def test_errors_while_scoring_are_said_and_kept(
 
 
 @pytest.mark.torch
+def test_a_training_that_was_in_vain_is_not_called_healthy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, "--train.learning-rate", "1e-9"]) == 0
+    (finding,) = [f for f in read_summary(here)["health"] if f["rule"] == "trivial baseline"]
+    assert "no better than the trivial baseline" in finding["message"]
+    assert f"WARNING: trivial baseline: {finding['message']}" in capsys.readouterr().out
+    assert "the trained network scores error" in (here / "run" / "report.html").read_text(encoding="utf-8")
+    assert '"trivial baseline"' in (here / "run" / "log.jsonl").read_text(encoding="utf-8")
+
+
+def read_summary(here: Path) -> Any:
+    return json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("interruption, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_an_interruption_while_scoring_is_on_record(
     interruption: BaseException,

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from runner_core import BadInput, Finding, Project, Record, RunConfig, Table
 from runner_core.cli.evaluate import further_tables, score_table
-from runner_core.evaluation import draw_figures, evaluate, write_png, write_scores
+from runner_core.evaluation import draw_figures, evaluate, no_better, write_png, write_scores
 
 
 class Scored(Project):
@@ -68,6 +68,18 @@ def test_a_smaller_headline_may_be_better() -> None:
     project = Scored({"a": {"error": 0.1}, "b": {"error": 0.3}})
     project.monitor = ("loss", "min")  # type: ignore[misc]
     assert [r.record.key for r in run("a", "b", project=project).rows] == ["b", "a"]
+
+
+def test_a_network_that_is_no_better_than_the_trivial_method_is_told_of() -> None:
+    project = Scored(SCORES)
+    assert no_better(project, run("good", project=project)) is None
+    finding = no_better(project, run("bad", project=project))
+    assert finding is not None
+    assert finding.level == "warning"
+    assert "scores dice 0.2, no better than the trivial baseline's 0.5" in finding.message
+    assert no_better(project, run("lost", project=project)) is not None
+    project.monitor = ("loss", "min")  # type: ignore[misc]
+    assert no_better(project, run("bad", project=project)) is None
 
 
 def test_means_leave_out_what_is_no_number() -> None:

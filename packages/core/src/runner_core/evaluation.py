@@ -101,6 +101,16 @@ def evaluate(
     return Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, project.shown)
 
 
+def no_better(project: Project, scores: Scores) -> Finding | None:
+    """A warning where, by the headline over the whole set, the trivial method is as good as the trained network."""
+    headline = next(iter(scores.names), "")
+    own, trivial = scores.means.get(headline, math.nan), scores.baseline.get(headline, math.nan)
+    if not math.isfinite(trivial) or (own > trivial if project.monitor[1] == "max" else own < trivial):
+        return None
+    what = f"scores {headline} {own:.4g}, no better than the trivial baseline's {trivial:.4g}"
+    return Finding("trivial baseline", "warning", f"the trained network {what}")
+
+
 def write_scores(scores: Scores, folder: Path) -> list[Path]:
     """scores.csv (a row a record, worst first), a CSV for each further table, and scores.json with all of it."""
     table, summary = folder / "scores.csv", folder / "scores.json"

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from runner_core.cli.start import Started, load_network, start_new
 from runner_core.cli.tables import banner, result_table
 from runner_core.config.resolve import PHANTOM, save
 from runner_core.display import Display
-from runner_core.evaluation import draw_figures, evaluate, versions, write_scores
+from runner_core.evaluation import draw_figures, evaluate, no_better, versions, write_scores
 from runner_core.project import Project, Record, overrides
 from runner_core.runfolder import RunFolder, replace_text
 from runner_core.setup import Data
@@ -114,7 +115,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
         unfinished = f"scoring did not finish; {again} scores the records"
         with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record
             folder.write_summary(summary | ({"reason": unfinished, "scoring_errors": [unfinished]} if wanted else {}))
-        summary |= _score(started, wanted, display, sinks, unwritten)
+        summary |= _score(started, wanted, display, sinks, unwritten, summary=summary)
         with unwritten(folder.summary_file):
             folder.write_summary(summary)
     except (Stopped, Unhealthy) as error:
@@ -162,9 +163,15 @@ def _to_score(project: Project, data: Data) -> list[Record]:
 
 
 def _score(
-    started: Started[Any], records: Sequence[Record], display: Display, sinks: Sinks, unwritten: _Unwritten
+    started: Started[Any],
+    records: Sequence[Record],
+    display: Display,
+    sinks: Sinks,
+    unwritten: _Unwritten,
+    *,
+    summary: dict[str, Any],
 ) -> dict[str, Any]:
-    """Scores of the records with the best checkpoint, and pictures of them."""
+    """Scores of the records with the best checkpoint, pictures of them, and what they say of the run's health."""
     folder, project = started.run, started.setup.project
     assert folder is not None
     if not records:
@@ -175,6 +182,12 @@ def _score(
     scores = evaluate(project, trained.infer, records, trained.statistics, display.say)
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
+    health = list(summary["health"])
+    finding = no_better(project, scores)
+    if finding is not None and started.setup.config.health.mode != "off":
+        health.append(asdict(finding))
+        display.say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
+        sinks.event("health", summary["steps"], {"epoch": summary["epochs"], **asdict(finding)})
     with unwritten(folder.path / "scores.csv"):
         write_scores(scores, folder.path)
     with unwritten(folder.figures):
@@ -183,7 +196,7 @@ def _score(
     seconds = time.monotonic() - begun
     means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)
     return {"scores": means, "baseline": baseline, "scoring_errors": scores.errors,
-            "scoring_seconds": seconds}  # fmt: skip
+            "scoring_seconds": seconds, "health": health}  # fmt: skip
 
 
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
