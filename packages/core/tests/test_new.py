@@ -116,6 +116,63 @@ def test_what_is_there_already_stays_as_it_was(tmp_path: Path) -> None:
         write_project("cells", "torch", tmp_path / "runner-file")
 
 
+def test_the_phantom_has_every_class_and_is_another_with_other_grey_values(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    folder = write_project("cells", "torch", tmp_path)
+    config = folder / "src" / "runner_cells" / "config.py"
+    code = """
+import numpy as np
+from runner_cells.phantom import draw
+from runner_cells.project import Segmentation
+print(Segmentation.phantom_version, *np.unique(draw(120, 120, np.random.default_rng(0))[1]))
+"""
+
+    def drawn(classes: str) -> list[str]:
+        text = config.read_text("utf-8")
+        begin, end = text.index("CLASSES ="), text.index("\n\n\n@dataclass")
+        config.write_text(f"{text[:begin]}CLASSES = {classes}{text[end:]}", "utf-8")
+        words = [sys.executable, "-B", "-c", code]
+        env = os.environ | {"PYTHONPATH": str(folder / "src")}
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.split()
+
+    two, three = drawn('{"background": 0, "cell": 255}'), drawn('{"background": 0, "cell": 128, "nucleus": 255}')
+    assert (two[1:], three[1:]) == (["0", "1"], ["0", "1", "2"])
+    turned = drawn('{"background": 255, "cell": 0}')
+    assert turned[1:] == ["0", "1"]
+    assert len({two[0], three[0], turned[0]}) == 3, "what is kept of one would be read as another"
+
+
+def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runner-cells").symlink_to("gone")
+    with pytest.raises(BadInput, match="runner-cells: is a link to what is not there"):
+        write_project("cells", "torch", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["runner-cells"]
+
+
+@pytest.mark.parametrize(
+    "workspace, into, core, expected",
+    [
+        ('members = ["packages/*"]', "packages", "runner-core", True),
+        ('members = ["**"]', "packages/deeper", "runner-core", True),
+        ('members = ["packages/core", "packages/runner-cells"]', "packages", "runner-core", True),
+        ('members = ["packages/*"]', "packages", "another", False),
+        ('members = ["packages/*"]', ".", "runner-core", False),
+        ('members = ["packages/*"]', "packages/deeper", "runner-core", False),
+        ('members = ["packages/*"]\nexclude = ["packages/runner-*"]', "packages", "runner-core", False),
+    ],
+)
+def test_in_a_workspace_beside_the_core_it_is_the_workspaces(
+    workspace: str, into: str, core: str, expected: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "packages" / "core").mkdir(parents=True)
+    (tmp_path / into).mkdir(exist_ok=True)
+    (tmp_path / "pyproject.toml").write_text(f"[tool.uv.workspace]\n{workspace}\n", encoding="utf-8")
+    (tmp_path / "packages" / "core" / "pyproject.toml").write_text(f'[project]\nname = "{core}"\n', encoding="utf-8")
+    text = (write_project("cells", "torch", tmp_path / into) / "pyproject.toml").read_text("utf-8")
+    source = tomllib.loads(text)["tool"]["uv"].get("sources", {}).get("runner-core")
+    assert (source == {"workspace": True}) is expected, source
+
+
 def test_an_error_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")

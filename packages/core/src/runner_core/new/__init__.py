@@ -14,10 +14,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runner_core import discovery
@@ -50,14 +53,16 @@ def write_project(name: str, framework: str, into: Path) -> Path:
     used, and where there is something already."""
     _refuse(name)
     folder = into / f"runner-{name}"
+    if folder.is_symlink() and not folder.exists():
+        raise BadInput(f"{folder}: is a link to what is not there; remove it, or choose another place with --into")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: is there already; choose another name, or another place with --into")
-    temporary = into / f".{folder.name}.{os.getpid()}"
+    temporary, sources = into / f".{folder.name}.{os.getpid()}", _sources(folder)
     try:
         for file in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
             if place := _place(file.relative_to(TEMPLATE).as_posix(), name, framework):
                 (temporary / place).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework), "utf-8")
+                (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework, sources), "utf-8")
         (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
         temporary.rename(folder)
     except OSError as error:
@@ -94,15 +99,18 @@ def _place(path: str, name: str, framework: str) -> str | None:
     return path.replace(f"network_{framework}", "network").replace("dot-", ".").replace(PLACEHOLDER, name)
 
 
-def _filled(text: str, name: str, framework: str) -> str:
+def _filled(text: str, name: str, framework: str, sources: str) -> str:
     """The template's text with the framework, the name, and where runner-core comes from put in."""
     if framework != "torch":
         text = text.replace("torch", framework)
-    return text.replace(PLACEHOLDER, name).replace("# SOURCES\n", _sources())
+    return text.replace(PLACEHOLDER, name).replace("# SOURCES\n", sources)
 
 
-def _sources() -> str:
-    """Where uv finds runner-core when it was not installed from an index: a section of pyproject.toml, else nothing."""
+def _sources(folder: Path) -> str:
+    """Where uv finds runner-core for a package in `folder` when no index has it: a section of pyproject.toml, else
+    nothing."""
+    if _is_member_beside_core(folder.resolve()):
+        return "\n[tool.uv.sources]\nrunner-core = { workspace = true }\n"
     try:
         direct = json.loads(distribution("runner-core").read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
@@ -123,3 +131,51 @@ def _sources() -> str:
 [tool.uv.sources]
 runner-core = {{ {fields} }}
 """
+
+
+def _is_member_beside_core(folder: Path) -> bool:
+    """Whether `folder` will be a member of a uv workspace that has runner-core as a member: uv takes it from nowhere
+    else then, and refuses the whole workspace otherwise."""
+    for root in folder.parents:
+        if workspace := _table(root, "tool", "uv", "workspace"):
+            members = (path.parent for path in _members(root, workspace))
+            return _matches(folder.relative_to(root), workspace) and any(
+                _table(member, "project").get("name") == "runner-core" for member in members
+            )
+    return False
+
+
+def _members(root: Path, workspace: dict[str, Any]) -> Iterator[Path]:
+    """pyproject.toml of each member."""
+    for pattern in workspace.get("members", []):
+        yield from (
+            p for p in root.glob(f"{pattern}/pyproject.toml") if _matches(p.parent.relative_to(root), workspace)
+        )
+
+
+def _matches(path: Path, workspace: dict[str, Any]) -> bool:
+    """Whether a folder of the workspace is a member."""
+
+    def match(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+        if not pattern:
+            return not parts
+        if pattern[0] == "**":
+            return any(match(parts[n:], pattern[1:]) for n in range(len(parts) + 1))
+        return bool(parts) and fnmatchcase(parts[0], pattern[0]) and match(parts[1:], pattern[1:])
+
+    inside, outside = (
+        any(match(path.parts, Path(pattern).parts) for pattern in workspace.get(kind, []))
+        for kind in ("members", "exclude")
+    )
+    return inside and not outside
+
+
+def _table(folder: Path, *names: str) -> dict[str, Any]:
+    """A table of the folder's pyproject.toml; empty where there is none."""
+    try:
+        found: Any = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    for name in names:
+        found = found.get(name, {})
+    return found

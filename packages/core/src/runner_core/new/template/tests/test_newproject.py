@@ -11,6 +11,7 @@ from runner_core.testing import ProjectContract
 from runner_newproject.project import VALUES, Segmentation, Settings
 
 IMAGE, MASK = "images/ann_1.png", "masks/ann_1.png"
+NO_CLASS = next(value for value in range(256) if value not in VALUES)
 RAMP = np.arange(1200).reshape(30, 40)
 
 
@@ -62,7 +63,7 @@ def test_a_prediction_that_is_written_can_be_trained_on(project: Segmentation, p
 SPOILT = {
     "no partner": lambda root: (root / MASK).unlink(),
     "another size": lambda root: save(root / MASK, np.zeros((30, 41), np.uint8)),
-    "no class": lambda root: save(root / MASK, np.full((30, 40), 7, np.uint8)),
+    "no class": lambda root: save(root / MASK, np.full((30, 40), NO_CLASS, np.uint8)),
     "colours": lambda root: save(root / IMAGE, np.zeros((30, 40, 3), np.uint8)),
     "cut off": lambda root: (root / IMAGE).write_bytes((root / IMAGE).read_bytes()[:90]),
     "twice": lambda root: save((root / IMAGE).with_suffix(".bmp"), np.zeros((30, 40), np.uint8)),

@@ -1,4 +1,5 @@
-"""A made-up data set in the real formats: discs to be found among rings that are as bright, in uneven light.
+"""A made-up data set in the real formats: discs to be found among rings that are as bright, in uneven light. Those of
+the first class are plain; of further classes, each has stripes of its own width.
 
 change this: `train` without --data, the tests and the CI use it, so let it look like your images.
 """
@@ -30,10 +31,13 @@ def draw(height: int, width: int, rng: np.random.Generator) -> tuple[np.ndarray,
     rows, columns = np.mgrid[:height, :width]
     image = 0.2 + 0.3 * columns / width + rng.normal(0, 0.05, (height, width))
     mask = np.zeros((height, width), np.uint8)
-    for inner in (0, 0.6) * 4:  # share of the radius that is hollow: of a ring
+    discs = max(4, 2 * (len(CLASSES) - 1))
+    for number in range(2 * discs):
+        inner = 0.6 * (number % 2)  # share of the radius that is hollow: every other one is a ring
         y, x, radius = rng.uniform(0, height), rng.uniform(0, width), rng.uniform(7, 15)
         distance = np.hypot(rows - y, columns - x) / radius
         hit = (distance < 1) & (distance >= inner)
-        image[hit] += 0.25
-        mask[hit] = inner == 0
+        kind = 1 + number // 2 % (len(CLASSES) - 1)  # a class, but the first
+        image[hit & (2 * (rows % kind) < kind)] += 0.25  # every row of 1, every second of 2, two of four of 4
+        mask[hit] = 0 if inner else kind
     return np.clip(image, 0, 1), mask
