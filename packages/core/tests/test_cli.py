@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +400,20 @@ def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "unhealthy"
     assert "NaN or infinite" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.torch
+def test_a_tracker_that_cannot_work_is_refused_before_the_data_are_read(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    secret = runner("toy", "train", "--data", "data", "--run-dir", "run", "--log.mlflow", "https://token@example.org")
+    if find_spec("mlflow"):
+        refused(secret, "log.mlflow holds", "MLFLOW_TRACKING_TOKEN")
+    else:
+        refused(secret, "runner-core[mlflow]")
+    assert "no toy data here" not in secret.stderr
+    words = ("--log.tensorboard",) if find_spec("tensorboard") else ()
+    refused(runner("toy", "train", "--data", "data", "--run-dir", "run", *words), "no toy data here")
+    assert not (tmp_path / "run").exists(), "a refused run leaves nothing"
 
 
 @pytest.mark.torch

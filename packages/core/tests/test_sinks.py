@@ -139,6 +139,12 @@ def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
     assert found.Tags()["images"] == ["a"]
 
 
+def test_tensorboard_leaves_nothing_of_a_run_without_events(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    TensorBoardSink(tmp_path / "tb").close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(BadInput, match=r"runner-core\[tensorboard\]"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import subprocess
 import sys
@@ -284,9 +285,30 @@ def test_what_is_missing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
             make(toy, RunConfig(log=LogConfig(wandb="offline", mlflow="runs")), tmp_path)
 
 
-def test_a_password_in_an_address_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("secret", ["me:hunter2", "hunter2", ":hunter2"])
+def test_a_password_in_an_address_is_refused(secret: str, tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     toy: Any = type("Toy", (), {"name": "toy"})
     with pytest.raises(BadInput, match="MLFLOW_TRACKING_PASSWORD") as error:
-        mlflow_sink(toy, RunConfig(log=LogConfig(mlflow="https://me:hunter2@example.org")), tmp_path)
+        mlflow_sink(toy, RunConfig(log=LogConfig(mlflow=f"https://{secret}@example.org")), tmp_path)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("listens, how", [(True, "does not answer"), (False, "cannot be reached")])
+def test_a_server_that_is_not_there_is_told_in_a_line(
+    listens: bool, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not listens:
+            server.close()
+        toy: Any = type("Toy", (), {"name": "toy"})
+        sinks = Sinks([mlflow_sink(toy, RunConfig(log=LogConfig(mlflow=address)), tmp_path)], said.append)
+        sinks.event("start", 0, {})
+        sinks.close()
+    told = "warning: the tracker mlflow failed and is switched off for this run: ConnectionError"
+    assert said == [f"{told}: {address} {how}"]

@@ -283,8 +283,9 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
 def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[Sink]:
     """Trackers: they are told what happens in a run, and write or send it. *All*.
 
-    Asked once, when a training begins or goes on. A tracker that raises is dropped with one warning; it never stops a
-    run.
+    Asked once, when a training begins or goes on, before the data are opened: refuse here, by `BadInput`, what cannot
+    work, and open files and connections at the first event. A tracker that raises is dropped with one warning; it
+    never stops a run.
 
     Args:
         project: The project with its settings.

@@ -302,7 +302,11 @@ class HealthRule(Protocol):
 
 
 class Sink(Protocol):
-    """A tracker. A sink that raises is dropped with one warning; it never stops training."""
+    """A tracker. A sink that raises is dropped with one warning; it never stops training.
+
+    It is made before the data are opened, so that what it lacks (a package, a key) is refused at once, and in a resumed
+    run before the log is cut back: open files and connections at the first event. A run that is refused has none.
+    """
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         """Something happened after `step` optimizer steps. `values` by `kind`, most with `epoch`:

@@ -102,10 +102,10 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     again = f"`runner {setup.name} evaluate {typed(folder.path)}`"
     for line in banner(setup, folder, resume):
         display.say(line)
-    _ = setup.engine  # refuses what it has no use for before a cache is built
+    _ = setup.engine  # engine and sinks refuse what they have no use for before a cache is built
+    sinks = Sinks(setup.sinks(folder.path), display.say)
     data = open_data(setup, display.say)
     save_sides(folder.path, data.records, data.splits)
-    sinks = Sinks(setup.sinks(folder.path), display.say)
     unwritten = _Unwritten(display)
     try:
         summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))

@@ -32,11 +32,21 @@ _LONGEST = 500
 
 
 def mlflow_sink(project: Project, config: RunConfig, folder: Path) -> Sink:
-    """Raises BadInput where the package is missing, or where the address holds a password."""
+    """Raises BadInput where the package is missing, or where the address holds a password or a token."""
     if find_spec("mlflow") is None:
         raise BadInput("log.mlflow needs the package mlflow: install runner-core[mlflow], or leave log.mlflow out")
     address = _address(str(config.log.mlflow))
-    tracker = Tracker("mlflow", folder, lambda run_id: _Run(address, project, config, folder, run_id))
+
+    def connect(run_id: str | None) -> _Run:
+        try:
+            return _Run(address, project, config, folder, run_id)
+        except Exception as error:
+            if "ConnectionPool(" not in str(error):
+                raise
+            how = "does not answer" if "timed out" in str(error) else "cannot be reached"  # of a page of urllib3's
+            raise ConnectionError(f"{address} {how}") from error
+
+    tracker = Tracker("mlflow", folder, connect)
     return Background("mlflow", lambda: tracker)
 
 
@@ -89,10 +99,10 @@ def _address(value: str) -> str:
     """A folder as a file: address; others as they are."""
     if "://" not in value:
         return Path(value).absolute().as_uri()
-    if urlsplit(value).password is not None:
+    if "@" in urlsplit(value).netloc:
         raise BadInput(
-            "log.mlflow holds a password, which the run folder would keep: leave it out, and set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            "log.mlflow holds a user name, a password or a token, which the run folder would keep: leave it out, and "
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
         )
     return value
 

@@ -15,7 +15,10 @@ from runner_core.sinks import numbers
 
 
 class TensorBoardSink:
-    """Scalars and pictures as TensorBoard event files, written with the `tensorboard` package alone."""
+    """Scalars and pictures as TensorBoard event files, written with the `tensorboard` package alone.
+
+    Raises BadInput where that is missing. The folder is made at the first event.
+    """
 
     def __init__(self, folder: Path) -> None:
         tensorboard_without_tensorflow()
@@ -25,8 +28,8 @@ class TensorBoardSink:
             raise BadInput(
                 "log.tensorboard needs the package tensorboard: install runner-core[tensorboard], or switch it off"
             ) from None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(folder))
+        self._folder, self._kind = str(folder), EventFileWriter
+        self._writer: Any = None
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -40,13 +43,15 @@ class TensorBoardSink:
         self._add(step, [Summary.Value(tag=name, image=Summary.Image(encoded_image_string=png.read_bytes()))])
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _add(self, step: int, values: list[Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if values:
+            self._writer = self._writer or self._kind(self._folder)
             self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
             self._writer.flush()
 
