@@ -51,8 +51,9 @@ def test_a_test_file_names_its_project(tmp_path: Path) -> None:
 
 def test_a_project_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, "--check-project", "tof")
-    assert done.returncode == 1
-    assert "there is no project or command 'tof'; did you mean 'toy'?" in done.stdout
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.strip().startswith("ERROR: --check-project tof: there is no project or command 'tof'; did you")
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 REMEMBERS = """
@@ -63,6 +64,16 @@ def step(self, model, batch, progress, own=Toy.step, seen=[]):
 
 
 Toy.step = step
+"""
+LAZY = """
+from runner_core import hookimpl
+
+
+@hookimpl
+def runner_project():
+    from toy_class import Toy
+
+    return Toy
 """
 DRAWS = """
 def augment(self, sample, rng, own=Toy.augment):
@@ -167,6 +178,27 @@ def forgetful_samples(own: Any) -> Any:
     return samples
 
 
+def precise(own: Any) -> Any:
+    return lambda self, decoded: {name: array / 2 for name, array in own(self, decoded).items()}
+
+
+def widened(own: Any) -> Any:
+    def prepare(self: Any, decoded: Any) -> Any:
+        return own(self, decoded) | {"wide": np.full(self.config.model.width, 1, np.uint8)}
+
+    return prepare
+
+
+def fitted_to(every: bool) -> Any:
+    """Means of the training records, or of all."""
+
+    def fit(self: Any, store: Any, training: Any) -> Any:
+        numbers = range(len(store.keys)) if every else training
+        return {"mean": float(np.mean([store.arrays["image"].read(number).mean() for number in numbers]))}
+
+    return lambda own: fit
+
+
 def faulty_phantom(own: Any) -> Any:
     from runner_core import Finding
 
@@ -210,6 +242,14 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
     [
         ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
         ("prepare_is_pure", "check", faulty_phantom, "`check` finds errors in the phantom"),
+        ("prepare_is_pure", "prepare", precise, "'image' is float64, twice"),
+        (
+            "prepare_settings_name",
+            "prepare",
+            widened,
+            r"`prepare` reads model\.width, which `prepare_settings` does not",
+        ),
+        ("fit_reads", "fit", fitted_to(every=True), "`fit` reads records that are not of `training`"),
         ("samples_are_pure", "samples", forgetful_samples, "into memory that differs: 'record'"),
         ("phantom_is_written_and_read", "phantom", unseeded_phantom, "phantom written twice"),
         ("bad_input", "decode", crashing_decode, "must be refused as BadInput, not ValueError"),
@@ -231,6 +271,29 @@ def test_a_broken_promise_is_named(
     (found,) = [c for c in CHECKS if check in c.__name__]
     with pytest.raises(Exception, match=message):
         found(Case("toy", tmp_path))
+
+
+def test_what_a_project_names_and_is_given_it_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, "prepare", widened)
+    breaking(monkeypatch, "prepare_settings", lambda own: lambda self: {"width": self.config.model.width})
+    breaking(monkeypatch, "fit", fitted_to(every=False))
+    case = Case("toy", tmp_path)
+    for check in CHECKS:
+        if "prepare_settings_name" in check.__name__ or "fit_reads" in check.__name__:
+            check(case)
+
+
+def test_a_framework_beside_the_class_is_found_behind_a_lazy_plugin(tmp_path: Path) -> None:
+    shutil.copytree(PROJECT, tmp_path / "installed")
+    installed = tmp_path / "installed"
+    (installed / "toy_project.py").rename(installed / "toy_class.py")
+    (installed / "toy_class.py").write_text(
+        "import torch\n" + (installed / "toy_class.py").read_text().replace("from __future__ import annotations\n", "")
+    )
+    (installed / "toy_project.py").write_text(LAZY)
+    done = pytest_of(tmp_path, "--check-project", "toy", "-k", "framework", installed=installed)
+    assert done.returncode == 1, done.stdout
+    assert "loading the class of toy_project imports torch" in done.stdout
 
 
 def test_metrics_are_held_against_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

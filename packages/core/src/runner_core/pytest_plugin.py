@@ -5,6 +5,7 @@ It is loaded in every pytest session of an environment with runner-core, so it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("check_project"):
         return
+    _refuse_unusable(config.getoption("check_project"))
     contract = str(Path(__file__).parent / "testing" / "installed.py")
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args.clear()  # the working folder or `testpaths`: nobody asked for those
     if contract not in config.args:
         config.args.append(contract)
+
+
+def _refuse_unusable(projects: Sequence[str]) -> None:
+    """A usage error, once, for a project that is not there or cannot be loaded: no check could say anything else."""
+    from runner_core import RunnerError, discovery
+    from runner_core.plugins import Plugins
+
+    for name in projects:
+        try:
+            Plugins.load(name, without=tuple(discovery.extensions())).project()
+        except RunnerError as error:
+            raise pytest.UsageError(f"--check-project {name}: {error}") from error
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

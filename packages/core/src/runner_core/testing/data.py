@@ -25,6 +25,13 @@ from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_bad_input, assert_equal, sent
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+_LOADED = """
+import sys
+from runner_core.discovery import find_project
+
+find_project({name!r}).entry.load().runner_project()
+print("imports:", *[name for name in {frameworks!r} if name in sys.modules])
+"""
 
 
 def settings_survive_yaml(case: Case) -> None:
@@ -41,12 +48,13 @@ def settings_survive_yaml(case: Case) -> None:
 
 
 def plugin_imports_no_framework(case: Case) -> None:
-    """`config`, `--help` and the cache's workers import the plugin's module: each would wait seconds."""
-    module = discovery.find_project(case.kind.name).entry.module
-    code = f"import sys, {module}; print(*[m for m in {_FRAMEWORKS!r} if m in sys.modules])"
+    """`config`, `--help` and the cache's workers load the plugin and the project's class: each would wait seconds."""
+    plugin = discovery.find_project(case.kind.name).entry.value
+    code = _LOADED.format(name=case.kind.name, frameworks=_FRAMEWORKS)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"`import {module}` fails alone:\n{done.stderr}"
-    assert not done.stdout.split(), f"`import {module}` imports {done.stdout.strip()}: import it where it is used"
+    assert done.returncode == 0, f"the plugin {plugin} cannot be loaded alone:\n{done.stderr}"
+    imported = done.stdout.rpartition("imports:")[2].strip()
+    assert not imported, f"loading the class of {plugin} imports {imported}: import it where it is used"
 
 
 def phantom_is_written_and_read(case: Case) -> None:
@@ -103,6 +111,10 @@ def prepare_is_pure(case: Case) -> None:
     assert_equal(before.arrays, elsewhere.arrays, "prepare in another process")
     for name, array in before.arrays.items():
         assert array.dtype != object, f"prepared array {name!r} holds Python objects"
+        assert array.dtype.name not in ("float64", "complex128"), (
+            f"prepared array {name!r} is {array.dtype}, twice what it must be on disk and on its way to the device: "
+            "return float32, or integers"
+        )
     faults = [finding for finding in case.project.check(first) if finding.level == "error"]
     assert not faults, f"`check` finds errors in the phantom: {faults}"
 

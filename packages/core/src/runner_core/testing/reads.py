@@ -1,0 +1,129 @@
+"""What a project promises of what it reads: no setting that it does not name, no record that it was not given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from runner_core.cache.storage import Layout, Region
+from runner_core.cache.stored import PreparedStore
+from runner_core.config import RunConfig
+from runner_core.config.resolve import refuse_nonsense
+from runner_core.config.values import overlay, plain
+from runner_core.pipeline import RecordPipeline
+from runner_core.project import overrides
+from runner_core.protocols import Array, Arrays, Json, StoredArray
+from runner_core.testing.case import Case
+from runner_core.testing.compare import assert_equal
+
+_ELSEWHERE = ("train", "validate", "checkpoint", "health", "log", "cache", "precision")
+"""Sections of the core's that no prepared array depends on."""
+_USUAL = {int: 8, float: 0.5, bool: False}
+"""What stands for a setting that is None."""
+_ALTERED: Mapping[str, Callable[[Array], Array]] = {
+    "emptied": np.zeros_like,
+    "inverted": lambda array: ~array if array.dtype == bool or not array.size else array.max() - array + array.min(),
+}
+"""Values stay in the range of the record's own: labels remain labels."""
+
+
+def prepare_settings_name_what_prepare_reads(case: Case) -> None:
+    """Each setting changed in turn: where the cache's key stays the same, so do the prepared arrays."""
+    key, arrays = _prepared(case, case.kind.presets["demo"]())
+    for name, change in _changes(case.kind.presets["demo"]()):
+        if name.partition(".")[0] in _ELSEWHERE:
+            continue
+        try:
+            config = overlay(case.kind.presets["demo"](), change, "the contract test")
+            refuse_nonsense(config)
+            other_key, others = _prepared(case, config)
+        except Exception:  # a value that means nothing to this project
+            continue
+        if other_key == key:  # by which the cache of the first would be taken for the second's
+            said = f"`prepare` reads {name}, which `prepare_settings` does not name: a cache would outlive its change"
+            assert _alike(arrays, others), said
+
+
+def fit_reads_training_records_alone(case: Case) -> None:
+    """`fit` learns the same, whatever the arrays of the other records hold."""
+    if not overrides(case.project, "fit"):
+        return
+    store, training = case.data.store, case.data.splits["train"]
+    learned = case.project.fit(store, training)
+    for what, change in _ALTERED.items():
+        arrays = {name: _Altered(array, set(training), change) for name, array in store.arrays.items()}
+        said = f"`fit` reads records that are not of `training`: with theirs {what}"
+        try:
+            again = case.project.fit(PreparedStore(store.keys, store.meta, arrays, store.identity), training)
+        except Exception as error:
+            raise AssertionError(f"{said} it raises {type(error).__name__}: {error}") from error
+        if learned or again:
+            assert_equal(learned, again, f"{said} it learns something else: statistics")
+
+
+def _prepared(case: Case, config: RunConfig) -> tuple[Mapping[str, Json], Arrays]:
+    """The cache's key under these settings, and the arrays of the first record."""
+    project = case.kind(config)
+    pipeline = RecordPipeline(project, case.plugins.first("runner_crop", project=project, config=config))
+    return pipeline.settings, pipeline(case.records[0]).arrays
+
+
+def _alike(one: Arrays, other: Arrays) -> bool:
+    same = one.keys() == other.keys() and all(one[n].dtype == other[n].dtype for n in one)
+    return same and all(np.array_equal(one[n], other[n], equal_nan=one[n].dtype.kind in "fc") for n in one)
+
+
+def _changes(section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Dotted name of a setting below `section`, and {name: … {name: another value}}, one setting at a time."""
+    hints = get_type_hints(type(section))
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if is_dataclass(value):
+            for name, change in _changes(value):
+                yield f"{field.name}.{name}", {field.name: change}
+        else:
+            for other in _others(hints[field.name], plain(value)):
+                yield field.name, {field.name: other}
+
+
+def _others(kind: Any, value: Any) -> Iterator[Any]:
+    """Other values of a setting of this type, near its own; none of text and paths."""
+    if get_origin(kind) in (Union, UnionType):
+        (kind, *_) = [option for option in get_args(kind) if option is not type(None)]
+        value = _USUAL.get(kind) if value is None else value
+    if get_origin(kind) is Literal:
+        yield from (choice for choice in get_args(kind) if choice != value)
+    elif kind is bool:
+        yield not value
+    elif kind is int:
+        yield from (value + 1, 2 * value)
+    elif kind is float:
+        yield from (1.25 * value + 0.1, value / 2)
+    elif get_origin(kind) in (tuple, list) and value:
+        for place, item in enumerate(value):
+            kinds = get_args(kind)
+            for other in _others(kinds[min(place, len(kinds) - 1) if Ellipsis not in kinds else 0], item):
+                yield [*value[:place], other, *value[place + 1 :]]
+        yield value[:-1]
+
+
+class _Altered(Layout):
+    """A stored array whose records, those in `kept` apart, hold something else."""
+
+    def __init__(self, own: StoredArray, kept: set[int], change: Callable[[Array], Array]) -> None:
+        super().__init__(np.dtype(own.dtype), own.shapes)
+        self._own, self._kept, self._change = own, kept, change
+
+    def read(self, record: int, region: Region | None = None) -> Array:
+        array = self._own.read(record)
+        array = array if record in self._kept else self._change(array)
+        return array if region is None else array[region]
+
+    def take(self, rows: Array, out: Array) -> None:
+        self.row_shape()
+        for record, places, own in self.by_record(rows):
+            out[places] = self.read(record)[own]
