@@ -96,6 +96,30 @@ def plain_gradients(values, x, y):
     return [x.T @ inner, inner.sum(0), hidden.T @ error, error.sum(0)], np.mean((hidden @ w2 + b2 - y) ** 2)
 
 
+@pytest.mark.parametrize(
+    "returned, said",
+    [
+        (lambda step: None, r"`step` must return Step\(loss, terms, prediction\); it returned NoneType"),
+        (tuple, "it returned tuple"),
+        (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
+        (lambda step: step._replace(loss=1.0), "it is of type float"),
+        pytest.param(
+            lambda step: step._replace(loss=ops.stop_gradient(step.loss)), "no weight changes it", marks=tensorflow_only
+        ),
+    ],
+)
+def test_a_step_that_nothing_is_learned_from_is_refused(returned, said):
+    class Wrong(Linear):
+        def step(self, model, batch, progress):
+            return returned(super().step(model, batch, progress))
+
+    with pytest.raises(BadInput, match=f"project {Wrong.name}: .*{said}"):
+        trainer(Wrong).train_step(host_batch()[0], 0)
+    if "weight changes" not in said:  # nothing is learned in a validation
+        with pytest.raises(BadInput, match=said):
+            trainer(Wrong).validate([host_batch()[0]])
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_steps_are_those_of_the_definition(accumulate, clip):

@@ -106,6 +106,28 @@ def test_accumulation_is_exact(accumulate):
     assert log["constant"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    "returned, said",
+    [
+        (lambda step: None, r"`step` must return Step\(loss, terms, prediction\); it returned NoneType"),
+        (tuple, "it returned tuple"),
+        (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
+        (lambda step: step._replace(loss=1.0), "it is of type float"),
+        (lambda step: step._replace(loss=step.loss.detach()), "no weight changes it"),
+    ],
+)
+def test_a_step_that_nothing_is_learned_from_is_refused(returned, said):
+    class Wrong(Linear):
+        def step(self, model, batch, progress):
+            return returned(super().step(model, batch, progress))
+
+    with pytest.raises(BadInput, match=f"project {Wrong.name}: .*{said}"):
+        trainer(Wrong).train_step(host_batch()[0], 0)
+    if "weight changes" not in said:  # nothing is learned in a validation
+        with pytest.raises(BadInput, match=said):
+            trainer(Wrong).validate([host_batch()[0]])
+
+
 def test_clipping_and_its_norm():
     ours = trainer(train__clip=0.1)
     plain = copy.deepcopy(ours.network)

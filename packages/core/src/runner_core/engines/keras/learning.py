@@ -15,6 +15,7 @@ from runner_core.engines.keras.backend import Backend
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Average, Bound
 from runner_core.engines.memory import wrong_first_axis
+from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.steplog import GRADIENT_NORM
 from runner_core.project import Project, overrides
 from runner_core.protocols import Arrays, Precision, Progress, Tensors
@@ -134,7 +135,9 @@ class Learning:
         """Gradients, loss and terms of a micro-batch, times its share of the batch."""
 
         def loss() -> tuple[Any, dict[str, Any]]:
-            total, terms, _ = self.project.step(self._bound, tensors, progress)
+            step = self.project.step(self._bound, tensors, progress)
+            refuse_no_step(self.project, step)
+            total, terms, _ = step
             values = dict(terms)
             if extra := self.network.losses:  # of regularisers, and what layers add
                 values["regularization"] = sum(extra)
@@ -143,7 +146,10 @@ class Learning:
             scaled = total * share if self.optimizer is self._inner else self.optimizer.scale_loss(total * share)
             return scaled, {name: keras.ops.cast(value, "float32") * share for name, value in values.items()}
 
-        return self._backend.gradients(loss, self.trained, self.frozen)
+        gradients, values = self._backend.gradients(loss, self.trained, self.frozen)
+        if all(gradient is None for gradient in gradients):
+            raise detached(self.project)
+        return gradients, values
 
     def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:
         self._begun.assign(step)

@@ -10,6 +10,7 @@ import numpy as np
 
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
+from runner_core.engines.returned import refuse_no_step
 from runner_core.project import Project
 from runner_core.protocols import Progress, Step, Tensors
 
@@ -34,7 +35,9 @@ class Validating:
         ops = keras.ops
         tensors = dict(arrays) if self._gather is None else self._gather(arrays)
         tensors = self._project.on_device(tensors, dict(self._statistics), None)
-        loss, terms, prediction = self._project.step(self._bound, tensors, self._progress)
+        step = self._project.step(self._bound, tensors, self._progress)
+        refuse_no_step(self._project, step)
+        loss, terms, prediction = step
         values = {"loss": loss, **terms}
         if prediction is not None:
             decision = self._project.decision(prediction)

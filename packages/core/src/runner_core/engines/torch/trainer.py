@@ -15,6 +15,7 @@ from runner_core import metrics
 from runner_core._errors import Unhealthy
 from runner_core._random import stream_seed
 from runner_core.engines.memory import ValidationParts, no_room
+from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch import precision
 from runner_core.engines.torch.ema import Average, averaged
@@ -77,6 +78,7 @@ class TorchTrainer:
         self._validated = ValidationParts(
             self._compute, torch.OutOfMemoryError, partial(free, device), self._notes.append
         )
+        self._unproven = True
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
     # ------------------------------------------------------------ one step
@@ -143,9 +145,21 @@ class TorchTrainer:
 
     def _step(self, tensors: Tensors, progress: Progress) -> Step:
         if self._cast is None:
-            return self.project.step(self.network, tensors, progress)
-        with self._cast:
-            return self.project.step(self.network, tensors, progress)
+            step = self.project.step(self.network, tensors, progress)
+        else:
+            with self._cast:
+                step = self.project.step(self.network, tensors, progress)
+        if self._unproven:
+            self._prove(step)
+        return step
+
+    def _prove(self, step: Step) -> None:
+        """Once: BadInput for a step that nothing can be learned from."""
+        refuse_no_step(self.project, step)
+        if torch.is_grad_enabled():
+            self._unproven = False
+            if not step.loss.requires_grad:
+                raise detached(self.project)
 
     def _update(self, progress: Progress) -> None:
         """Clip, step, average; gradients are gone afterwards."""
