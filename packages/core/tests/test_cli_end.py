@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ import yaml
 from runner_core import BadInput
 from runner_core._errors import OutOfSpace
 from runner_core.cli import main
-from runner_core.cli.crash import describe
+from runner_core.cli.crash import describe, place_of
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
@@ -223,6 +224,21 @@ def test_a_folder_without_permission_is_bad_input(
     monkeypatch.setattr("runner_core.cli.small.dump", forbidden)
     assert main(["toy", "config"]) == 2
     assert "run/report.html: Permission denied; change its permissions" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_an_error_in_a_projects_code_names_the_place(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import toy_project
+
+    monkeypatch.setattr(np, "clip", np.concatenate)  # which takes no such arguments
+    assert main(SHORT) == 1
+    said = capsys.readouterr().err
+    assert "unexpected TypeError" in said
+    line = next(n for n, text in enumerate(inspect.getsource(toy_project).splitlines(), 1) if "np.clip(decoded" in text)
+    assert f"in project/toy_project.py, line {line}, `prepare`, which is not runner's own code" in said
+    assert place_of(KeyError("never raised")) is None
 
 
 def test_a_traceback_that_no_file_takes_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
