@@ -496,6 +496,27 @@ def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runn
     assert np.load(tmp_path / "out" / "p1_a_mask.npy").shape == (4, 24, 24)
 
 
+@pytest.mark.parametrize("written", [None, "p1_a_mask.npy", ["p1_a_mask.npy"]])
+def test_write_says_which_files_it_wrote(
+    written: Any,
+    toy: None,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from runner_core.cli import main
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Toy, "write", lambda self, record, prediction, out: written)
+    assert main(["toy", "phantom", "data"]) == 0
+    assert main(["toy", "predict", str(trained), "data/p1_a.npy", "--out", "out"]) == 2
+    assert f"project toy: `write` must return the files that it wrote, a list of Path, not {written!r}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_predict_and_evaluate_say_what_a_project_remarks(
     toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

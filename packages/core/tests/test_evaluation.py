@@ -82,6 +82,13 @@ def test_a_network_that_is_no_better_than_the_trivial_method_is_told_of() -> Non
     assert no_better(project, run("bad", project=project)) is None
 
 
+@pytest.mark.parametrize("given, said", [({"dice": "0.9"}, "'dice' is '0.9'"), (0.9, "it returned float")])
+def test_scores_are_numbers_by_name(given: Any, said: str) -> None:
+    (error,) = run("a", project=Scored({"a": given})).errors
+    assert error.startswith("project scored: `score` must return numbers by name")
+    assert said in error
+
+
 def test_means_leave_out_what_is_no_number() -> None:
     scores = run("good", "bad", "lost")
     assert scores.means == pytest.approx({"dice": 0.55, "hd95": 15.5})

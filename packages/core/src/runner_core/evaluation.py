@@ -84,9 +84,9 @@ def evaluate(
     for number, record in enumerate(records, 1):
         try:
             prediction = project.predict(record, infer)
-            scores = dict(project.score(record, prediction))
+            scores = _score(project, record, prediction)
             trivial = project.baseline(record, statistics)
-            baseline = {} if trivial is None else dict(project.score(record, trivial))
+            baseline = {} if trivial is None else _score(project, record, trivial)
             remarks = project.remarks(record, prediction)
         except BadInput as error:
             errors.append(str(error))
@@ -166,6 +166,18 @@ def shown_scores(scores: Mapping[str, float]) -> str:
     'dice 0.9753  hd95 2'
     """
     return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def _score(project: Project, record: Record, prediction: Any) -> dict[str, float]:
+    """What the project's `score` gives. Raises BadInput when that is not numbers by name."""
+    found: Any = project.score(record, prediction)
+    where = f"project {project.name}: `score` must return numbers by name, as in {{'dice': 0.9}}"
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    for name, value in found.items():
+        if isinstance(value, str) or not hasattr(value, "__float__"):
+            raise BadInput(f"{where}; {name!r} is {value!r}")
+    return dict(found)
 
 
 def _goodness(project: Project, row: Row) -> float:

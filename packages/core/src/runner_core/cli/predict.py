@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from reprlib import repr as shortened
+from typing import Any
 
 from runner_core._errors import BadInput
 from runner_core._text import counted
@@ -13,7 +15,7 @@ from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, start_from_run
 from runner_core.cli.whole import remove_leftovers, write_whole
-from runner_core.project import Record
+from runner_core.project import Project, Record
 from runner_core.setup import Setup
 
 
@@ -31,7 +33,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     for record in records:
         try:
             prediction = setup.project.predict(record, trained.infer)
-            written = write_whole(options.out, partial(setup.project.write, record, prediction))
+            written = write_whole(options.out, partial(_write, setup.project, record, prediction))
             remarks = setup.project.remarks(record, prediction)
         except BadInput as error:
             failed += 1
@@ -43,6 +45,16 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     if failed:
         print(f"{counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0
+
+
+def _write(project: Project, record: Record, prediction: Any, folder: Path) -> Sequence[Path]:
+    """What the project's `write` wrote. Raises BadInput when it does not say."""
+    written = project.write(record, prediction, folder)
+    if isinstance(written, Sequence) and all(isinstance(path, Path) for path in written):
+        return written
+    raise BadInput(
+        f"project {project.name}: `write` must return the files that it wrote, a list of Path, not {shortened(written)}"
+    )
 
 
 def export(name: str, arguments: Sequence[str]) -> int:

@@ -100,7 +100,7 @@ def _others(kind: Any, value: Any) -> Iterator[Any]:
     elif kind is bool:
         yield not value
     elif kind is int:
-        yield from (value + 1, 2 * value)
+        yield from (value + 1, value + 2, 2 * value)
     elif kind is float:
         yield from (1.25 * value + 0.1, value / 2)
     elif get_origin(kind) in (tuple, list) and value:
