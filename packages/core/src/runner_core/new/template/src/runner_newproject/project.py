@@ -6,7 +6,6 @@ What needs torch is in network.py: `--help`, `check` and the processes that prep
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from PIL import Image
@@ -24,7 +23,7 @@ class Segmentation(Project):
     presets = {"default": Settings, "demo": demo}
     monitor = ("dice", "max")
     prepare_version = 1  # raise it when decode or prepare changes, so that what is cached is made anew
-    phantom_version = crc32(f"1 {VALUES}".encode())  # the same for the phantom: raise the 1 when phantom.py changes
+    phantom_version = phantom.VERSION
     config: Settings
 
     def __init__(self, config: Settings) -> None:
