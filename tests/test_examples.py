@@ -197,7 +197,7 @@ def test_two_caches_are_refused_until_one_is_chosen_and_a_run_keeps_its_choice(
     assert "--extension NAME" in said
     listed = place.run("list", "--hooks", "toy")
     assert "extension rival or extension zarr-cache" in listed
-    assert "PROBLEM: the extensions rival and zarr-cache both give 'cache'" in listed
+    assert "cache is contested: rival and zarr-cache" in listed
     # One that declines needs no choice.
     assert "cache (memmap)" in place.run("toy", "check", "--cache.mode", "memmap")
     assert "cache (zarr)" in place.run("toy", "check", "--no-extension", "rival")
