@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
@@ -50,6 +52,21 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield folder, folders, sorted(name for name in names if not name.startswith("."))
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside `folder` to write into, renamed to it at the end; on an error it is gone.
+
+    `folder` is empty, or not there.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runner_core._errors import BadInput
+from runner_core._files import whole_folder
 from runner_core.project import Project
 
 SEED = 0
@@ -19,17 +19,11 @@ def write_phantom(project: Project, folder: Path) -> Path:
     """Write the project's phantom into `folder`, which must be empty or not exist; whole or not at all."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: exists and is not an empty folder; name another for the phantom")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        project.phantom(temporary, np.random.default_rng(SEED))
-        if folder.exists():
-            folder.rmdir()
-        temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            project.phantom(temporary, np.random.default_rng(SEED))
     except OSError as error:
         raise BadInput(f"{folder}: the phantom cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from runner_core import discovery
 from runner_core._errors import BadInput
+from runner_core._files import whole_folder
 from runner_core._text import typed
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -57,18 +58,16 @@ def write_project(name: str, framework: str, into: Path) -> Path:
         raise BadInput(f"{folder}: is a link to what is not there; remove it, or choose another place with --into")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder}: is there already; choose another name, or another place with --into")
-    temporary, sources = into / f".{folder.name}.{os.getpid()}", _sources(folder)
+    sources = _sources(folder)
     try:
-        for file in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
-            if place := _place(file.relative_to(TEMPLATE).as_posix(), name, framework):
-                (temporary / place).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework, sources), "utf-8")
-        (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
-        temporary.rename(folder)
+        with whole_folder(folder) as temporary:
+            for file in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+                if place := _place(file.relative_to(TEMPLATE).as_posix(), name, framework):
+                    (temporary / place).parent.mkdir(parents=True, exist_ok=True)
+                    (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework, sources), "utf-8")
+            (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
     except OSError as error:
         raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; choose a place with --into") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
