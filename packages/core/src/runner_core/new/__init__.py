@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import keyword
-import os
 import re
-import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
