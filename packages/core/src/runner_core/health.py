@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from runner_core._errors import Unhealthy
@@ -103,6 +104,16 @@ def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
     """The core's rules."""
     constant = ConstantPrediction(config.health.constant_after, config.health.constant_steps)
     return [constant, FiniteValidation(project.monitor[0]), PrecisionAsked()]
+
+
+Log = Callable[[str, int, Mapping[str, Any]], None]
+"""A tracker's `event`."""
+
+
+def announce(finding: Finding, step: int, epoch: int, say: Callable[[str], None], log: Log) -> None:
+    """Show a finding and log it."""
+    say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
+    log("health", step, {"epoch": epoch, **asdict(finding)})
 
 
 class Health:

@@ -16,7 +16,7 @@ from runner_core._signals import Signals
 from runner_core._timing import Timing
 from runner_core.checkpoint import Checkpoints
 from runner_core.config import TrainConfig
-from runner_core.health import Health
+from runner_core.health import Health, announce
 from runner_core.loader import Loader, epoch_length
 from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
@@ -197,8 +197,7 @@ class _Run:
         self.checkpoints.save(saved, state.step, epoch, metric, best)
 
     def _report(self, finding: Finding, step: int, epoch: int) -> None:
-        self.display.say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
-        self.sinks.event("health", step, {"epoch": epoch, **asdict(finding)})
+        announce(finding, step, epoch, self.display.say, self.sinks.event)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started

@@ -23,6 +23,7 @@ from runner_core.cli.tables import banner, result_table
 from runner_core.config.resolve import PHANTOM, save
 from runner_core.display import Display
 from runner_core.evaluation import draw_figures, evaluate, no_better, versions, write_scores
+from runner_core.health import announce
 from runner_core.project import Project, Record, overrides
 from runner_core.runfolder import RunFolder, replace_text
 from runner_core.setup import Data
@@ -186,8 +187,7 @@ def _score(
     finding = no_better(project, scores)
     if finding is not None and started.setup.config.health.mode != "off":
         health.append(asdict(finding))
-        display.say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
-        sinks.event("health", summary["steps"], {"epoch": summary["epochs"], **asdict(finding)})
+        announce(finding, summary["steps"], summary["epochs"], display.say, sinks.event)
     with unwritten(folder.path / "scores.csv"):
         write_scores(scores, folder.path)
     with unwritten(folder.figures):
