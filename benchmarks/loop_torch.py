@@ -103,21 +103,7 @@ def accelerate() -> Seconds:
     accelerator = Accelerator(cpu=True)
     model = network()
     model, optim = accelerator.prepare(model, optimizer(model.parameters()))
-    batches = Batches()
-
-    def run(steps: int) -> float:
-        loader = accelerator.prepare(_loader(batches.of(steps)))
-        begun = time.perf_counter()
-        for step, (x, y) in enumerate(loader, 1):
-            loss = F.mse_loss(model(x), y)
-            accelerator.backward(loss)
-            optim.step()
-            optim.zero_grad()
-            if step % LOG_EVERY == 0:
-                loss.item()
-        return time.perf_counter() - begun
-
-    return run
+    return _wrapped(accelerator, model, optim, accelerator.prepare)
 
 
 def fabric() -> Seconds:
@@ -127,14 +113,19 @@ def fabric() -> Seconds:
         fabric = Fabric(accelerator="cpu", devices=1)
     model = network()
     model, optim = fabric.setup(model, optimizer(model.parameters()))
+    return _wrapped(fabric, model, optim, fabric.setup_dataloaders)
+
+
+def _wrapped(wrapper: Any, model: Any, optim: Any, prepare: Callable[[Any], Any]) -> Seconds:
+    """The plain loop, with model, optimizer, loader and `backward` as `wrapper` gives them."""
     batches = Batches()
 
     def run(steps: int) -> float:
-        loader = fabric.setup_dataloaders(_loader(batches.of(steps)))
+        loader = prepare(_loader(batches.of(steps)))
         begun = time.perf_counter()
         for step, (x, y) in enumerate(loader, 1):
             loss = F.mse_loss(model(x), y)
-            fabric.backward(loss)
+            wrapper.backward(loss)
             optim.step()
             optim.zero_grad()
             if step % LOG_EVERY == 0:

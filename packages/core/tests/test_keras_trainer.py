@@ -99,10 +99,7 @@ def plain_gradients(values, x, y):
 @pytest.mark.parametrize(
     "returned, said",
     [
-        (lambda step: None, r"`step` must return Step\(loss, terms, prediction\); it returned NoneType"),
-        (tuple, "it returned tuple"),
-        (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
-        (lambda step: step._replace(loss=1.0), "it is of type float"),
+        *toy.NOTHING_LEARNED,
         pytest.param(
             lambda step: step._replace(loss=ops.stop_gradient(step.loss)), "no weight changes it", marks=tensorflow_only
         ),

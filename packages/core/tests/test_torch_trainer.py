@@ -109,10 +109,7 @@ def test_accumulation_is_exact(accumulate):
 @pytest.mark.parametrize(
     "returned, said",
     [
-        (lambda step: None, r"`step` must return Step\(loss, terms, prediction\); it returned NoneType"),
-        (tuple, "it returned tuple"),
-        (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
-        (lambda step: step._replace(loss=1.0), "it is of type float"),
+        *toy.NOTHING_LEARNED,
         (lambda step: step._replace(loss=step.loss.detach()), "no weight changes it"),
     ],
 )

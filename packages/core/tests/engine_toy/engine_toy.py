@@ -27,6 +27,14 @@ from runner_core.sinks.lines import JsonlSink
 
 SIDE = 8
 
+NOTHING_LEARNED = (
+    (lambda step: None, r"`step` must return Step\(loss, terms, prediction\); it returned NoneType"),
+    (tuple, "it returned tuple"),
+    (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
+    (lambda step: step._replace(loss=1.0), "it is of type float"),
+)
+"""What becomes of a good Step (of 7 samples) that no engine takes, and what is said of it."""
+
 
 class Rows:
     """`StoredArray` in memory: records of some rows each."""
