@@ -1,0 +1,1 @@
+"""Hyperspectral infrared tissue segmentation, as a project for runner."""
