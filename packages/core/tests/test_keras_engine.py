@@ -154,6 +154,10 @@ def test_load(state):
     np.testing.assert_allclose(one, found[:1], rtol=1e-5, atol=1e-5)
 
 
+def test_the_project_knows_its_statistics_before_its_model(state, tmp_path):
+    toy.assert_statistics_known(keras_toy.KerasToy, state, tmp_path / "out")
+
+
 @pytest.mark.parametrize("mode", ["bfloat16", "float16"])
 def test_a_checkpoint_is_used_under_another_policy(state, mode):
     """Weights are float32 in every checkpoint: nothing is lost, and the network computes as was asked."""

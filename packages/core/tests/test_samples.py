@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, PatchSamples, RowSamples
+from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
 from runner_core.cache.stored import FlatArray, PreparedStore
 from runner_core.samples import refuse_differing_fields
+from runner_core.testing.compare import sent
 
 
 def store_of(tmp_path, arrays, device=False):
@@ -169,3 +171,64 @@ def test_a_patch_that_cannot_be_is_refused(patch, tmp_path):
     store = store_of(tmp_path, {"x": [np.zeros((2,) * 5)]})
     with pytest.raises(BadInput, match="a patch has one to 4 sides"):
         PatchSamples(store, ["x"], patch, [0])
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_tiles_cover_their_record_and_are_zero_beyond_it(tmp_path_factory, data):
+    axes = data.draw(st.integers(1, 3))
+    patch = data.draw(st.tuples(*[st.integers(1, 5)] * axes))
+    stride = data.draw(st.none() | st.tuples(*[st.integers(1, p) for p in patch]))
+    grids = data.draw(st.lists(st.tuples(*[st.integers(1, 8)] * axes), min_size=1, max_size=3))
+    records = data.draw(st.lists(st.sampled_from(range(len(grids))), min_size=1, unique=True))
+    images = [1 + np.arange(np.prod(g) * 2, dtype=np.int16).reshape(*g, 2) for g in grids]
+    store = store_of(tmp_path_factory.mktemp("tiles"), {"image": images, "first": [i[..., 0] for i in images]})
+    samples = TileSamples(store, ["image", "first"], patch, records, stride=stride)
+    out = {n: np.full((len(samples), *s.shape), -9, s.dtype) for n, s in samples.spec.items()}
+    samples.fill(np.arange(len(samples)), np.arange(len(samples)), 0, 0, out)
+    steps = stride or patch
+    for record in records:
+        own = np.flatnonzero(out["record"] == record)
+        begins = [range(0, max(1, g - p + s), s) for g, p, s in zip(grids[record], patch, steps, strict=True)]
+        assert [tuple(s) for s in samples.starts[own].tolist()] == list(product(*begins))
+        padded = np.pad(images[record], [*((0, p) for p in patch), (0, 0)])
+        seen = np.zeros(grids[record], int)
+        for n in own:
+            region = tuple(slice(s, s + p) for s, p in zip(samples.starts[n], patch, strict=True))
+            assert np.array_equal(out["image"][n], padded[region])
+            assert np.array_equal(out["first"][n], padded[region][..., 0])
+            seen[region] += 1
+        assert seen.min() >= 1
+        assert stride or seen.max() == 1
+
+
+def test_tiles_without_a_mark_are_left_out(tmp_path):
+    labels = [np.zeros((5, 4), np.uint8), np.zeros((4, 4), np.uint8), np.ones((3, 3), np.uint8)]
+    labels[0][4, 1] = 7
+    images = [np.stack([label] * 3, -1).astype(np.float16) for label in labels]
+    store = store_of(tmp_path, {"image": images, "label": labels})
+    by_name = TileSamples(store, ["image"], (2, 2), [0, 1, 2], keep="label")
+    assert by_name.starts.tolist() == [[4, 0], [0, 0], [0, 2], [2, 0], [2, 2]]
+    assert by_name.record_of_sample.tolist() == [0, 2, 2, 2, 2]
+    by_function = TileSamples(store, ["image"], (2, 2), [0, 1, 2], keep=lambda record: labels[record] == 7)
+    assert by_function.starts.tolist() == [[4, 0]]
+    assert filled(by_function, [0])["image"][0, :, :, 0].tolist() == [[0, 7], [0, 0]]
+    assert not len(TileSamples(store, ["image"], (2, 2), [1], keep="label"))
+
+
+def test_tiles_travel_to_workers(tmp_path):
+    store = store_of(tmp_path, {"x": [np.arange(30).reshape(5, 6)]})
+    samples = TileSamples(store, ["x"], (4, 4), [0], keep=lambda record: np.ones((5, 6)))
+    assert np.array_equal(filled(sent(samples), [3, 1])["x"], filled(samples, [3, 1])["x"])
+
+
+@pytest.mark.parametrize("stride", [(5, 4), (0, 4), (4,)])
+def test_tiles_with_gaps_are_refused(stride, tmp_path):
+    store = store_of(tmp_path, {"x": [np.zeros((8, 8))]})
+    with pytest.raises(BadInput, match="leaves gaps between patches of 4 × 4"):
+        TileSamples(store, ["x"], (4, 4), [0], stride=stride)
+
+
+def test_tiles_on_the_device_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="patches are cut on the host"):
+        TileSamples(store_of(tmp_path, {"x": [np.zeros((8, 8))]}, device=True), ["x"], (4, 4), [0])

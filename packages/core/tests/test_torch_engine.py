@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -102,6 +103,12 @@ def test_a_loaded_network_scores_as_the_trained_one_did(trained):
     logits = infer({"image": out["image"]})["logits"]
     last = [line for line in toy.log_lines(folder) if line["event"] == "validation"][-1]
     assert ((logits > 0) == (out["mask"] > 0)).mean() == pytest.approx(last["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("trained", [0.9], indirect=True)
+def test_the_project_knows_its_statistics_before_its_model(trained, tmp_path):
+    state = copy.deepcopy(trained[2])
+    toy.assert_statistics_known(toy.Toy, state, tmp_path / "out")
 
 
 def test_weights_of_another_network_are_refused(trained):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runner_core import BadInput
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch.metrics import Function, MonaiMetric, Overlap, TorchMetric, count_true  # noqa: E402
+from runner_core.engines.torch.metrics import Confusion, Function, MonaiMetric, Overlap, TorchMetric, count_true  # noqa: E402
 
 
 def batches(seed, lengths=(5, 1, 4), records=3, empty=False):
@@ -128,3 +129,80 @@ def test_vectors_get_numbered_names():
             return torch.tensor([0.25, 0.5])
 
     assert fed(TorchMetric(PerClass(), read, "f1"), batches(0)) == {"f1_0": 0.25, "f1_1": 0.5}
+
+
+CLASSES = ("epithelium", "stroma", "blood", "nerve")
+
+
+def confused(batches_of_classes, prefix=""):
+    metric = Confusion(CLASSES, lambda p, b: (p, b["true"]), prefix)
+    metric.reset()
+    for predicted, true in batches_of_classes:
+        metric.update(torch.from_numpy(predicted), {"true": torch.from_numpy(true)})
+    return metric.compute()
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_confusion_by_its_definition(seed, lengths, occurring):
+    """In any batches, some classes never occurring, unannotated pixels predicted as anything."""
+    rng = np.random.default_rng(seed)
+    found = [(rng.integers(0, occurring, (n, 3, 4)), rng.integers(-1, occurring, (n, 3, 4))) for n in lengths]
+    predicted, true = (np.concatenate(parts).ravel() for parts in zip(*found, strict=True))
+    predicted, true = predicted[true >= 0], true[true >= 0]
+    iou, f1, expected = [], [], {}
+    for number, name in enumerate(CLASSES):
+        p, t = set(np.flatnonzero(predicted == number)), set(np.flatnonzero(true == number))
+        expected[f"x_iou_{name}"] = len(p & t) / len(p | t) if p | t else np.nan
+        expected[f"x_recall_{name}"] = len(p & t) / len(t) if t else np.nan
+        if p | t:
+            iou.append(len(p & t) / len(p | t))
+            f1.append(2 * len(p & t) / (len(p) + len(t)))
+    expected |= {"x_miou": np.mean(iou) if iou else np.nan, "x_macro_f1": np.mean(f1) if f1 else np.nan}
+    expected["x_accuracy"] = (predicted == true).mean() if len(true) else np.nan
+    assert confused(found, "x_") == pytest.approx(expected, nan_ok=True)
+
+
+def test_confusion_agrees_with_torchmetrics():
+    scores = pytest.importorskip("torchmetrics.classification")
+    rng = np.random.default_rng(3)
+    predicted, true = rng.integers(0, 4, (5, 16, 16)), rng.integers(-1, 4, (5, 16, 16))
+    values = confused([(predicted, true)])
+    for name, kind, average in (
+        ("miou", scores.MulticlassJaccardIndex, "macro"),
+        ("macro_f1", scores.MulticlassF1Score, "macro"),
+        ("accuracy", scores.MulticlassAccuracy, "micro"),
+    ):
+        metric = kind(4, average=average, ignore_index=-1)
+        assert values[name] == pytest.approx(float(metric(torch.from_numpy(predicted), torch.from_numpy(true)))), name
+
+
+def test_confusion_of_nothing_is_no_number():
+    nothing = (np.zeros((2, 3), np.int64), np.full((2, 3), -1))
+    for found in ([], [nothing]):
+        values = confused(found)
+        assert len(values) == 11
+        assert np.isnan(list(values.values())).all()
+
+
+def test_confusion_forgets_at_reset():
+    metric = Confusion(CLASSES, lambda p, b: (p, b["true"]))
+    ones = torch.ones(4, dtype=torch.int64)
+    metric.update(ones, {"true": ones * 0})
+    metric.reset()
+    metric.update(ones.to(torch.uint8), {"true": ones.to(torch.int32)})
+    assert metric.compute()["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(("predicted", "true"), [(4, 0), (-1, 0), (0, 4)])
+def test_classes_that_are_not_there_are_refused(predicted, true):
+    """Counted in a neighbour's cell they would go unnoticed."""
+    with pytest.raises(BadInput, match=r"1 pixels have a predicted class outside 0…3.*epithelium"):
+        confused([(np.array([predicted, 1]), np.array([true, 1]))])
+    if true == 0:
+        assert np.isnan(confused([(np.array([predicted]), np.array([-1]))])["miou"])
+
+
+def test_confusion_of_other_shapes_is_refused():
+    with pytest.raises(BadInput, match=r"the shape \(3,\), true ones \(3, 1\)"):
+        confused([(np.zeros(3, np.int64), np.zeros((3, 1), np.int64))])

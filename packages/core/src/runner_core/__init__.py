@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runner_core.protocols import Step as Step
     from runner_core.samples import PatchSamples as PatchSamples
     from runner_core.samples import RowSamples as RowSamples
+    from runner_core.samples import TileSamples as TileSamples
 
 _HOME = {
     "BadInput": "_errors",
@@ -56,6 +57,7 @@ _HOME = {
     "Step": "protocols",
     "PatchSamples": "samples",
     "RowSamples": "samples",
+    "TileSamples": "samples",
     "walk": "_files",
 }
 __all__ = sorted(_HOME)  # noqa: PLE0605

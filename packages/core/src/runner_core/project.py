@@ -133,12 +133,16 @@ class Project(Protocol):
     """An instance of `PredictOptions`: what the user chose while `predict` and `write` run, else the defaults."""
     config: RunConfig
     """The run's settings, an instance of `Config`."""
+    statistics: Statistics
+    """What `fit` learned from the training records, from before `model` is called: in a training, and of the run's own
+    in every command that uses its network. Empty before."""
     pipeline: RecordPipeline
     """Decodes and crops a record as it was for training (`pipeline.decode_cropped(record)`), for `predict`."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.predict_options = self.PredictOptions()
+        self.statistics = {}
 
     # ------------------------------------------------------------ data: files → prepared arrays
 

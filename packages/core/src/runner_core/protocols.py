@@ -422,7 +422,11 @@ class Trained(NamedTuple):
 
 
 class Engine(Protocol):
-    """A framework: makes trainers and predictors of a project's network."""
+    """A framework: makes trainers and predictors of a project's network.
+
+    Before it calls the project's `model` it sets `Project.statistics`: to those of the data that are trained on, or to
+    those that the checkpoint holds.
+    """
 
     name: str
     """torch, keras: for messages and summaries."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -83,7 +83,28 @@ class RowSamples:
         return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
 
 
-class PatchSamples:
+class _Cut:
+    """Windows of one size, cut out of records on the host: what all samples that are such have in common."""
+
+    def __init__(self, store: Store, fields: Sequence[str], patch: Sequence[int]) -> None:
+        if store.device:
+            raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
+        if not 1 <= len(patch) <= _WORDS or min(patch) < 1:
+            raise BadInput(f"a patch has one to {_WORDS} sides, each of 1 or more: {tuple(patch)} has not")
+        self.arrays = {name: store.arrays[name] for name in fields}
+        self.patch = np.asarray(patch, np.int64)
+        self.grids = _common_grids(store, list(fields), len(patch))
+        self.record_of_sample = np.empty(0, np.int64)
+        self.spec = {
+            name: SampleSpec((*self.patch.tolist(), *array.shapes[0][len(patch) :]), array.dtype)
+            for name, array in self.arrays.items()
+        } | {"record": _INT64}
+
+    def __len__(self) -> int:
+        return len(self.record_of_sample)
+
+
+class PatchSamples(_Cut):
     """Each sample is a patch of its record (a cube of a volume, a window of an image) at a random place.
 
     `fields` names stored arrays; `patch` is its size along their first axes (one to four), which all fields must
@@ -104,30 +125,17 @@ class PatchSamples:
         records: Sequence[int],
         patches: int | Sequence[int] = 1,
     ) -> None:
-        if store.device:
-            raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
-        if not 1 <= len(patch) <= _WORDS or min(patch) < 1:
-            raise BadInput(f"a patch has one to {_WORDS} sides, each of 1 or more: {tuple(patch)} has not")
-        self.arrays = {name: store.arrays[name] for name in fields}
-        self.patch = np.asarray(patch, np.int64)
+        super().__init__(store, fields, patch)
         counts = np.broadcast_to(np.asarray(patches, np.int64), len(records))
         self.record_of_sample = np.repeat(np.asarray(records, np.int64), counts)
-        grids = _common_grids(store, list(fields), len(patch))
-        self._places = grids - self.patch + 1
+        self._places = self.grids - self.patch + 1
         """Places for the patch along each axis: (store records, axes)."""
         for record in records:
             if (self._places[record] < 1).any():
                 raise BadInput(
-                    f"{store.keys[record]} has a grid of {_size(grids[record])}, smaller than the patch of "
+                    f"{store.keys[record]} has a grid of {_size(self.grids[record])}, smaller than the patch of "
                     f"{_size(self.patch)}: choose a smaller patch, or let `prepare` pad it"
                 )
-        self.spec = {
-            name: SampleSpec((*self.patch.tolist(), *array.shapes[0][len(patch) :]), array.dtype)
-            for name, array in self.arrays.items()
-        } | {"record": _INT64}
-
-    def __len__(self) -> int:
-        return len(self.record_of_sample)
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the patches of samples `indices` into `out`."""
@@ -142,6 +150,66 @@ class PatchSamples:
             target, read = out[name], array.read
             for i, (record, region) in enumerate(regions):
                 target[i] = read(record, region)
+
+
+class TileSamples(_Cut):
+    """Each sample is a tile of its record: patches on a grid that begins at its first corner and covers it.
+
+    `fields`, `patch` and `records` as in `PatchSamples`. Tiles begin every `stride` along each axis; by default they
+    lie side by side. What they reach beyond the record's end is zero. `keep` leaves out the tiles in which nothing is
+    marked: it names a stored array over the same grid, or gives one for a record number; what is not zero there is
+    marked. Nothing is random: an epoch takes each tile once.
+
+    `spec`: the fields, (*patch, *further axes), and `record` (int64); `starts` (samples, axes) says where each lies.
+    Raises BadInput with `cache.mode device`, where the engine gathers whole rows, and for strides that leave gaps.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fields: Sequence[str],
+        patch: Sequence[int],
+        records: Sequence[int],
+        *,
+        stride: Sequence[int] | None = None,
+        keep: str | Callable[[int], Array] | None = None,
+    ) -> None:
+        super().__init__(store, fields, patch)
+        steps = self.patch if stride is None else np.asarray(stride, np.int64)
+        if steps.shape != self.patch.shape or (steps < 1).any() or (steps > self.patch).any():
+            raise BadInput(f"a stride of {_size(steps)} leaves gaps between patches of {_size(self.patch)}")
+        marks = store.arrays[keep].read if isinstance(keep, str) else keep
+        starts = []
+        for record in records:
+            tiles = _tiles(self.grids[record], self.patch, steps)
+            starts.append(tiles if marks is None else tiles[_marked(marks(record), tiles, self.patch)])
+        self.record_of_sample = np.repeat(np.asarray(records, np.int64), [len(s) for s in starts])
+        self.starts = np.concatenate([np.empty((0, len(patch)), np.int64), *starts])
+
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Copy the tiles of samples `indices` into `out`; nothing here is random."""
+        records, starts = self.record_of_sample[indices], self.starts[indices]
+        out["record"][...] = records
+        stops = np.minimum(starts + self.patch, self.grids[records])
+        short = (stops - starts < self.patch).any(axis=1)
+        where = list(zip(records.tolist(), starts.tolist(), stops.tolist(), (stops - starts).tolist(), strict=True))
+        for name, array in self.arrays.items():
+            target, read = out[name], array.read
+            target[short] = 0
+            for i, (record, start, stop, size) in enumerate(where):
+                target[i][tuple(map(slice, size))] = read(record, tuple(map(slice, start, stop)))
+
+
+def _tiles(grid: Array, patch: Array, stride: Array) -> Array:
+    """Where tiles that cover a grid begin: (tiles, axes), the last axis fastest. None where the grid is empty."""
+    counts = np.where(grid > 0, 1 + np.maximum(0, -(-(grid - patch) // stride)), 0)
+    return np.indices(counts.tolist()).reshape(len(grid), -1).T * stride
+
+
+def _marked(marks: Array, tiles: Array, patch: Array) -> Array:
+    """Is anything but zero in each tile? (tiles,) bool."""
+    found = [marks[tuple(map(slice, start, start + patch))].any() for start in tiles]
+    return np.array(found, bool)
 
 
 def refuse_differing_fields(samples: Mapping[str, Samples]) -> None:

@@ -241,6 +241,39 @@ def run(config, folder: Path, *, resume=False, project=Toy, data=None, rules=Non
         sinks.close()
 
 
+def that_notes_statistics(kind):
+    """The project, which notes what `statistics` were when `model` was called."""
+
+    class Notes(kind):
+        seen = None
+
+        def model(self, precision):
+            self.seen = self.statistics
+            return super().model(precision)
+
+    return Notes
+
+
+def assert_statistics_known(kind, state, folder: Path) -> None:
+    """`model` knows the statistics: the data's in training, the checkpoint's (whose mean is altered here) after it."""
+    notes = that_notes_statistics(kind)
+    assert notes(small()).statistics == {}
+    setup = ToySetup(notes(small(train__ema=0.9)))
+    data = make_data(setup.project)
+    trainer = setup.engine.trainer(setup, data, 3)
+    assert setup.project.seen is setup.project.statistics is data.statistics
+    part = state.values[kind.framework]
+    assert part["statistics"]["mean"] == 127.5
+    part["statistics"]["mean"] = 3.5
+    trainer.load_state(state)
+    assert setup.project.statistics["mean"] == 3.5
+    for use in (lambda setup: setup.engine.load(setup, state), lambda setup: setup.engine.export(setup, state, folder)):
+        setup = ToySetup(notes(small(train__ema=0.9)))
+        use(setup)
+        assert setup.project.seen["mean"] == setup.project.statistics["mean"] == 3.5
+        assert setup.project.statistics["weights"].tolist() == [1.0, 2.0]
+
+
 def log_lines(folder: Path) -> list[dict]:
     """log.jsonl without what may differ between equal runs."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]

@@ -91,6 +91,7 @@ class KerasEngine:
     def _network(self, setup: Setup, state: State) -> tuple[keras.Model, Statistics]:
         """The network with the weights that validation saw."""
         saved = unflatten(state)
+        setup.project.statistics = saved["statistics"]
         network = build(setup.project, setup.precision)
         assign(named(network.variables), saved["model"])
         if saved["ema"] is not None:

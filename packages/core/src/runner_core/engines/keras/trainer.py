@@ -35,7 +35,8 @@ class KerasTrainer:
         project, config = setup.project, setup.config.train
         if config.steps_per_execution > 1 and not backend.blocks:
             raise BadInput("train.steps_per_execution: only TensorFlow takes several steps at once; leave it at 1")
-        self.project, self.config, self.statistics = project, config, data.statistics
+        self.project, self.config = project, config
+        self.statistics = project.statistics = data.statistics
         self.block = config.steps_per_execution
         self.steps = steps
         self._per_epoch = max(1, steps // config.epochs)

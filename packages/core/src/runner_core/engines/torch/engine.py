@@ -101,6 +101,7 @@ class TorchEngine:
     def _network(self, setup: Setup, state: State) -> tuple[nn.Module, Statistics]:
         """The network on the host, with the weights that validation saw."""
         saved = unflatten(state.values["torch"], state.tensors)
+        setup.project.statistics = saved["statistics"]
         network = setup.project.model(setup.precision)
         try:
             network.load_state_dict(saved["model"])

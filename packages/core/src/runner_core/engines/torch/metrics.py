@@ -1,15 +1,16 @@
-"""Metrics that accumulate on the device and are read once: overlap counts per record, and adapters.
+"""Metrics that accumulate on the device and are read once: overlap per record, confusion of classes, and adapters.
 
 All take the project's prediction and the batch as `Project.on_device` left it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from runner_core._errors import BadInput
 from runner_core.protocols import Tensors
 
 Read = Callable[[Any, Tensors], tuple[Any, Any]]
@@ -73,6 +74,64 @@ class Overlap:
         iou = torch.where(empty, 1.0, tp / (p + t - tp)).mean()
         values = torch.stack([dice, iou]).tolist()
         return {f"{self._prefix}dice": values[0], f"{self._prefix}iou": values[1]}
+
+
+class Confusion:
+    """One confusion matrix over all pixels (voxels, samples) of the split: counts of K × K classes on the device.
+
+    `read` gives two integer tensors of one shape: the predicted class, 0…K-1, and the true one, -1 where there is
+    none (not annotated: ignored). With tp of a class, and p and t pixels predicted as it and truly of it:
+
+    - miou: mean of tp / (p + t - tp) over the classes that occur, in the truth or in the prediction
+    - macro_f1: mean of 2tp / (p + t) over the same
+    - accuracy: share of the pixels that are right
+    - iou_NAME, recall_NAME (tp / t) of each class in `classes`
+
+    All begin with `prefix`. NaN where there is no pixel to count. `compute` raises BadInput for classes beyond K-1.
+    """
+
+    def __init__(self, classes: Sequence[str], read: Read, prefix: str = "") -> None:
+        self._classes = tuple(classes)
+        self._read = read
+        self._prefix = prefix
+        self.reset()
+
+    def reset(self) -> None:
+        self._counts: torch.Tensor | None = None
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        predicted, true = self._read(prediction, batch)
+        if predicted.shape != true.shape:
+            raise BadInput(f"predicted classes have the shape {tuple(predicted.shape)}, true ones {tuple(true.shape)}")
+        number = len(self._classes)
+        cell = true.long() * number + predicted
+        wrong = (true >= number) | (predicted < 0) | (predicted >= number)
+        cell = torch.where(wrong, number * number, cell)
+        cell = torch.where(true < 0, number * number + 1, cell).flatten()
+        if self._counts is None:
+            self._counts = torch.zeros(number * number + 2, dtype=torch.int64, device=cell.device)
+        self._counts.scatter_add_(0, cell, torch.ones_like(cell))  # not bincount, which waits for the device
+
+    def compute(self) -> dict[str, float]:
+        number = len(self._classes)
+        counts = torch.zeros(number * number + 2) if self._counts is None else self._counts.cpu()
+        if counts[-2]:
+            raise BadInput(
+                f"{int(counts[-2])} pixels have a predicted class outside 0…{number - 1}, or a true one above it: a "
+                f"confusion of {number} classes ({', '.join(self._classes)}) cannot count them"
+            )
+        matrix = counts[:-2].double().view(number, number)
+        tp, p, t = matrix.diagonal(), matrix.sum(0), matrix.sum(1)
+        occurs = p + t > 0
+        iou, recall = tp / (p + t - tp), tp / t
+        values = {
+            "miou": iou[occurs].mean(),
+            "macro_f1": (2 * tp / (p + t))[occurs].mean(),
+            "accuracy": tp.sum() / t.sum(),
+            **{f"iou_{name}": value for name, value in zip(self._classes, iou, strict=True)},
+            **{f"recall_{name}": value for name, value in zip(self._classes, recall, strict=True)},
+        }
+        return {f"{self._prefix}{name}": float(value) for name, value in values.items()}
 
 
 class TorchMetric:

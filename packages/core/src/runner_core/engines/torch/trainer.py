@@ -48,7 +48,8 @@ class TorchTrainer:
 
     def __init__(self, setup: Setup, data: Data, steps: int, device: torch.device, rank: int = 0) -> None:
         project, config = setup.project, setup.config.train
-        self.project, self.config, self.statistics = project, config, data.statistics
+        self.project, self.config = project, config
+        self.statistics = project.statistics = data.statistics
         self.device, self.rank, self.steps = device, rank, steps
         self._per_epoch = max(1, steps // config.epochs)
         seed_generators(config.seed)
@@ -263,7 +264,7 @@ class TorchTrainer:
             self._scaler.load_state_dict(saved["scaler"])
         self._log.load(saved["log"])
         self._micro.size = saved["micro"]
-        self.statistics = saved["statistics"]
+        self.statistics = self.project.statistics = saved["statistics"]
         write_generators(saved["generators"], self.device)
 
     def _refuse_nonfinite(self) -> None:
