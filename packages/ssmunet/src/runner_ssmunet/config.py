@@ -103,7 +103,7 @@ class AugmentConfig:
     scale: float = 0.02
     """Standard deviation of a factor on each pixel's spectrum."""
     tilt: float = 0.05
-    """Standard deviation of a straight line over the spectrum, in units of the z-scored channels, one for each patch."""
+    """Standard deviation of a straight line over the spectrum, one a patch, in units of the z-scored channels."""
     noise: float = 0.02
     """Standard deviation of the noise on each pixel and channel, in units of the z-scored channels."""
 
