@@ -1,0 +1,48 @@
+"""Which implementation takes a tensor when nobody says."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def automatic(x: Tensor) -> str:
+    """ "cpu" or "eager" on the CPU, "mamba_ssm" or "triton" on CUDA; float64 and other devices go the eager way."""
+    if x.is_cuda and x.dtype is not torch.float64:
+        return _on_cuda()
+    return "cpu" if compiled_for(x) else "eager"
+
+
+def compiled_for(x: Tensor) -> bool:
+    """Whether the CPU kernels take `x`; where they should but cannot be compiled, a warning says why, once."""
+    return x.device.type == "cpu" and x.dtype is not torch.float64 and _compiles()
+
+
+@cache
+def _compiles() -> bool:
+    try:
+        from runner_ssmunet.scan import cpu
+    except ImportError as error:
+        reason: str | None = str(error)
+    else:
+        reason = cpu.unavailable()
+    if reason is not None:
+        warnings.warn(
+            f"the selective scan runs in plain PyTorch, many times slower than its compiled kernel: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return reason is None
+
+
+@cache
+def _on_cuda() -> str:
+    from runner_ssmunet.scan import mamba_ssm
+
+    if mamba_ssm.unavailable() is None:
+        return "mamba_ssm"
+    return "triton" if importlib.util.find_spec("triton") else "eager"

@@ -1,0 +1,27 @@
+"""The causal depthwise convolution in front of the scan, with its activation, channels last."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from runner_ssmunet.scan.choice import compiled_for
+from runner_ssmunet.scan.reference import state_dtype
+
+
+def causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """silu(bias + Σ_k weight[:, k] · x[t - (K - 1 - k)]), zeros before the first step.
+
+    x (P, L, E); weight (E, K), as `conv1d.weight[:, 0]` of a depthwise convolution; bias (E,). Returns (P, L, E) in
+    x's dtype; sums are in float32 or better.
+    """
+    if compiled_for(x):
+        from runner_ssmunet.scan import cpu
+
+        return cpu.causal_conv_silu(x, weight, bias)
+    length, taps = x.shape[1], weight.shape[1]
+    padded = functional.pad(x, (0, 0, taps - 1, 0))
+    y = bias.to(state_dtype(x))
+    for k in range(taps):
+        y = y + weight[:, k].to(y.dtype) * padded[:, k : k + length]
+    return functional.silu(y).to(x.dtype)
