@@ -37,6 +37,13 @@ def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def here(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working one: `main` of the command line runs in this process, with the toy."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def toy_extension(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy extension is installed too."""
     monkeypatch.syspath_prepend(str(EXTENSION))

@@ -37,12 +37,6 @@ def full(*names: str) -> Any:
     return replace_text
 
 
-@pytest.fixture
-def here(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.torch
 def test_a_full_disk_at_the_end_costs_no_table(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -150,24 +144,6 @@ def test_a_training_of_which_nothing_could_be_saved_says_why(
     assert json.loads((here / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "failed"
     end = json.loads((here / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (end["event"], end["status"]) == ("end", "failed")
-
-
-@pytest.mark.torch
-def test_new_data_is_checked_once(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["toy", "phantom", "data"]) == 0
-    for mask in (here / "data").glob("*_mask.npy"):
-        np.save(mask, np.zeros_like(np.load(mask)))
-    monkeypatch.setattr("runner_core.cli.audit._SHOWN", 3)
-    words = ["toy", "train", "--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
-    words += ["--cache.workers", "1", "--health.mode", "off"]
-    assert main([*words, "--run-dir", "one"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("nothing is marked") == 3
-    assert f"7 more: runner toy check --data {here / 'data'}" in said
-    assert main([*words, "--run-dir", "two"]) == 0
-    assert "nothing is marked" not in capsys.readouterr().out
 
 
 @pytest.mark.torch

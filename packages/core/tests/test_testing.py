@@ -202,7 +202,7 @@ def fitted_to(every: bool) -> Any:
 def faulty_phantom(own: Any) -> Any:
     from runner_core import Finding
 
-    return lambda self, record: [Finding("blank", "error", "nothing to be seen")]
+    return lambda self, records: [Finding("blank", "error", "nothing to be seen")]
 
 
 class Opaque:
@@ -242,6 +242,7 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
     [
         ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
         ("prepare_is_pure", "check", faulty_phantom, "`check` finds errors in the phantom"),
+        ("prepare_is_pure", "check_set", faulty_phantom, "`check_set` finds errors in the phantom"),
         ("prepare_is_pure", "prepare", precise, "'image' is float64, twice"),
         (
             "prepare_settings_name",

@@ -304,6 +304,11 @@ class Project(Protocol):
         """Faults of one record that decoding does not refuse; `runner P check` lists them all."""
         return ()
 
+    def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
+        """Faults that no record shows alone: axes that differ, a class that nobody has. Cheap, for it reads them all:
+        headers, labels. `runner P check` lists them, an error by its exit code too."""
+        return ()
+
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         """Write the network for use without runner; the files written. Default: the engine's own format."""
         return ()

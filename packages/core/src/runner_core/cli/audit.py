@@ -1,4 +1,4 @@
-"""What the project's own check says of records when they are first prepared for a training."""
+"""What the project's own checks say of records, and of them together, when they are first prepared for a training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from runner_core.cache.build import run_all
 from runner_core.cache.progress import progress
 from runner_core.pipeline import RecordPipeline
 from runner_core.project import Project, Record, overrides
+from runner_core.protocols import Finding
 from runner_core.setup import Setup
 
 _MOST_RECORDS = 500
@@ -36,17 +37,27 @@ class _Check:
 
 def warn(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) -> None:
     """Say the first warnings, and which command lists all of them."""
-    if setup.source is None or not overrides(setup.project, "check"):
+    if setup.source is None or not any(overrides(setup.project, method) for method in ("check", "check_set")):
         return
     command = f"runner {setup.name} check --data {typed(setup.source)}"
     if len(records) > _MOST_RECORDS:
         say(f"NOTE: {counted(len(records), 'record')} are not checked here: {command}")
         return
-    lines = list(_lines(setup, records, say))
+    lines = [finding.message for finding in set_faults(setup.project, records) if finding.level != "note"]
+    if overrides(setup.project, "check"):
+        lines += _lines(setup, records, say)
     for line in lines[:_SHOWN]:
         say(f"WARNING: {line}")
     if len(lines) > _SHOWN:
         say(f"{len(lines) - _SHOWN} more: {command}")
+
+
+def set_faults(project: Project, records: Sequence[Record]) -> list[Finding]:
+    """What is wrong with the records together; that they cannot be read is an error too."""
+    try:
+        return list(project.check_set(records)) if records else []
+    except (BadInput, OSError) as error:
+        return [Finding("check_set", "error", str(error))]
 
 
 def _lines(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) -> Iterator[str]:

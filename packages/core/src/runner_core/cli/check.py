@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runner_core._errors import BadInput
 from runner_core._text import counted
 from runner_core.cache.build import run_all
+from runner_core.cli.audit import set_faults
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
@@ -39,7 +40,8 @@ def check(name: str, arguments: Sequence[str]) -> int:
     faulty = len(records) - len(good)
     usable = list(good.values())
     whole = _plans(setup, usable) if good else False
-    for finding in find_copies(usable, list(digests.values()), _sides(setup, usable)):
+    copies = find_copies(usable, list(digests.values()), _sides(setup, usable))
+    for finding in [*copies, *set_faults(setup.project, usable)]:
         counts[finding.level] += 1
         print(f"{finding.level:<8} {finding.message}")
         whole = whole and finding.level != "error"

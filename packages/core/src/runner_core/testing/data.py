@@ -115,8 +115,9 @@ def prepare_is_pure(case: Case) -> None:
             f"prepared array {name!r} is {array.dtype}, twice what it must be on disk and on its way to the device: "
             "return float32, or integers"
         )
-    faults = [finding for finding in case.project.check(first) if finding.level == "error"]
-    assert not faults, f"`check` finds errors in the phantom: {faults}"
+    for name, found in (("check", case.project.check(first)), ("check_set", case.project.check_set(case.records))):
+        faults = [finding for finding in found if finding.level == "error"]
+        assert not faults, f"`{name}` finds errors in the phantom: {faults}"
 
 
 def split_is_by_group(case: Case) -> None:

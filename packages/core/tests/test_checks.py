@@ -1,0 +1,76 @@
+"""What the project's checks of records, and of them together, say: in `check`, and at the start of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_core import BadInput, Finding, Record
+from runner_core.cli import main
+
+
+@pytest.mark.torch
+def test_new_data_is_checked_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "phantom", "data"]) == 0
+    for mask in (here / "data").glob("*_mask.npy"):
+        np.save(mask, np.zeros_like(np.load(mask)))
+    monkeypatch.setattr("runner_core.cli.audit._SHOWN", 3)
+    words = ["toy", "train", "--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
+    words += ["--cache.workers", "1", "--health.mode", "off"]
+    assert main([*words, "--run-dir", "one"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("nothing is marked") == 3
+    assert f"7 more: runner toy check --data {here / 'data'}" in said
+    assert main([*words, "--run-dir", "two"]) == 0
+    assert "nothing is marked" not in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_faults_of_the_set_are_told_by_check_and_at_the_start(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    assert main(["toy", "phantom", "data"]) == 0
+    (here / "data" / "p0_a.npy").write_bytes(b"not numpy")
+    seen, level = [], "warning"
+
+    def check_set(self: Any, records: Sequence[Record]) -> Sequence[Finding]:
+        seen.append(len(records))
+        found = Finding("axes", level, f"{len(records)} records have two axes")  # type: ignore[arg-type]
+        return [found, Finding("axes", "note", "which is odd")]
+
+    monkeypatch.setattr(Toy, "check_set", check_set)
+    assert main(["toy", "check", "--data", "data"]) == 2  # for the faulty record, which is not among them
+    assert "warning  9 records have two axes\nnote     which is odd" in capsys.readouterr().out
+    (here / "data" / "p0_a.npy").unlink()
+    (here / "data" / "p0_a_mask.npy").unlink()
+    assert main(["toy", "check", "--data", "data"]) == 0
+    assert "0 faulty records, 1 warning, 1 note" in capsys.readouterr().out
+    level = "error"
+    assert main(["toy", "check", "--data", "data"]) == 2
+    assert "error    9 records have two axes" in capsys.readouterr().out
+    words = ["--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2", "--health.mode", "off"]
+    assert main(["toy", "train", *words, "--cache.workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "WARNING: 9 records have two axes" in said
+    assert "which is odd" not in said
+    assert seen == [9, 9, 9, 9]
+
+
+def test_a_set_that_cannot_be_checked_is_an_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    def check_set(self: Any, records: Sequence[Record]) -> Sequence[Finding]:
+        raise BadInput(f"{records[0].files['image']}: has no axis")
+
+    monkeypatch.setattr(Toy, "check_set", check_set)
+    assert main(["toy", "check"]) == 2
+    assert "p0_a.npy: has no axis" in capsys.readouterr().out
