@@ -1,0 +1,101 @@
+"""Scores of whole cores and of a set of them, all from confusion matrices of annotated pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from runner_core.project import Table
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SHOWN = ("miou", "macro_f1", "accuracy", "pixels")
+MISSED = "no_tissue"
+"""What a pixel was taken for that the tissue mask leaves out."""
+
+
+def confusion(predicted: Array, true: Array, classes: int) -> Array:
+    """Pixels of true class (rows, K) and what they were taken for (columns, K + 1; the last: for no tissue), int64.
+
+    `predicted` and `true` hold classes from 0 in arrays of one shape; `predicted` is −1 off the tissue, `true` −1 where
+    nobody annotated: these pixels count nowhere.
+    """
+    known = true >= 0
+    column = np.where(predicted < 0, classes, predicted)[known]
+    cells = true[known] * (classes + 1) + column
+    return np.bincount(cells.ravel(), minlength=classes * (classes + 1)).reshape(classes, classes + 1)
+
+
+def per_class(counts: Array) -> dict[str, Array]:
+    """iou, f1, recall, precision and pixels of each class (K,) from a confusion matrix; NaN where it has no pixel."""
+    hits = np.diagonal(counts).astype(float)
+    true, found = counts.sum(1), counts[:, :-1].sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return {
+            "iou": hits / (true + found - hits),
+            "f1": 2 * hits / (true + found),
+            "recall": hits / true,
+            "precision": hits / found,
+            "pixels": true.astype(float),
+        }
+
+
+def summary(counts: Array, names: Sequence[str]) -> dict[str, float]:
+    """miou and macro_f1 (means over the classes that occur in truth or prediction), accuracy, pixels, iou_NAME."""
+    each = per_class(counts)
+    total = float(counts.sum())
+    means = {name: _mean(each[part]) for name, part in (("miou", "iou"), ("macro_f1", "f1"))}
+    accuracy = float(np.diagonal(counts).sum()) / total if total else float("nan")
+    ious = {f"iou_{name}": float(value) for name, value in zip(names, each["iou"], strict=True)}
+    return {**means, "accuracy": accuracy, "pixels": total, **ious}
+
+
+def core_scores(counts: Array, names: Sequence[str]) -> dict[str, float]:
+    """`summary` of one core, and its confusion matrix: pixels_TRUE_as_FOUND."""
+    return summary(counts, names) | {name: float(counts[cell]) for name, cell in _cells(names).items()}
+
+
+def pooled(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+    """Scores over a set of cores: of the sum of their confusion matrices, since no core shows every class."""
+    counts = _sum(scores, names)
+    return core_scores(counts, names)
+
+
+def tables(
+    scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]], names: Sequence[str]
+) -> list[Table]:
+    """Scores by class, and the confusion matrix of the set."""
+    counts = _sum(scores, names)
+    each, trivial = per_class(counts), per_class(_sum(baseline, names))
+    rows = [
+        [name, each["pixels"][k], each["iou"][k], trivial["iou"][k], each["f1"][k], each["recall"][k], each["precision"][k]]
+        for k, name in enumerate(names)
+    ]  # fmt: skip
+    columns = ("class", "pixels", "IoU", "IoU of the baseline", "F1", "recall", "precision")
+    taken = [[name, *map(float, counts[k])] for k, name in enumerate(names)]
+    return [
+        Table("classes", "By class", columns, rows),
+        Table("confusion", "Confusion: pixels of each true class (rows), by what they were taken for",
+              ("true class", *names, MISSED), taken),
+    ]  # fmt: skip
+
+
+def _cells(names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    return {
+        f"pixels_{true}_as_{found}": (row, column)
+        for row, true in enumerate(names)
+        for column, found in enumerate((*names, MISSED))
+    }
+
+
+def _sum(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> Array:
+    counts = np.zeros((len(names), len(names) + 1), np.int64)
+    for name, cell in _cells(names).items():
+        counts[cell] = int(sum(core[name] for core in scores))
+    return counts
+
+
+def _mean(values: Array) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
