@@ -1,0 +1,190 @@
+"""The selective scan and the causal convolution on a CPU, by Numba kernels on all of PyTorch's threads."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+LANES = 16
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why the kernels cannot be used here, or None: Numba does not import, or compiles nothing on this machine."""
+    try:
+        x = torch.ones(1, 1, 1)
+        selective_scan(x, x, -x[0], x, x, None, None, None, False)
+    except Exception as error:  # whatever it is, there is another way
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
+    return None
+
+
+def selective_scan(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    delta_bias: torch.Tensor | None,
+    delta_softplus: bool,
+) -> torch.Tensor:
+    """See `runner_ssmunet.scan.selective_scan`. Differentiable; computes in float32 whatever the inputs are."""
+    dtype = x.dtype
+    wide = [None if t is None else t.float() for t in (x, delta, A, B, C, D, z, delta_bias)]
+    y: torch.Tensor = _Scan.apply(*wide, delta_softplus)
+    return y.to(dtype)
+
+
+def causal_conv_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """See `runner_ssmunet.scan.conv.causal_conv_silu`. Differentiable; computes in float32."""
+    y: torch.Tensor = _Conv.apply(x.float(), weight.float(), bias.float())
+    return y.to(x.dtype)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, softplus: bool) -> Any:
+        from runner_ssmunet.scan import kernels
+
+        pixels, steps, channels = x.shape
+        states = A.shape[1]
+        y = torch.empty(pixels, steps, channels)
+        kept = torch.empty(0)
+        if any(ctx.needs_input_grad):
+            kept = torch.empty(pixels, _blocks(channels), kernels.chunks(steps), states, LANES)
+        inputs = _scan_inputs(x, delta, A, B, C, D, z, bias, softplus)
+        _in_threads(pixels, lambda first, last: kernels.scan_forward(first, last, *inputs, _flat(y), _flat(kept)))
+        ctx.save_for_backward(x, delta, A, B, C, D, z, bias, kept)
+        ctx.softplus = softplus
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        from runner_ssmunet.scan import kernels
+
+        x, delta, A, B, C, D, z, bias, kept = ctx.saved_tensors
+        pixels, steps, channels = x.shape
+        states, blocks = A.shape[1], _blocks(channels)
+        inputs = _scan_inputs(x, delta, A, B, C, D, z, bias, ctx.softplus)
+        dx, ddelta = torch.empty(pixels, steps, channels), torch.empty(pixels, steps, channels)
+        dz = torch.empty(pixels, steps, channels) if z is not None else torch.empty(0)
+        db, dc = torch.empty(pixels, steps, states), torch.empty(pixels, steps, states)
+        written = [_flat(t) for t in (dx, ddelta, db, dc, dz)]
+        grads = (*_strided(dy), _flat(kept))
+
+        def part(first: int, last: int) -> list[Array]:
+            sums = [np.zeros(size, np.float32) for size in (blocks * states * LANES, blocks * LANES, blocks * LANES)]
+            kernels.scan_backward(first, last, *inputs, *grads, *written, *sums)
+            return sums
+
+        da, dd, dbias = (torch.from_numpy(sum(parts)) for parts in zip(*_in_threads(pixels, part), strict=True))
+        da = da.view(blocks, states, LANES).transpose(1, 2).reshape(-1, states)[:channels]
+        return (
+            dx, ddelta, da, db, dc, None if D is None else dd[:channels], None if z is None else dz,
+            None if bias is None else dbias[:channels], None,
+        )  # fmt: skip
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+        from runner_ssmunet.scan import kernels
+
+        y = torch.empty(x.shape)
+        inputs = _conv_inputs(x, weight, bias)
+        _in_threads(len(x), lambda first, last: kernels.conv_forward(first, last, *inputs, _flat(y)))
+        ctx.save_for_backward(x, weight, bias)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        from runner_ssmunet.scan import kernels
+
+        x, weight, bias = ctx.saved_tensors
+        channels, width = weight.shape
+        padded = _blocks(channels) * LANES
+        inputs = _conv_inputs(x, weight, bias)
+        dx = torch.empty(x.shape)
+        written, grad = _flat(dx), _strided(dy)
+
+        def part(first: int, last: int) -> list[Array]:
+            sums = [np.zeros(width * padded, np.float32), np.zeros(padded, np.float32)]
+            kernels.conv_backward(first, last, *inputs, *grad, written, *sums)
+            return sums
+
+        dweight, dbias = (torch.from_numpy(sum(parts)) for parts in zip(*_in_threads(len(x), part), strict=True))
+        return dx, dweight.view(width, padded)[:, :channels].t(), dbias[:channels]
+
+
+# ---------------------------------------------------------------- tensors as kernels take them
+
+
+def _scan_inputs(x: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, softplus: bool) -> list[Any]:
+    channels, states = A.shape
+    blocks = _blocks(channels)
+    decays = _padded(A / np.log(2), blocks * LANES).view(blocks, LANES, states).transpose(1, 2).contiguous()
+    tensors = [part for tensor in (x, delta, B, C, x if z is None else z) for part in _strided(tensor)]
+    per_channel = [_flat(_padded(x.new_zeros(0) if t is None else t, blocks * LANES)) for t in (D, bias)]
+    return [x.shape[1], channels, states, *tensors, z is not None, _flat(decays), *per_channel, softplus]
+
+
+def _conv_inputs(x: Any, weight: Any, bias: Any) -> list[Any]:
+    channels, width = weight.shape
+    padded = _blocks(channels) * LANES
+    taps = _padded(weight, padded).t().contiguous()
+    return [x.shape[1], channels, width, *_strided(x), _flat(taps), _flat(_padded(bias, padded))]
+
+
+def _blocks(channels: int) -> int:
+    return -(-channels // LANES)
+
+
+def _padded(parameter: torch.Tensor, length: int) -> torch.Tensor:
+    """Zeros after a parameter's own channels (its first axis)."""
+    out = parameter.new_zeros(length, *parameter.shape[1:])
+    out[: len(parameter)] = parameter.detach()
+    return out
+
+
+def _strided(tensor: torch.Tensor) -> tuple[Array, int, int]:
+    """(pixels, steps, channels) as a flat array and the strides of the first two axes; copied only where channels do
+    not lie side by side."""
+    tensor = tensor.detach()
+    if tensor.stride(-1) != 1 or min(tensor.stride()) < 0:
+        tensor = tensor.contiguous()
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
+    return tensor.as_strided((span,), (1,)).numpy(), tensor.stride(0), tensor.stride(1)
+
+
+def _flat(tensor: torch.Tensor) -> Array:
+    return tensor.view(-1).numpy()
+
+
+# ---------------------------------------------------------------- threads
+
+
+def _in_threads(pixels: int, work: Callable[[int, int], Any]) -> list[Any]:
+    """`work(first, last)` of each thread's share of the pixels, in order; the kernels let go of the interpreter."""
+    threads = max(1, min(torch.get_num_threads(), pixels))
+    bounds = [pixels * i // threads for i in range(threads + 1)]
+    own, *others = itertools.pairwise(bounds)
+    started = [_pool(threads).submit(work, *share) for share in others]
+    return [work(*own), *(other.result() for other in started)]
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="runner-scan")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not follow into a forked process
