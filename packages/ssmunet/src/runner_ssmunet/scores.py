@@ -68,14 +68,12 @@ def tables(
     """Scores by class, and the confusion matrix of the set."""
     counts = _sum(scores, names)
     each, trivial = per_class(counts), per_class(_sum(baseline, names))
-    rows = [
-        [name, each["pixels"][k], each["iou"][k], trivial["iou"][k], each["f1"][k], each["recall"][k], each["precision"][k]]
-        for k, name in enumerate(names)
-    ]  # fmt: skip
-    columns = ("class", "pixels", "IoU", "IoU of the baseline", "F1", "recall", "precision")
-    taken = [[name, *map(float, counts[k])] for k, name in enumerate(names)]
+    columns = {"pixels": each["pixels"], "IoU": each["iou"], "IoU of the baseline": trivial["iou"]}
+    columns |= {"F1": each["f1"], "recall": each["recall"], "precision": each["precision"]}
+    rows: list[list[str | float]] = [[name, *(float(c[k]) for c in columns.values())] for k, name in enumerate(names)]
+    taken: list[list[str | float]] = [[name, *map(float, counts[k])] for k, name in enumerate(names)]
     return [
-        Table("classes", "By class", columns, rows),
+        Table("classes", "By class", ("class", *columns), rows),
         Table("confusion", "Confusion: pixels of each true class (rows), by what they were taken for",
               ("true class", *names, MISSED), taken),
     ]  # fmt: skip

@@ -1,0 +1,185 @@
+"""Pictures: a core with truth, prediction and error, attention over wavenumber, filters over training."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Colour = tuple[int, ...]
+
+NO_TISSUE: Colour = (0, 0, 0)
+PAPER: Colour = (255, 255, 255)
+INK: Colour = (40, 40, 40)
+PALE: Colour = (150, 150, 150)
+RIGHT: Colour = (60, 170, 90)
+WRONG: Colour = (220, 50, 40)
+_DISTINCT: tuple[Colour, ...] = (
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+    (148, 103, 189),
+)  # fmt: skip
+"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and one more."""
+_PANEL = 260
+"""Least width of each of the three maps (pixels)."""
+_CURVE = 190
+"""Height of a chart (pixels)."""
+
+
+def palette(labels: int) -> Array:
+    """Colours of labels 0 (no tissue) to `labels`: (labels + 1, 3) uint8."""
+    more = [colorsys.hsv_to_rgb(0.61803 * i % 1, 0.65, 0.95) for i in range(max(0, labels - len(_DISTINCT)))]
+    colours = [*_DISTINCT[:labels], *(tuple(round(255 * part) for part in colour) for colour in more)]
+    return np.array([NO_TISSUE, *colours], np.uint8)
+
+
+def overlay(grey: Array, predicted: Array, truth: Array | None, names: Mapping[int, str]) -> Array:
+    """Maps side by side with their legend: (H', W', 3) uint8.
+
+    `grey` (H, W) float: the core as its amide-I band shows it; `predicted` and `truth` (H, W): labels, 0 where there is
+    none. The third map shows right and wrong where there is truth. `names`: label → class.
+    """
+    zoom = max(1, -(-_PANEL // max(grey.shape)))
+    colours = palette(max(names))
+    low, high = np.percentile(grey, (1, 99.5))
+    shades = np.repeat(np.clip((grey - low) / (high - low or 1) * 200, 0, 200).astype(np.uint8)[..., None], 3, axis=2)
+    panels = {"prediction": np.where((predicted > 0)[..., None], colours[predicted], shades // 2)}
+    if truth is not None:
+        known = (truth > 0)[..., None]
+        verdict = np.where((truth == predicted)[..., None], np.array(RIGHT, np.uint8), np.array(WRONG, np.uint8))
+        error = np.where(known, verdict, shades // 2)
+        panels = {"annotated": np.where(known, colours[truth], shades)} | panels | {"right and wrong": error}
+    else:
+        panels = {"amide I": shades} | panels
+    maps = [_titled(np.kron(panel, np.ones((zoom, zoom, 1), np.uint8)), title) for title, panel in panels.items()]
+    picture = np.concatenate(maps, axis=1)
+    entries = {name: tuple(map(int, colours[label])) for label, name in names.items() if label > 0}
+    if truth is not None:
+        entries |= {"right": RIGHT, "wrong": WRONG}
+    return stack([picture, legend(entries, picture.shape[1])])
+
+
+def legend(entries: Mapping[str, Any], width: int) -> Array:
+    """A square of each colour and what it means, in as many lines as it takes: (H, width, 3) uint8."""
+    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    places, x, y = [], 8, 6
+    for text in entries:
+        wide = 24 + round(pen.textlength(text)) + 16
+        if x + wide > width and x > 8:
+            x, y = 8, y + 18
+        places.append((x, y))
+        x += wide
+    picture = Image.new("RGB", (width, y + 20), PAPER)
+    draw = ImageDraw.Draw(picture)
+    for (text, colour), (left, top) in zip(entries.items(), places, strict=True):
+        draw.rectangle((left, top + 1, left + 10, top + 11), fill=colour, outline=PALE)
+        draw.text((left + 16, top), text, fill=INK)
+    return np.asarray(picture)
+
+
+def stack(pictures: Sequence[Array]) -> Array:
+    """Pictures below each other, on paper as wide as the widest."""
+    width = max(picture.shape[1] for picture in pictures)
+    wide = [np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=PAPER[0]) for p in pictures]
+    return np.concatenate(wide, axis=0)
+
+
+def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, float], width: int) -> Array:
+    """Mean attention (L,) over wavenumbers (L,), high ones left as in the field; named bands are marked."""
+    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), (0.0, float(attention.max()) or 1.0))
+    for name, place in bands.items():
+        if wavenumbers[0] <= place <= wavenumbers[-1]:
+            chart.vertical(place, name)
+    steps = np.diff(wavenumbers)
+    cuts = np.flatnonzero(steps > 3 * np.median(steps)) + 1
+    for part in np.split(np.arange(len(wavenumbers)), cuts):  # nothing is drawn across a gap
+        chart.line(wavenumbers[part], attention[part], (0, 114, 178))
+    return chart.finish("attention over wavenumber (cm⁻¹)")
+
+
+def filter_chart(watched: Sequence[tuple[int, Array]], bands: Mapping[str, float], low: float, high: float) -> Array:
+    """Filters over training: (step, bands (F, 2) lower and upper edges in cm⁻¹) of each validation."""
+    steps = np.array([step for step, _ in watched], float)
+    edges = np.stack([found for _, found in watched])
+    chart = _Chart(720, 460, (float(steps[0]), max(float(steps[-1]), steps[0] + 1)), (low, high))
+    for name, place in bands.items():
+        if low <= place <= high:
+            chart.horizontal(place, name)
+    colours = palette(edges.shape[1])[1:]
+    for k, colour in enumerate(colours):
+        chart.line(steps, edges[:, k].mean(-1), tuple(map(int, colour)), 2)
+        for side in (0, 1):
+            chart.line(steps, edges[:, k, side], tuple(int(255 - (255 - c) * 0.4) for c in colour), 1)
+    return chart.finish("filters over training: centre and edges (cm⁻¹) by step; named bands dashed")
+
+
+def _titled(picture: Array, title: str) -> Array:
+    head = Image.new("RGB", (picture.shape[1], 18), PAPER)
+    ImageDraw.Draw(head).text((4, 3), title, fill=INK)
+    return np.pad(np.concatenate([np.asarray(head), picture]), ((0, 0), (0, 6), (0, 0)), constant_values=PAPER[0])
+
+
+@dataclass
+class _Chart:
+    """Axes on paper: `x` and `y` are what lies at the left and right, bottom and top."""
+
+    width: int
+    height: int
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def __post_init__(self) -> None:
+        self._picture = Image.new("RGB", (self.width, self.height), PAPER)
+        self._draw = ImageDraw.Draw(self._picture)
+        self._box = (46, 24, self.width - 12, self.height - 22)
+        self._names: list[tuple[float, float, str]] = []
+
+    def _place(self, x: float, y: float) -> tuple[float, float]:
+        left, top, right, bottom = self._box
+        across, up = (x - self.x[0]) / (self.x[1] - self.x[0]), (y - self.y[0]) / (self.y[1] - self.y[0])
+        return left + across * (right - left), bottom - min(max(up, 0.0), 1.0) * (bottom - top)
+
+    def line(self, x: Array, y: Array, colour: Colour, thick: int = 2) -> None:
+        points = [self._place(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+        if len(points) == 1:
+            (across, down) = points[0]
+            points.append((across + 4, down))
+        self._draw.line(points, fill=colour, width=thick)
+
+    def vertical(self, x: float, name: str) -> None:
+        across, down = self._place(x, self.y[0])
+        self._dashes((across, self._box[1]), (across, down))
+        self._names.append((across + 2, self._box[1] + 11 * (len(self._names) % 3), name))
+
+    def horizontal(self, y: float, name: str) -> None:
+        across, down = self._place(self.x[0], y)
+        self._dashes((across, down), (self._box[2], down))
+        self._names.append((across + 3, down - 12, f"{name} {y:g}"))
+
+    def _dashes(self, start: tuple[float, float], stop: tuple[float, float]) -> None:
+        (x0, y0), (x1, y1) = start, stop
+        count = max(1, round(max(abs(x1 - x0), abs(y1 - y0)) / 8))
+        for i in range(count):
+            a, b = i / count, (i + 0.5) / count
+            self._draw.line((x0 + a * (x1 - x0), y0 + a * (y1 - y0), x0 + b * (x1 - x0), y0 + b * (y1 - y0)), fill=PALE)
+
+    def finish(self, title: str) -> Array:
+        left, top, right, bottom = self._box
+        self._draw.rectangle(self._box, outline=PALE)
+        self._draw.text((left, 5), _plain(title), fill=INK)
+        for x, y, name in self._names:
+            self._draw.text((x, y), _plain(name), fill=(90, 90, 90))
+        for i in range(5):
+            x, y = (a + i / 4 * (b - a) for a, b in (self.x, self.y))
+            self._draw.text((left + i / 4 * (right - left) - 12, bottom + 4), f"{x:.4g}", fill=INK)
+            self._draw.text((4, bottom - i / 4 * (bottom - top) - 6), f"{y:.3g}", fill=INK)
+        return np.asarray(self._picture)
+
+
+def _plain(text: str) -> str:
+    """Pillow's own font lacks raised and lowered digits and long dashes."""
+    return text.translate(str.maketrans("₂⁻¹–", "2-1-"))

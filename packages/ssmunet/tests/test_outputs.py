@@ -1,0 +1,77 @@
+"""What `predict` writes of a core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from runner_core._errors import BadInput
+from runner_ssmunet import figures, outputs
+
+NAMES = ("a", "b", "c")
+LABELS = np.array([1, 2, 3], np.uint8)
+
+
+@pytest.fixture
+def prediction() -> outputs.Segmented:
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(3) * 0.2, (6, 9)).transpose(2, 0, 1).astype(np.float32)
+    tissue = rng.random((6, 9)) < 0.7
+    return outputs.segmented(probabilities, tissue, LABELS, np.ones(5) / 5)
+
+
+def test_classes_are_the_likeliest_labels_on_tissue(prediction: outputs.Segmented) -> None:
+    inside = prediction.tissue
+    assert (prediction.classes[~inside] == 0).all()
+    assert (prediction.probabilities[:, ~inside] == 0).all()
+    assert (prediction.classes[inside] == prediction.probabilities.argmax(0)[inside] + 1).all()
+
+
+def test_an_output_that_stands_for_label_zero_is_written_as_zero() -> None:
+    probabilities = np.zeros((2, 1, 2), np.float32)
+    probabilities[0, 0, 0] = probabilities[1, 0, 1] = 1
+    found = outputs.segmented(probabilities, np.ones((1, 2), bool), np.array([0, 1], np.uint8), np.empty(0))
+    assert found.classes.tolist() == [[0, 1]]
+
+
+def test_files_hold_labels_probabilities_and_names(prediction: outputs.Segmented, tmp_path: Path) -> None:
+    axis = np.linspace(900, 1800, 5)
+    picture, arrays = outputs.write(prediction, "core_1", tmp_path / "out", NAMES, axis)
+    assert [picture.name, arrays.name] == ["core_1_classes.png", "core_1_classes.npz"]
+    with Image.open(picture) as image:
+        assert image.mode == "P"
+        assert np.array_equal(np.asarray(image), prediction.classes)
+        shown = np.asarray(image.convert("RGB"))
+    assert np.array_equal(shown, figures.palette(3)[prediction.classes])
+    with np.load(arrays, allow_pickle=False) as found:
+        assert np.array_equal(found["classes"], prediction.classes)
+        assert found["probabilities"].dtype == np.float16
+        assert found["probabilities"].shape == (3, 6, 9)
+        assert found["class_names"].tolist() == list(NAMES)
+        assert found["wavenumbers"].tolist() == axis.tolist()
+    assert outputs.shape(picture) == outputs.shape(arrays) == [6, 9]
+    assert outputs.shape(tmp_path / "core_1.npz") is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(prediction: outputs.Segmented, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file.*cannot be written"):
+        outputs.write(prediction, "core_1", tmp_path / "file" / "out", NAMES, np.arange(5.0))
+
+
+def test_what_is_worth_a_remark() -> None:
+    sure = np.zeros((3, 2, 2), np.float32)
+    sure[1] = 1
+    everywhere, nowhere = np.ones((2, 2), bool), np.zeros((2, 2), bool)
+    none = np.empty(0)
+    assert not list(outputs.remarks(outputs.segmented(sure, everywhere, LABELS, none), None))
+    (empty,) = outputs.remarks(outputs.segmented(sure, nowhere, LABELS, none), None)
+    assert "no tissue" in empty.message
+    (doubt,) = outputs.remarks(outputs.segmented(np.full_like(sure, 1 / 3), everywhere, LABELS, none), None)
+    assert "0.33" in doubt.message
+    half = np.array([[True, True], [True, False]])
+    (missed,) = outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.array([[0, -1], [-1, 2]]))
+    assert missed.message.startswith("1 annotated pixel")
+    assert not list(outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.array([[0, 1], [2, -1]])))
