@@ -17,7 +17,9 @@ TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
 import keras_toy  # noqa: E402
+from runner_core import watched  # noqa: E402
 from runner_core._errors import BadInput, Stopped  # noqa: E402
+from runner_core.runfolder import RunFolder  # noqa: E402
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 from runner_core.engines.keras.trainer import KerasTrainer  # noqa: E402
@@ -78,6 +80,22 @@ def test_killed_anywhere(tmp_path, whole, method, call, monkeypatch):
             keras_toy.run(toy.small(**EVERYTHING), tmp_path)
     keras_toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
+
+
+def test_what_is_watched_is_what_validation_saw(tmp_path, whole, monkeypatch):
+    """The average of the weights; once for each validation, whenever the run was killed."""
+    with monkeypatch.context() as patched:
+        kill_at(patched, 2, "watch")
+        with pytest.raises(Kill):
+            keras_toy.run(toy.small(**EVERYTHING), tmp_path)
+    keras_toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
+    toy.assert_equal_runs(whole, tmp_path)
+    found = watched.read(RunFolder(tmp_path).events())
+    assert [step for step, _ in found] == [3, 6, 9, 12]
+    tensors = toy.final_state(tmp_path)[1]
+    (average,) = (t for name, t in tensors.items() if name.startswith("ema.") and t.shape == (1,))
+    (own,) = (t for name, t in tensors.items() if name.startswith("model.") and t.shape == (1,))
+    assert found[-1][1]["last"].tolist() == np.asarray(average).tolist() != np.asarray(own).tolist()
 
 
 @pytest.mark.parametrize("call", [2, 5, 10])

@@ -20,10 +20,12 @@ torch = pytest.importorskip("torch")
 TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
+from runner_core import watched  # noqa: E402
 from runner_core._errors import BadInput, Stopped  # noqa: E402
 from runner_core._resume import other_plugins  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
 from runner_core.protocols import Finding  # noqa: E402
+from runner_core.runfolder import RunFolder  # noqa: E402
 
 EVERYTHING = {
     "train__epochs": 4,
@@ -77,6 +79,32 @@ def test_killed_anywhere(tmp_path, whole, calls):
     disturb()
     toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_killed_while_watching(tmp_path, whole, calls):
+    """What was watched is in the log once for each validation: of the network as validation saw it, the average."""
+
+    class Mortal(toy.Toy):
+        watched = 0
+
+        def watch(self, model):
+            Mortal.watched += 1
+            if Mortal.watched == calls:
+                raise Kill
+            return super().watch(model)
+
+    with pytest.raises(Kill):
+        toy.run(toy.small(**EVERYTHING), tmp_path, project=Mortal)
+    disturb()
+    toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
+    toy.assert_equal_runs(whole, tmp_path)
+    found, wanted = (watched.read(RunFolder(folder).events()) for folder in (tmp_path, whole))
+    assert [step for step, _ in found] == [step for step, _ in wanted] == [3, 6, 9, 12]
+    tensors = toy.final_state(tmp_path)[1]
+    (last,) = (t for name, t in tensors.items() if name == "ema.4.bias")
+    assert found[-1][1]["last"].tolist() == last.tolist() != tensors["model.4.bias"].tolist()
+    assert found[-1][1]["largest"].shape == ()
 
 
 def test_killed_again_and_again(tmp_path, whole):

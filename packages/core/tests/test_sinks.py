@@ -118,8 +118,9 @@ def test_the_log_may_be_replaced_before_the_first_event(tmp_path: Path) -> None:
 def test_the_text_log_reads_as_lines(tmp_path: Path) -> None:
     sink = TextSink(tmp_path / "train.log")
     sink.event("validation", 7, {"dice": 0.912345678, "timing": {"seconds": 2.0}})
+    sink.event("watch", 7, {"arrays": {"edges": [[1.5, 2.5]] * 1000}})  # for programs
     sink.close()
-    line = (tmp_path / "train.log").read_text(encoding="utf-8")
+    (line,) = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
     assert "validation step 7  dice 0.91235  seconds 2" in line
 
 
@@ -131,12 +132,14 @@ def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
     write_png(tmp_path / "a.png", np.zeros((4, 5, 3), np.uint8))
     sink = TensorBoardSink(tmp_path / "tb")
     sink.event("train", 3, {"epoch": 1, "loss": 0.25, "name": "text", "timing": {"samples_per_second": 9.0}})
+    sink.event("watch", 3, {"epoch": 1, "arrays": {"edges": [[1.5, 2.5]], "count": 3}})
     sink.figure("a", 3, tmp_path / "a.png")
     sink.close()
     found = EventAccumulator(str(tmp_path / "tb"))
     found.Reload()
     assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(3, 0.25)]
     assert found.Tags()["images"] == ["a"]
+    assert found.Tags()["scalars"] == ["train/loss", "train/samples_per_second"]
 
 
 def test_tensorboard_leaves_nothing_of_a_run_without_events(tmp_path: Path) -> None:

@@ -199,6 +199,10 @@ def fitted_to(every: bool) -> Any:
     return lambda own: fit
 
 
+def watching(found: Any) -> Any:
+    return lambda own: lambda self, model: found(model)
+
+
 def faulty_phantom(own: Any) -> Any:
     from runner_core import Finding
 
@@ -259,6 +263,16 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
         ("own_grid", "write", writes_elsewhere, "outside of"),
         ("own_grid", "write", lambda own: lambda self, record, prediction, out: [], "write wrote nothing"),
         ("own_grid", "grid", lambda own: lambda self, file: {"name": file.name}, "has the grid"),
+        ("is_drawn", "watch", watching(lambda model: {"bias": np.array([np.nan])}), "watch: 'bias' is not finite"),
+        ("is_drawn", "watch", watching(lambda model: {}), "watch, called twice: dict holds nothing"),
+        ("is_drawn", "watch", watching(lambda model: [model]), "must return small NumPy arrays"),
+        (
+            "is_drawn",
+            "watch",
+            watching(lambda model: {"moody": np.random.default_rng().random(2)}),
+            "watch, called twice: 'moody'",
+        ),
+        ("is_drawn", "pictures", lambda own: lambda self, watched: {}, "there is no `watch`"),
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
         ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
@@ -295,6 +309,25 @@ def test_a_framework_beside_the_class_is_found_behind_a_lazy_plugin(tmp_path: Pa
     done = pytest_of(tmp_path, "--check-project", "toy", "-k", "framework", installed=installed)
     assert done.returncode == 1, done.stdout
     assert "loading the class of toy_project imports torch" in done.stdout
+
+
+def test_pictures_of_what_is_watched_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def pictures(self: Any, watched: Any) -> Any:
+        given.append(watched)
+        return {"bias": np.zeros((2, 3 + len(given), 3), np.uint8 if len(given) < 3 else np.int64)}
+
+    (check,) = [c for c in CHECKS if c.__name__ == "what_is_watched_is_drawn"]
+    monkeypatch.setattr(toy_class(), "pictures", pictures)
+    monkeypatch.setattr(toy_class(), "watch", lambda self, model: {"bias": model[-1].bias.detach().numpy()})
+    case = Case("toy", tmp_path)
+    check(case)
+    assert [[step for step, _ in watched] for watched in given] == [[1], [1, 2]]
+    assert given[0][0][1]["bias"].shape == (1,)
+    shutil.rmtree(tmp_path / "watched")
+    with pytest.raises(ValueError, match="a picture is"):
+        check(case)
 
 
 def test_metrics_are_held_against_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

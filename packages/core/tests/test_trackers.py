@@ -46,6 +46,7 @@ for step in range(1, 7) if kill else range(5, 9):
     sinks.event("train", step, {"epoch": 0, "loss": 1000 + step, "timing": {"samples_per_second": 7.0}})
     if step in (4, 8):
         sinks.event("validation", step, {"epoch": 0, "dice": step / 10, "best": True})
+        sinks.event("watch", step, {"epoch": 0, "arrays": {"edges": [[1.5, 2.5]], "count": 3}})
         sinks.event("checkpoint", step, {"epoch": 0, "best": True, "validated": step})
 if kill:
     file = folder / f"tracker-{service}.json"

@@ -133,7 +133,7 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
 
 
 def _write_table(table: Table, folder: Path) -> Path:
-    path = folder / f"scores-{_file_name(table.name)}.csv"
+    path = folder / f"scores-{file_name(table.name)}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([table.columns, *table.rows])
     return path
@@ -147,7 +147,7 @@ def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -
         picture = project.figure(row.record, prediction)
         if picture is None:
             break
-        path = folder / f"{place}-{_file_name(row.record.key)}.png"
+        path = folder / f"{place}-{file_name(row.record.key)}.png"
         write_png(path, picture)
         written.append(path)
     return written
@@ -211,7 +211,12 @@ def _worth_seeing(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
         yield f"{place + 1:03d}", rows[place]
 
 
-def _file_name(key: str) -> str:
+def file_name(key: str) -> str:
+    """A name that any disk takes.
+
+    >>> file_name("p01/slice 3")
+    'p01_slice_3'
+    """
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in key)[:100]
 
 

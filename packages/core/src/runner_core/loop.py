@@ -1,7 +1,7 @@
 """The step loop: drives a `protocols.Trainer` from where a run stands to its end, for any framework.
 
-What happens after a step, and in which order, is the run's log: train line, validation line, health findings,
-checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
+What happens after a step, and in which order, is the run's log: train line, validation line, what is watched, health
+findings, checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from runner_core._cadence import Cadence
 from runner_core._errors import OutOfSpace, Stopped, Unhealthy
+from runner_core._nonfinite import not_finite
 from runner_core._signals import Signals
 from runner_core._timing import Timing
 from runner_core.health import Health
@@ -239,6 +240,7 @@ class Loop:
         state.without_progress = 0 if improved else state.without_progress + 1
         seconds = round((perf_counter_ns() - begun) / 1e9, 6)
         self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
+        self._watch()
         error = self._observe("validation", facts)
         if error is not None:
             errors.append(error)
@@ -246,6 +248,12 @@ class Loop:
             self._best_before = state.best
             state.best = {"step": state.step, "value": value, "metrics": metrics}
         return improved
+
+    def _watch(self) -> None:
+        """Into the log: what the project watches of its network as the validation saw it."""
+        arrays = self.trainer.watch()
+        if arrays:
+            self._event("watch", {"arrays": {name: array.tolist() for name, array in arrays.items()}})
 
     def _until_signal(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
         for batch in batches:
@@ -288,23 +296,6 @@ class Loop:
 
 class _Interrupted(Exception):
     """A signal came during validation."""
-
-
-def not_finite(step: int, term: str) -> str:
-    """Message for a loss that became NaN or infinite in optimizer step `step` (from 1)."""
-    return (
-        f"{term} was NaN or infinite in step {step}, for the first time. No checkpoint holds such weights. Likely "
-        "remedies: a lower train.learning_rate, train.clip, precision.mode float32 (or bfloat16 instead of float16), "
-        "or a look at the data (`check`)"
-    )
-
-
-def weight_not_finite(name: str) -> str:
-    """Message for a weight that became NaN or infinite."""
-    return (
-        f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
-        "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
-    )
 
 
 def _close(batches: Any) -> None:

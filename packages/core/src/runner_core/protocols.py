@@ -315,6 +315,7 @@ class Sink(Protocol):
         - precision: `asked`, and what layers were `seen` to compute in, by dtype;
         - train: every `log.every` steps, the loss, its terms, the learning rate;
         - validation: the metrics, and whether they are the `best` so far;
+        - watch: after a validation, `arrays` by name, as nested lists: what the project watches of its network;
         - checkpoint: whether it is the `best`;
         - health: `rule`, `level`, `message` of a finding;
         - end: `status`.
@@ -394,6 +395,10 @@ class Trainer(Protocol):
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Metrics and mean loss over the split, with EMA weights where the run keeps them."""
         ...
+
+    def watch(self) -> Arrays:
+        """What `Project.watch` gives, with EMA weights where the run keeps them; copies on the host."""
+        return {}
 
     def state(self) -> State:
         """All that continues training exactly. Raises Unhealthy when a loss or a weight is not finite: no

@@ -149,6 +149,10 @@ class Toy(Project):
     def decision(self, prediction):
         return prediction > 0
 
+    def watch(self, model):
+        last = [*model.parameters()][-1].detach()
+        return {"last": last.cpu().numpy(), "largest": last.abs().max().cpu().numpy()}
+
     def metrics(self):
         from runner_core.engines.torch.metrics import Function
 

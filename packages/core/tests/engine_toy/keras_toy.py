@@ -45,6 +45,11 @@ class KerasToy(toy.Toy):
         loss = ops.mean(ops.binary_crossentropy(target, logits, from_logits=True))
         return Step(loss, {"bce": loss, "spread": ops.std(logits)}, logits)
 
+    def watch(self, model):
+        import keras
+
+        return {"last": keras.ops.convert_to_numpy(model.trainable_variables[-1].value)}
+
     def metrics(self):
         from keras import ops
         from runner_core.engines.keras.metrics import Function

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from runner_core import watched
 from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
 from runner_core._signals import outlive_terminal
 from runner_core._text import counted, typed
@@ -116,6 +117,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
         unfinished = f"scoring did not finish; {again} scores the records"
         with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record
             folder.write_summary(summary | ({"reason": unfinished, "scoring_errors": [unfinished]} if wanted else {}))
+        _draw_watched(setup.project, folder, sinks, unwritten)
         summary |= _score(started, wanted, display, sinks, unwritten, summary=summary)
         with unwritten(folder.summary_file):
             folder.write_summary(summary)
@@ -155,6 +157,14 @@ class _Unwritten:
         except OSError as error:
             self._display.say(f"warning: {path} cannot be written: {error.strerror or error}")
             self.paths.append(path)
+
+
+def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: _Unwritten) -> None:
+    """The project's pictures of what it watched in every validation of this run."""
+    found = watched.read(folder.events())
+    with unwritten(folder.figures):
+        for path in watched.draw(project, found, folder.figures):
+            sinks.figure(path.stem, found[-1][0], path)
 
 
 def _to_score(project: Project, data: Data) -> list[Record]:

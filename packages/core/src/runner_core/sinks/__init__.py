@@ -31,7 +31,7 @@ class Sinks:
         self._late: set[Sink] = set()
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        """`kind`: start, train, validation, checkpoint, health, end. What varies from run to run (times, memory)
+        """`kind`: start, train, validation, watch, checkpoint, health, end. What varies from run to run (times, memory)
         belongs in `values["timing"]`."""
         self._each(lambda sink: sink.event(kind, step, values))
 

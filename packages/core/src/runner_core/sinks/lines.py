@@ -84,9 +84,11 @@ class JsonlSink(_Lines):
 
 
 class TextSink(_Lines):
-    """The same for people: a line with the time, the event and its numbers."""
+    """The same for people: a line with the time, the event and its numbers; without arrays, which nobody reads."""
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        if kind == "watch":
+            return
         numbers = {**{k: v for k, v in values.items() if k != "timing"}, **(values.get("timing") or {})}
         text = "  ".join(f"{k} {_short(v)}" for k, v in numbers.items())
         self.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {kind:<10} step {step}  {text}")

@@ -29,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     using.prediction_is_repeatable,
     using.prediction_is_written_in_its_own_grid,
     using.scores_fit_together,
+    using.what_is_watched_is_drawn,
     using.export_writes_files,
 )
 

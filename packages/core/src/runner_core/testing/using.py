@@ -7,6 +7,7 @@ from unittest import SkipTest
 
 import numpy as np
 
+from runner_core import watched
 from runner_core.evaluation import evaluate, write_png
 from runner_core.project import overrides
 from runner_core.testing.case import Case
@@ -68,6 +69,25 @@ def scores_fit_together(case: Case) -> None:
     picture = project.figure(record, project.predict(record, trained.infer))
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses what is no picture
+
+
+def what_is_watched_is_drawn(case: Case) -> None:
+    """`watch` gives small finite arrays, `pictures` makes pictures of what the log keeps of them."""
+    project = case.project
+    if not overrides(project, "watch"):
+        assert not overrides(project, "pictures"), "`pictures` draws what `watch` gave, and there is no `watch`"
+        return
+    network = case.network.network
+    arrays = watched.watch(project, network)
+    for name, array in arrays.items():
+        assert np.isfinite(array).all(), f"watch: {name!r} is not finite"
+    assert_equal(arrays, watched.watch(project, network), "watch, called twice")
+    kept = {name: array.tolist() for name, array in arrays.items()}
+    folder = case.folder / "watched"
+    folder.mkdir()
+    for steps in ([1], [1, 2]):
+        events = [{"event": "watch", "step": step, "arrays": kept} for step in steps]
+        watched.draw(project, watched.read(events), folder)  # refuses what is no picture
 
 
 def _assert_predicts(case: Case) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core import metrics
+from runner_core import metrics, watched
 from runner_core._errors import BadInput, Unhealthy
+from runner_core._nonfinite import not_finite, weight_not_finite
 from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.gather import DeviceRows
@@ -23,7 +24,6 @@ from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.steplog import StepLog
-from runner_core.loop import not_finite, weight_not_finite
 from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
@@ -188,6 +188,12 @@ class KerasTrainer:
     def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
         tensors, prediction, numbers = self._validate(host_arrays(batch.arrays, self._backend))
         return tensors, Step(numbers, {}, prediction)
+
+    def watch(self) -> Arrays:
+        """What the project watches of the network that validation saw; copies on the host."""
+        average = self._learning.average
+        with nullcontext() if average is None else average.in_place():
+            return watched.watch(self.project, self.network)
 
     # ------------------------------------------------------------ checkpoints
 

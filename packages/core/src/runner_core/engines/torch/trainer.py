@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core import metrics
+from runner_core import metrics, watched
 from runner_core._errors import Unhealthy
+from runner_core._nonfinite import not_finite, weight_not_finite
 from runner_core._random import stream_seed
 from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.returned import detached, refuse_no_step
@@ -35,9 +36,8 @@ from runner_core.engines.torch.state import flatten, read_generators, seed_gener
 from runner_core.engines.torch.steplog import Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
-from runner_core.loop import not_finite, weight_not_finite
 from runner_core.project import overrides
-from runner_core.protocols import HostBatch, Progress, State, Step, Tensors
+from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
 
@@ -233,6 +233,12 @@ class TorchTrainer:
             tensors = self._gather(tensors)
         tensors = self.project.on_device(tensors, self.statistics, None)
         return tensors, self._step(tensors, Progress(self.steps, self.steps, self.config.epochs))
+
+    @torch.no_grad()
+    def watch(self) -> Arrays:
+        """What the project watches of the network that validation saw; copies on the host."""
+        with evaluating(self.network, self._average):
+            return watched.watch(self.project, self.network)
 
     # ------------------------------------------------------------ checkpoints
 
