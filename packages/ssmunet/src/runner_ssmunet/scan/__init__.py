@@ -7,8 +7,8 @@ backward: a module of this package each.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from runner_ssmunet.scan.choice import automatic
@@ -42,21 +42,18 @@ def selective_scan(
         y (P, L, E) in x's dtype. The state is float32 whatever the inputs are (float64 if x is), also under autocast.
 
     Raises:
-        ValueError: shapes that do not belong together, an unknown `how`.
+        ValueError: shapes that do not belong together, an unknown `how`, float64 for one that computes in float32.
 
     The semantics are those of `mamba_ssm.selective_scan_fn` with real A and variable B and C, axes 1 and 2 exchanged.
     Memory for the backward pass is O(P·L·E), never O(P·L·E·N), except in "reference".
     """
     _check(x, delta, A, B, C, D, z, delta_bias)
-    return _module(automatic(x) if how == "auto" else how).selective_scan(
-        x, delta, A, B, C, D, z, delta_bias, delta_softplus
-    )
-
-
-def _module(how: str) -> ModuleType:
+    how = automatic(x) if how == "auto" else how
     if how not in WAYS:
         raise ValueError(f"how={how!r}: one of auto, {', '.join(WAYS)}")
-    return import_module(f"{__name__}.{how}")
+    if x.dtype is torch.float64 and how not in ("reference", "eager"):
+        raise ValueError(f"x is float64 and {how} computes in float32: eager and reference take it")
+    return import_module(f"{__name__}.{how}").selective_scan(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
 
 
 def _check(

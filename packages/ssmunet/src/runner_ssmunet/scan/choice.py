@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 
+def keeps(*inputs: Tensor | None) -> bool:
+    """Whether a backward pass may follow. To ask before `apply`: inside it, gradients are off and the context's
+    `needs_input_grad` says what it would without `torch.no_grad`."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in inputs)
+
+
 def automatic(x: Tensor) -> str:
     """ "cpu" or "eager" on the CPU, "mamba_ssm" or "triton" on CUDA; float64 and other devices go the eager way."""
     if x.is_cuda and x.dtype is not torch.float64:

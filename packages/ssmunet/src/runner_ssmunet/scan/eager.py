@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner_ssmunet.scan.choice import keeps
 from runner_ssmunet.scan.reference import skip_and_gate, state_dtype, step_sizes
 
 CHUNK = 16
@@ -29,7 +30,8 @@ def selective_scan(
     """See `runner_ssmunet.scan.selective_scan`. Keeps O(P·L·E) for the backward pass."""
     dtype = state_dtype(x)
     steps = step_sizes(delta, delta_bias, delta_softplus, dtype)
-    y = _Scan.apply(x.to(dtype), steps, A.to(dtype), B.to(dtype), C.to(dtype))
+    inputs = [x.to(dtype), steps, A.to(dtype), B.to(dtype), C.to(dtype)]
+    y = _Scan.apply(keeps(*inputs), *inputs)
     return skip_and_gate(y, x, D, z).to(x.dtype)
 
 
@@ -98,17 +100,18 @@ class _Scan(torch.autograd.Function):
     """C_t·h_t with h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t x_t; all of one dtype."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, steps: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    def forward(ctx: Any, keep: bool, x: Tensor, steps: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         (pixels, length, channels), states = x.shape, A.shape[1]
         chunk = _chunk_length(length, states)
         y = torch.empty_like(x)
-        kept = x.new_empty(pixels, -(-length // chunk), channels, states)
+        kept = x.new_empty(pixels if keep else 0, -(-length // chunk), channels, states)
         with torch.autocast(x.device.type, enabled=False):
             for p in _blocks(x, states):
                 h = x.new_zeros(p.stop - p.start, channels, states)
                 for i, first in enumerate(range(0, length, chunk)):
                     t = slice(first, first + chunk)
-                    kept[p, i] = h
+                    if keep:
+                        kept[p, i] = h
                     part = _Chunk(x[p, t], steps[p, t], A, B[p, t], C[p, t], h)
                     y[p, t] = part.output()
                     h = part.end
@@ -117,7 +120,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, steps, A, B, C, kept = ctx.saved_tensors
         length, chunk = x.shape[1], _chunk_length(x.shape[1], A.shape[1])
         dx, dsteps, dA, dB, dC = (torch.empty_like(each) for each in (x, steps, A, B, C))
@@ -130,4 +133,4 @@ class _Scan(torch.autograd.Function):
                     part = _Chunk(x[p, t], steps[p, t], A, B[p, t], C[p, t], kept[p, i])
                     dx[p, t], dsteps[p, t], more, dB[p, t], dC[p, t], dh = part.backward(dy[p, t], dh)
                     dA += more
-        return dx, dsteps, dA, dB, dC
+        return None, dx, dsteps, dA, dB, dC

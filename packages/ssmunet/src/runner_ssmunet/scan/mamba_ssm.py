@@ -7,6 +7,8 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from runner_ssmunet.scan import eager
+
 
 def unavailable() -> str | None:
     """Why it cannot be used: not installed, or installed without its kernel. None where it can."""
@@ -23,10 +25,9 @@ def selective_scan(
     delta_bias: Tensor | None, delta_softplus: bool,
 ) -> Tensor:  # fmt: skip
     """See `runner_ssmunet.scan.selective_scan`; CUDA tensors. Its kernel wants the sequence last, and one dtype."""
+    if not x.numel():  # its launch fails on an empty batch
+        return eager.selective_scan(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-
-    if not x.numel():
-        return x + delta  # its launch fails on an empty batch; nothing to compute, but a graph to keep
 
     def last(of: Tensor) -> Tensor:
         return of.to(x.dtype).transpose(1, 2)

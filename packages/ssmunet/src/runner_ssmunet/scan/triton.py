@@ -1,0 +1,121 @@
+"""The selective scan on a GPU by Triton kernels of our own: parallel over pixels and channels, sequential over steps.
+
+Made for many short sequences (thousands of pixels, hundreds of steps). What the backward pass keeps is the state
+before every 16th step (every Nth, if N is more): O(P·L·E).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from runner_ssmunet.scan.choice import keeps
+from runner_ssmunet.scan.triton_kernels import scan_backward, scan_forward
+
+BLOCK_E = 16
+STEPS = 8
+"""Steps whose states the backward pass holds in registers."""
+KEPT = 16
+"""Steps between kept states, at least."""
+
+
+def selective_scan(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
+    delta_bias: Tensor | None, delta_softplus: bool,
+) -> Tensor:  # fmt: skip
+    """See `runner_ssmunet.scan.selective_scan`; CUDA tensors (any, under TRITON_INTERPRET=1) of at most 32 bits."""
+    inputs = (x, delta, A, B, C, D, z, delta_bias)
+    return _Scan.apply(keeps(*inputs), delta_softplus, *inputs)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, keep: bool, softplus: bool, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor,
+        D: Tensor | None, z: Tensor | None, bias: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        (pixels, length, channels), states = x.shape, A.shape[1]
+        blocks = triton.cdiv(channels, BLOCK_E)
+        y = x.new_empty(x.shape)
+        kept = None
+        if keep:
+            kept = x.new_empty((pixels, triton.cdiv(length, _every(states)), states, channels), dtype=torch.float32)
+        inputs, strides = _inputs(x, delta, A, B, C, D, z, bias)
+        if pixels:
+            with _on(x):
+                scan_forward[(pixels * blocks,)](
+                    *inputs, y, kept, *strides, length, channels, states, blocks,
+                    SOFTPLUS=softplus, EVERY=_every(states), **_block(states),
+                )  # fmt: skip
+        ctx.save_for_backward(x, delta, A, B, C, D, z, bias, kept)
+        ctx.softplus = softplus
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, delta, A, B, C, D, z, bias, kept = ctx.saved_tensors
+        (pixels, length, channels), states = x.shape, A.shape[1]
+        blocks = triton.cdiv(channels, BLOCK_E)
+        groups = min(blocks, max(1, channels // states))  # so that what each writes of dB and dC is O(P·L·E) together
+
+        def partial(*shape: int) -> Tensor:
+            return x.new_empty(shape, dtype=torch.float32)
+
+        dx, ddelta = x.new_empty(x.shape), delta.new_empty(x.shape)
+        dz = None if z is None else z.new_empty(x.shape)
+        dA, dB, dC = partial(pixels, states, channels), partial(groups, *B.shape), partial(groups, *C.shape)
+        dD, dbias = (None if of is None else partial(pixels, channels) for of in (D, bias))
+        inputs, strides = _inputs(x, delta, A, B, C, D, z, bias)
+        dy = _rows(dy)
+        if pixels:
+            with _on(x):
+                scan_backward[(pixels * groups,)](
+                    *inputs, kept, dy, dx, ddelta, dA, dB, dC, dD, dz, dbias, *strides, *dy.stride()[:2],
+                    pixels, length, channels, states, blocks, groups,
+                    SHARED=groups < blocks, SOFTPLUS=ctx.softplus, STEPS=STEPS, PARTS=_every(states) // STEPS, **_block(states),
+                )  # fmt: skip
+
+        def total(of: Tensor | None, like: Tensor | None) -> Tensor | None:
+            return None if of is None or like is None else of.sum(0).to(like.dtype)
+
+        return (
+            None, None,
+            dx, ddelta, dA.sum(0).t().to(A.dtype), total(dB, B), total(dC, C), total(dD, D), dz, total(dbias, bias),
+        )  # fmt: skip
+
+
+def _every(states: int) -> int:
+    """Steps between kept states: a multiple of STEPS, at least N."""
+    return STEPS * triton.cdiv(max(KEPT, states), STEPS)
+
+
+def _block(states: int) -> dict[str, int]:
+    """A block's sizes, powers of two; 8 states a lane, 16 at the most that eight warps cannot share."""
+    padded = triton.next_power_of_2(states)
+    return {"BLOCK_E": BLOCK_E, "BLOCK_N": padded, "num_warps": min(8, max(1, padded // 16))}
+
+
+def _inputs(
+    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None
+) -> tuple[list[Tensor | None], list[int]]:
+    """What both kernels take first, and the strides of pixels and steps of x, delta, B, C and z."""
+    x, delta, B, C = (_rows(of) for of in (x, delta, B, C))
+    z = None if z is None else _rows(z)
+    D, bias = (None if of is None else of.to(torch.float32).contiguous() for of in (D, bias))
+    strides = [stride for of in (x, delta, B, C, x if z is None else z) for stride in of.stride()[:2]]
+    return [x, delta, A.to(torch.float32).t().contiguous(), B, C, D, z, bias], strides
+
+
+def _rows(of: Tensor) -> Tensor:
+    """Itself where the last axis is contiguous, whatever the others' strides, else a copy."""
+    return of if of.stride(-1) == 1 else of.contiguous()
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
