@@ -41,7 +41,7 @@ class RunDisplay(Display, Protocol):
     def stop(self) -> None: ...
 
 
-def train(  # noqa: PLR0917 - the pieces of a run, always passed together
+def train(
     setup: Setup, data: Data, run_folder: RunFolder, sinks: Sinks, display: RunDisplay, resume: bool
 ) -> dict[str, Any]:
     """Train to the end, or go on from the newest whole checkpoint; the run's summary.

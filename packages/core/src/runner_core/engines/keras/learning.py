@@ -35,7 +35,7 @@ class Learning:
     `size`: samples of a micro-batch; change it before the function is compiled.
     """
 
-    def __init__(  # noqa: PLR0917 - made in one place
+    def __init__(
         self,
         project: Project,
         config: TrainConfig,

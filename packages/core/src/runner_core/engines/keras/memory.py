@@ -22,7 +22,7 @@ CAN_RUN_OUT = {"cuda"}
 class MicroBatch:
     """The size of micro-batches, and what a failed step changed before it failed."""
 
-    def __init__(  # noqa: PLR0917 - made in one place
+    def __init__(
         self,
         project: Project,
         config: TrainConfig,

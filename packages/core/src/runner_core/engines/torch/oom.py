@@ -50,7 +50,7 @@ class MicroBatches:
     `forget` drops the gradients so far; `say` is told of a smaller size.
     """
 
-    def __init__(  # noqa: PLR0917 - made in one place
+    def __init__(
         self,
         project: Project,
         config: TrainConfig,
