@@ -1,0 +1,174 @@
+"""The first layer: learnable spectral filters, in one of two modes.
+
+`BandFilters` are windows on the true wavenumber axis: what a filter answers to is where its band lies. `SincFilters`
+(mode legacy) are convolutions along the channels, as in SincNet (Ravanelli & Bengio 2018), kept for parity: their
+output at one channel depends on the shape of the spectrum around it, wherever that is on the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+MIN_WIDTH = 10.0
+"""cm⁻¹: no filter becomes narrower."""
+SOFTNESS = 5.0
+"""cm⁻¹ (τ): scale of the sigmoids at a window's edges."""
+TAPS = 129
+"""Length of the kernels in mode legacy (channels)."""
+
+NAMED_BANDS = {
+    "amide I": 1655.0,
+    "amide II": 1545.0,
+    "lipid ester": 1740.0,
+    "amide III": 1240.0,
+    "phosphate": 1080.0,
+    "CH₂ bending": 1450.0,
+    "COO⁻ stretching": 1395.0,
+    "C–O stretching": 1160.0,
+}
+"""Centres (cm⁻¹) in the order in which filters are placed at them."""
+
+
+def gaps(wavenumbers: Sequence[float]) -> list[tuple[float, float]]:
+    """Where an ascending axis (cm⁻¹) leaves out more than two of its usual steps: (last before, first after)."""
+    axis = torch.as_tensor(wavenumbers, dtype=torch.float64)
+    steps = axis.diff()
+    if not len(steps):
+        return []
+    wide = torch.nonzero(steps > 3 * steps.median()).flatten().tolist()
+    return [(float(axis[i]), float(axis[i + 1])) for i in wide]
+
+
+def default_centres(count: int, low: float, high: float, missing: Sequence[tuple[float, float]] = ()) -> list[float]:
+    """Centres of `count` filters (cm⁻¹): the named bands on the axis in their order, then evenly spaced ones.
+
+    A named band that the axis from `low` to `high` does not hold, or holds only in one of its `missing` parts (see
+    `gaps`; with the wax gap left out: 1450 and 1395), gets no filter, which would see nothing and learn nothing. The
+    even spacing is over what the axis does hold.
+    """
+
+    def seen(centre: float) -> bool:
+        return low <= centre <= high and not any(a < centre < b for a, b in missing)
+
+    named = [centre for centre in NAMED_BANDS.values() if seen(centre)][:count]
+    rest = count - len(named)
+    held = (high - low) - sum(b - a for a, b in missing)
+    return named + [_on_axis(low + (i + 0.5) / rest * held, missing) for i in range(rest)]
+
+
+def _on_axis(place: float, missing: Sequence[tuple[float, float]]) -> float:
+    """A wavenumber on the axis without its missing parts → on the axis with them."""
+    for a, b in sorted(missing):
+        if place > a:
+            place += b - a
+    return place
+
+
+class BandEdges(nn.Module):
+    """Lower and upper edges of F bands (cm⁻¹), in order whatever the parameters become.
+
+    The two parameters of a band, `shift` of its centre and `stretch` of its width, are numbers around 1 that start at
+    0: centres stay between the first and the last wavenumber and widths between `MIN_WIDTH` and the length of the
+    axis, by a sigmoid each, and weight decay pulls a band back to where it began. A unit of either moves an edge by
+    some 100 cm⁻¹ at most.
+    """
+
+    start: Tensor
+    limits: Tensor
+
+    def __init__(self, wavenumbers: Sequence[float], centres: Sequence[float], width: float) -> None:
+        super().__init__()
+        first, last = float(wavenumbers[0]), float(wavenumbers[-1])
+        span = max(last - first, 4 * MIN_WIDTH)
+        share = torch.stack(
+            (
+                (torch.tensor(centres, dtype=torch.float64) - first) / span,
+                torch.full((len(centres),), (width - MIN_WIDTH) / (span - MIN_WIDTH), dtype=torch.float64),
+            )
+        )
+        self.register_buffer("start", torch.logit(share, eps=1e-3).float(), persistent=False)
+        self.register_buffer("limits", torch.tensor([first, span], dtype=torch.float32), persistent=False)
+        self.shift = nn.Parameter(torch.zeros(len(centres)))
+        self.stretch = nn.Parameter(torch.zeros(len(centres)))
+
+    def forward(self) -> Tensor:
+        """(F, 2)."""
+        first, span = self.limits
+        centre = first + span * torch.sigmoid(self.start[0] + self.shift)
+        half = (MIN_WIDTH + (span - MIN_WIDTH) * torch.sigmoid(self.start[1] + self.stretch)) / 2
+        return torch.stack((centre - half, centre + half), -1)
+
+
+class BandFilters(nn.Module):
+    """(P, L) spectra → (P, L, F): y_k(ν) = w_k(ν) x(ν), w_k(ν) = σ((ν − lower_k) / τ) σ((upper_k − ν) / τ).
+
+    `wavenumbers` (L,) cm⁻¹, ascending, with whatever gaps; `centres` and `width` (cm⁻¹): the bands at the beginning.
+    """
+
+    wavenumbers: Tensor
+
+    def __init__(self, wavenumbers: Sequence[float], centres: Sequence[float], width: float = 80.0) -> None:
+        super().__init__()
+        self.count = len(centres)
+        self.edges = BandEdges(wavenumbers, centres, width)
+        axis = torch.tensor(wavenumbers, dtype=torch.float64).float()
+        self.register_buffer("wavenumbers", axis, persistent=False)
+
+    def bands(self) -> Tensor:
+        """Lower and upper edge of each band (F, 2), cm⁻¹."""
+        return self.edges()
+
+    def windows(self) -> Tensor:
+        """w (L, F), float32 also under autocast."""
+        lower, upper = self.edges().unbind(-1)
+        axis = self.wavenumbers[:, None]
+        return torch.sigmoid((axis - lower) / SOFTNESS) * torch.sigmoid((upper - axis) / SOFTNESS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., None] * self.windows()
+
+
+class SincFilters(nn.Module):
+    """(P, L) spectra → (P, L, F): convolution along the channels with band-pass kernels. Mode legacy.
+
+    With Δ = (ν_last − ν_first) / (L − 1), a wavenumber ν stands for the angular frequency ω(ν) = 2π((ν − ν_first) / Δ)
+    / L, and a band for the kernel h[n] = (sin ω_upper n − sin ω_lower n) / (πn), under a Hamming window, of length 1
+    (L2). Nothing here knows where on the axis a channel lies: the filters are shift-invariant, they run across gaps,
+    and a band's name is that of a frequency, not of a place. Beyond the middle of the axis ω exceeds π, the fastest
+    that samples can tell: there a band has the kernel of its mirror image below the middle.
+    """
+
+    distance: Tensor
+    taper: Tensor
+
+    def __init__(self, wavenumbers: Sequence[float], centres: Sequence[float], width: float = 80.0) -> None:
+        super().__init__()
+        self.count = len(centres)
+        self.edges = BandEdges(wavenumbers, centres, width)
+        length, first, last = len(wavenumbers), float(wavenumbers[0]), float(wavenumbers[-1])
+        self._first = first
+        self._frequency = 2 * torch.pi / length / ((last - first) / max(1, length - 1) or 1.0)
+        self.register_buffer("distance", torch.arange(1, TAPS // 2 + 1, dtype=torch.float32), persistent=False)
+        taper = torch.hamming_window(TAPS, periodic=False, dtype=torch.float64).float()
+        self.register_buffer("taper", taper, persistent=False)
+
+    def bands(self) -> Tensor:
+        """Lower and upper edge of each band (F, 2), cm⁻¹."""
+        return self.edges()
+
+    def kernels(self) -> Tensor:
+        """h (F, K), float32 also under autocast."""
+        lower, upper = ((self.edges() - self._first) * self._frequency).unbind(-1)
+        n = self.distance
+        side = (torch.sin(upper[:, None] * n) - torch.sin(lower[:, None] * n)) / (torch.pi * n)
+        middle = (upper - lower)[:, None] / torch.pi
+        return functional.normalize(torch.cat((side.flip(-1), middle, side), -1) * self.taper, dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        around = functional.pad(x, (TAPS // 2, TAPS // 2)).unfold(-1, TAPS, 1)
+        with torch.autocast(x.device.type, enabled=False):
+            return around @ self.kernels().T  # channels last at once, and on a CPU faster than conv1d

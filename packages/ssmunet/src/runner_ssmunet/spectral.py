@@ -1,0 +1,113 @@
+"""The spectral stack: filters, Mamba layers along the wavenumbers, attention pooling. (P, L) spectra → (P, F).
+
+Pixels are independent here, so the stack goes over them chunk by chunk, and what it keeps for the gradient of a chunk
+is the chunk's spectra: everything in between is computed again (Chen et al. 2016). Only the pooled features of all
+pixels exist at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from runner_ssmunet.filters import BandFilters, SincFilters
+from runner_ssmunet.mamba import Mamba
+
+ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
+"""Pixels × wavenumbers × filters of a chunk where nobody says: what stays in a core's cache on a CPU (measured: larger
+chunks take up to a quarter longer, smaller ones too); on a GPU, what some 4 GB hold and fills it."""
+
+
+class AttentionPooling(nn.Module):
+    """(P, L, F) → (P, F) and the attention (P, L): a = softmax_L(w₂ᵀ tanh(W₁z + b)), p = Σ a·z. W₁: F → F/2.
+
+    Softmax and sum are in float32, also under autocast.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        hidden = max(1, channels // 2)
+        self.hidden = nn.Linear(channels, hidden)
+        self.score = nn.Linear(hidden, 1, bias=False)  # a bias would be lost in the softmax
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.score(torch.tanh(self.hidden(z))).squeeze(-1)
+        with torch.autocast(z.device.type, enabled=False):
+            attention = torch.softmax(scores.to(z.dtype), -1)
+            return torch.bmm(attention[:, None], z).squeeze(1), attention
+
+
+class MambaLayer(nn.Module):
+    """z ← LayerNorm(Dropout(Mamba(z)) + z), (P, L, F). z is float32 also under autocast."""
+
+    def __init__(self, channels: int, states: int, dropout: float) -> None:
+        super().__init__()
+        self.mamba = Mamba(channels, d_state=states)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.norm(self.dropout(self.mamba(z)) + z)
+
+
+class SpectralStack(nn.Module):
+    """Spectra (P, L) float32 → features (P, F) float32; `over` does it for images.
+
+    `layers` Mamba layers with `states` states each; `chunk`: pixels at once, each chunk computed again for the
+    gradient (0: all pixels at once, everything kept; None: as `ELEMENTS` says for the device).
+    """
+
+    def __init__(
+        self,
+        filters: BandFilters | SincFilters,
+        layers: int = 2,
+        states: int = 16,
+        dropout: float = 0.1,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.filters = filters
+        self.layers = nn.Sequential(*(MambaLayer(filters.count, states, dropout) for _ in range(layers)))
+        self.pooling = AttentionPooling(filters.count)
+        self.chunk = chunk
+
+    def forward(self, x: Tensor) -> Tensor:
+        chunk = self._pixels_at_once(x)
+        if not chunk or not len(x):
+            return self.attend(x)[0]
+        parts = x.split(chunk)
+        if not torch.is_grad_enabled():
+            return torch.cat([self.attend(part)[0] for part in parts])
+        draws = self.training and any(layer.dropout.p > 0 for layer in self.layers)
+        return torch.cat(
+            [checkpoint(self._pooled, part, use_reentrant=False, preserve_rng_state=draws) for part in parts]
+        )
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (P, F) and the attention that each wavenumber gets (P, L), all pixels at once."""
+        features, attention = self.pooling(self.layers(self.filters(x)))
+        return features, attention
+
+    def _pixels_at_once(self, x: Tensor) -> int:
+        if self.chunk is not None:
+            return self.chunk
+        elements = ELEMENTS["cuda" if x.is_cuda else "cpu"]
+        return max(1, elements // (x.shape[-1] * self.filters.count))
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        return self.attend(x)[0]
+
+    def over(self, image: Tensor, tissue: Tensor) -> Tensor:
+        """Features (B, H, W, F) of an image (B, H, W, L) of which only `tissue` (B, H, W) bool is looked at.
+
+        What is not tissue counts as the spectrum 0, which z-scored data holds there: one pixel, computed once, whose
+        features all of them get. In evaluation that is exact; in training they also share the dropout. That pixel is
+        computed in any case, so that every parameter has a gradient also without tissue (distributed training waits
+        for all of them).
+        """
+        spectra = torch.cat((image.new_zeros(1, image.shape[-1]), image[tissue]))
+        features = self(spectra)
+        places = tissue.flatten().nonzero().squeeze(1)
+        rows = features[:1].expand(tissue.numel(), -1).index_copy(0, places, features[1:])
+        return rows.reshape(*tissue.shape, features.shape[1])
