@@ -1,0 +1,164 @@
+"""Cores below a folder, and one core from its file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core import BadInput, DataErrors, Record, walk
+from runner_core._text import counted
+from runner_core.protocols import Json
+
+from runner_ssmunet import readers
+from runner_ssmunet.readers import Core, Outline
+from runner_ssmunet.readers.sidecars import stem
+
+__all__ = ["Core", "Outline", "find_cores", "find_inputs", "identity", "read_core", "read_outline", "stored_labels"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+IDENTITIES: Mapping[str, tuple[str, ...]] = {
+    "patient": ("patient_id", "patient"),
+    "slide": ("slide_id", "slide"),
+    "core": ("core_id", "core"),
+}
+"""What `data.group_by` can be, with the names that it has in a core's meta."""
+_SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
+
+
+def find_cores(root: Path, group_by: str) -> list[Record]:
+    """Every core below `root`, sorted by key; `files` has core, labels, and where they are there tissue and meta.
+
+    Reads names, and who each core is; no spectra. `split` is set by folders train, validation, test. A core without
+    labels is named as its own labels' file, so that decoding says so for every such core at once. Raises BadInput where
+    there is no core, where one does not say which `group_by` (patient, slide or core) it is of, DataErrors naming every
+    core that cannot be opened.
+    """
+    paths = _cores_below(root)
+    keys = _keys(paths, root)
+    records, errors, nameless = [], [], []
+    for path in paths:
+        try:
+            files = {"labels": path} | readers.files(path)
+            group = identity(readers.meta(path), group_by)
+        except BadInput as error:
+            errors.append(str(error))
+            continue
+        if group is None and group_by == "core":
+            group = keys[path]
+        if group is None:
+            nameless.append(path)
+            continue
+        records.append(Record(keys[path], group, files, _split(path, root)))
+    if errors:
+        raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
+    if nameless:
+        raise BadInput(_nameless(nameless, group_by))
+    return sorted(records, key=lambda record: record.key)
+
+
+def find_inputs(path: Path) -> list[Record]:
+    """Cores to predict: a file, or those below a folder. Labels and ids are not needed; the group is the core's own."""
+    if path.is_file():
+        paths, keys = [path], {path: stem(path)}
+    else:
+        paths = _cores_below(path)
+        keys = _keys(paths, path)
+    records = []
+    for core in paths:
+        files = {role: file for role, file in readers.files(core).items() if role != "labels"}
+        records.append(Record(keys[core], keys[core], files))
+    return sorted(records, key=lambda record: record.key)
+
+
+def read_core(path: Path) -> Core:
+    """The core of a file, with the labels, mask and meta beside it. Raises BadInput naming the file and the fault."""
+    return readers.read(path)
+
+
+def read_outline(path: Path) -> Outline:
+    """The core without its spectra."""
+    return readers.read_outline(path)
+
+
+def identity(meta: Mapping[str, Json], kind: str) -> str | None:
+    """The patient, slide or core that `meta` names, or None.
+
+    >>> identity({"patient_id": 7}, "patient"), identity({"patient_id": " "}, "patient")
+    ('7', None)
+    """
+    for name in IDENTITIES[kind]:
+        value = meta.get(name)
+        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+            return str(value).strip()
+    return None
+
+
+def stored_labels(outline: Outline, path: Path, classes: Sequence[str], ignore: int | None, needed: bool) -> Array:
+    """Labels as they are cached: (H, W) uint8, 0 where nobody annotated, else the class's number from 1.
+
+    `ignore` is the file's label of unannotated pixels; None: 0, which is a class too then. Raises BadInput naming
+    `path` where there are no labels, where one is no class, and, if `needed`, where no pixel is annotated.
+    """
+    labels = outline.labels
+    if labels is None:
+        raise BadInput(f"{path}: no labels: no y in it, and no {stem(path)}.labels.png or .npy beside it.")
+    unannotated = 0 if ignore is None else ignore
+    wrong = labels[(labels != unannotated) & ((labels < 1) | (labels > len(classes)))]
+    if wrong.size:
+        found = ", ".join(map(str, np.unique(wrong)[:5].tolist()))
+        said = "data.ignore is none" if ignore is None else f"data.ignore is {ignore}"
+        raise BadInput(
+            f"{path}: label {found} in {counted(wrong.size, 'pixel')} is no class: data.classes names "
+            f"{len(classes)} (labels 1 to {len(classes)}), and {said}. Correct the labels, or set one of the two."
+        )
+    stored = np.where(labels == unannotated, 0, labels).astype(np.uint8)
+    if needed and ignore is not None and not stored.any():
+        raise BadInput(
+            f"{path}: not one pixel is annotated (all are {ignore}, which data.ignore leaves out): a core to train or "
+            "score on needs labels. Annotate it, or move it elsewhere."
+        )
+    return stored
+
+
+def _cores_below(root: Path) -> list[Path]:
+    if not root.exists():
+        raise BadInput(f"{root}: no such folder.")
+    if not root.is_dir():
+        raise BadInput(f"{root}: not a folder. Give the folder that holds the cores: {readers.FORMATS}.")
+    names = [folder / name for folder, _, names in walk(root) for name in names]
+    paths = [path for path in names if readers.is_core(path)]
+    if not paths:
+        archives = sum(path.suffix == ".npz" for path in names)
+        hint = f" ({counted(archives, 'other npz file')} there: name them core_*.npz)" if archives else ""
+        raise BadInput(f"{root}: no core below it{hint}. Looked for {readers.FORMATS}.")
+    return paths
+
+
+def _keys(paths: Sequence[Path], root: Path) -> dict[Path, str]:
+    """The files' stems, or their paths below `root` where stems repeat."""
+    count = Counter(stem(path) for path in paths)
+    parts = {path: (*path.relative_to(root).parts[:-1], path.name.replace(".", "_")) for path in paths}
+    return {path: stem(path) if count[stem(path)] == 1 else "__".join(parts[path]) for path in paths}
+
+
+def _split(path: Path, root: Path) -> str | None:
+    folders = path.relative_to(root).parts[:-1]
+    return next(iter(_splits(folders)), None)
+
+
+def _splits(folders: Sequence[str]) -> Iterator[str]:
+    return (_SPLITS[name.lower()] for name in folders if name.lower() in _SPLITS)
+
+
+def _nameless(paths: Sequence[Path], group_by: str) -> str:
+    more = f", nor do {len(paths) - 1} others" if len(paths) > 1 else ""
+    others = " or ".join(kind for kind in IDENTITIES if kind != group_by)
+    return (
+        f"{paths[0]}: its meta does not say which {group_by} the core is of{more}, so that one {group_by}'s cores "
+        f"could train and validate at once. Write {IDENTITIES[group_by][0]} into its meta, or into "
+        f"{stem(paths[0])}.json beside it, or say that another group may be split by: data.group_by {others}."
+    )

@@ -1,0 +1,133 @@
+"""Spectra of a core → what is cached: tissue mask, baseline, derivative, normalisation. The axis: axis.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core.crop import otsu_threshold
+
+from runner_ssmunet.axis import Axis, plan
+from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.readers import Core
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+AMIDE1 = (1600.0, 1700.0)
+"""The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
+SETTINGS = ("low", "high", "gap", "bin", "step", "baseline", "derivative", "window", "normalise", "tissue")
+"""The settings of `data` that decide what is cached."""
+_PIXELS = 16384
+"""Pixels that are worked on at once, which bounds the memory."""
+_CONTRAST = 1e-2
+"""Amide-I area (absorbance · cm⁻¹) by which tissue and glass differ at the very least."""
+_THINNEST = 0.01
+"""Mean absorbance of amide I that a spectrum is at least divided by: where there is hardly any protein, noise is not
+blown up."""
+
+
+def tissue_mask(core: Core, mode: str, name: str) -> Array:
+    """Which pixels of the core are tissue: (H, W) bool, by `data.tissue`; pixels that were not measured are none.
+
+    Raises BadInput naming the file where there is no mask, no amide-I band, or no tissue.
+    """
+    if mode == "file" and core.tissue is None:
+        raise BadInput(f"{name}: no tissue mask in it, and none beside it. Add one, or set data.tissue to auto.")
+    if mode != "amide1" and core.tissue is not None:
+        return core.tissue & core.measured
+    weights = amide1_weights(core.wavenumbers)
+    if weights is None:
+        raise BadInput(
+            f"{name}: its axis, {core.wavenumbers[0]:g} to {core.wavenumbers[-1]:g} cm⁻¹, has no amide-I band (1600 to "
+            "1700) to find the tissue by. Add a tissue mask."
+        )
+    area = core.spectra @ weights.astype(np.float32)
+    inside = area[core.measured]
+    low, high = np.percentile(inside, (0.1, 99.9))  # a few hot pixels do not decide where the threshold lies
+    if high - low < _CONTRAST:
+        raise BadInput(f"{name}: the amide-I area is the same everywhere: no tissue is found. Add a tissue mask.")
+    return np.asarray(core.measured & (area > otsu_threshold(inside.clip(low, high))))
+
+
+def amide1_weights(wavenumbers: Array) -> Array | None:
+    """`spectra @ weights` is the area of amide I (absorbance · cm⁻¹) above the chord between its ends, by the trapezoid
+    rule: (C,) float64, or None where the axis has fewer than three points of the band."""
+    band = np.flatnonzero((wavenumbers >= AMIDE1[0]) & (wavenumbers <= AMIDE1[1]))
+    if band.size < 3:
+        return None
+    inside = wavenumbers[band]
+    weights = np.zeros(len(wavenumbers))
+    weights[band[:-1]] += np.diff(inside) / 2
+    weights[band[1:]] += np.diff(inside) / 2
+    weights[band[[0, -1]]] -= (inside[-1] - inside[0]) / 2
+    return weights
+
+
+def prepare(spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConfig, name: str) -> tuple[Array, Array]:
+    """Spectra (H, W, C) on `wavenumbers` (C,), ascending → what is cached (H, W, L) float16, and its axis (L,) float64.
+
+    Pixels that are not `tissue` (H, W) bool are 0. `name`: the core, for messages. Raises BadInput as `axis.plan`, and
+    where `data.normalise amide1` finds no such band.
+    """
+    axis = plan(wavenumbers, data, name)
+    out = np.zeros((*tissue.shape, len(axis.wavenumbers)), np.float16)
+    places = np.flatnonzero(tissue)
+    flat, target = spectra.reshape(-1, spectra.shape[-1]), out.reshape(-1, out.shape[-1])
+    for first in range(0, len(places), _PIXELS):
+        part = places[first : first + _PIXELS]
+        target[part] = processed(flat[part], axis, data, name).clip(-6e4, 6e4)
+    return out, axis.wavenumbers
+
+
+def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Array:
+    """Spectra (P, C) → (P, L) float32: bins or resampling, baseline, derivative, normalisation, in this order.
+
+    All but the normalisation, which divides a spectrum by one number, is done within each segment of `axis`.
+    """
+    out = np.empty((len(pixels), len(axis.wavenumbers)), np.float32)
+    for segment in axis.segments:
+        own = pixels[:, segment.columns].astype(np.float32, copy=False)
+        own = own if segment.combine is None else own @ segment.combine.astype(np.float32)
+        if data.baseline == "rubberband":
+            own = own - rubberband(own, axis.wavenumbers[segment.points])
+        out[:, segment.points] = own
+    amide1 = _amide1_height(out, axis, name) if data.normalise == "amide1" else None
+    for segment in axis.segments:
+        if segment.derive is not None:
+            out[:, segment.points] = out[:, segment.points] @ segment.derive.astype(np.float32)
+    if data.normalise == "vector":
+        length = np.sqrt(np.einsum("pl,pl->p", out, out)) / np.float32(np.sqrt(out.shape[1]))
+        out /= np.where(length > 0, length, 1)[:, None]
+    elif amide1 is not None:
+        out /= np.maximum(amide1, np.float32(_THINNEST))[:, None]
+    return out
+
+
+def rubberband(pixels: Array, wavenumbers: Array) -> Array:
+    """Baselines (P, L) float32 of spectra (P, L): the lower convex hull of each, by pybaselines."""
+    from pybaselines import Baseline
+    from scipy.spatial import QhullError
+
+    out = np.empty(pixels.shape, np.float32)
+    if len(wavenumbers) < 3:
+        out[...] = pixels  # one point or two are their own hull
+        return out
+    fitter = Baseline(wavenumbers)
+    for i, spectrum in enumerate(pixels.astype(np.float64)):
+        try:
+            out[i] = fitter.rubberband(spectrum)[0]
+        except QhullError:  # a straight line encloses nothing: it is its own hull
+            out[i] = spectrum
+    return out
+
+
+def _amide1_height(pixels: Array, axis: Axis, name: str) -> Array:
+    """Mean height (P,) of the amide-I band above the chord between its ends (absorbance)."""
+    weights = amide1_weights(axis.wavenumbers)
+    if weights is None:
+        raise BadInput(
+            f"{name}: data.normalise amide1 needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or "
+            "data.step, or set data.normalise to vector."
+        )
+    return np.asarray(pixels @ (weights / (AMIDE1[1] - AMIDE1[0])).astype(np.float32))

@@ -1,0 +1,212 @@
+"""A core as every reader gives it, and what is wrong with one whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core._text import counted
+from runner_core.protocols import Json
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(kw_only=True)
+class Raw:
+    """What stands in a core's files, nothing of it checked. `spectra`: (H, W, C), or None where only the rest was
+    asked for; `shape`: its (H, W, C) where the file says so without them."""
+
+    wavenumbers: Array
+    spectra: Array | None = None
+    shape: tuple[int, ...] | None = None
+    labels: Array | None = None
+    tissue: Array | None = None
+    meta: dict[str, Json] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Outline:
+    """A core without its spectra: what can be read in a moment.
+
+    `wavenumbers` (C,) float64, cm⁻¹, ascending; `labels` (H, W) int64 as the file has them, or None; `tissue` (H, W)
+    bool, or None; `meta`: core_id, patient_id, slide_id and whatever else the file says; `remarks`: what was done to
+    the file's content on reading it.
+    """
+
+    wavenumbers: Array
+    labels: Array | None
+    tissue: Array | None
+    meta: dict[str, Json]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Core(Outline):
+    """A core with its `spectra` (H, W, C) float32, finite everywhere.
+
+    They are 0 where the file has NaN or infinite values, outside the tissue only; `measured` (H, W) bool: the pixels
+    without any such value.
+    """
+
+    spectra: Array
+    measured: Array
+
+
+def outline(raw: Raw, path: Path) -> Outline:
+    """`raw` checked, spectra apart. Raises BadInput naming `path` and the fault."""
+    wavenumbers, remarks = _ascending(raw.wavenumbers, path)
+    labels = None if raw.labels is None else _whole_numbers(np.asarray(raw.labels), path)
+    tissue = None if raw.tissue is None else _mask(np.asarray(raw.tissue), path)
+    shape = raw.shape if raw.spectra is None else raw.spectra.shape
+    if shape is not None:
+        _same_shapes(shape, wavenumbers, path)
+    grids = {"the image": None if shape is None else shape[:2], "the labels": None if labels is None else labels.shape}
+    grids["the tissue mask"] = None if tissue is None else tissue.shape
+    known = {name: grid for name, grid in grids.items() if grid is not None}
+    first = next(iter(known), "")
+    for name, grid in known.items():
+        if grid != known[first]:
+            raise BadInput(
+                f"{path}: {name} is {_times(grid)} pixels, {first} {_times(known[first])}. Both must lie on one grid: "
+                "transpose, crop or export one of them again."
+            )
+    return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
+
+
+def core(raw: Raw, path: Path) -> Core:
+    """`raw` checked, with its spectra on the ascending axis. Raises BadInput naming `path` and the fault."""
+    rest = outline(raw, path)
+    if raw.spectra is None:
+        raise ValueError("a core needs spectra")
+    if raw.spectra.dtype.kind not in "iuf":
+        raise BadInput(f"{path}: spectra of type {raw.spectra.dtype}; absorbances (real numbers) are needed.")
+    with np.errstate(over="ignore"):
+        spectra = raw.spectra.astype(np.float32, copy=False)
+    if np.asarray(raw.wavenumbers).ravel()[0] > rest.wavenumbers[0]:
+        spectra = spectra[..., ::-1]
+    spectra, measured = _finite(spectra, rest.tissue, path)
+    return Core(**vars(rest), spectra=spectra, measured=measured)
+
+
+def library(name: str, path: Path) -> Any:
+    """The module `name`, which reads `path`. Raises BadInput saying what to install where it is missing."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise BadInput(
+            f"{path}: reading this format needs the package {name.partition('.')[0].replace('_', '-')}: install "
+            "runner-ssmunet[formats]."
+        ) from error
+
+
+def short(error: BaseException) -> str:
+    """The first line of an error's text, else its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+def merged(inner: Mapping[str, Json], beside: Mapping[str, Json], path: Path) -> dict[str, Json]:
+    """Meta of a file and of the JSON beside it. Raises BadInput where they contradict each other."""
+    for key in inner.keys() & beside.keys():
+        if str(inner[key]) != str(beside[key]):
+            raise BadInput(
+                f"{path}: its own {key} is '{inner[key]}', the JSON file beside it says '{beside[key]}'. Correct one."
+            )
+    return {**beside, **inner}
+
+
+def _ascending(wavenumbers: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
+    axis = np.asarray(wavenumbers)
+    if axis.dtype.kind not in "iuf" or axis.ndim != 1 or axis.size < 2:
+        raise BadInput(
+            f"{path}: its wavenumbers are {axis.dtype} {axis.shape}; a list of two numbers or more is needed."
+        )
+    axis = axis.astype(np.float64)
+    if not np.isfinite(axis).all() or axis.min() <= 0:
+        raise BadInput(f"{path}: a wavenumber is {_odd(axis):g}; all must be above 0 cm⁻¹.")
+    if axis.max() < 50:
+        raise BadInput(
+            f"{path}: its axis runs from {axis[0]:g} to {axis[-1]:g}, as wavelengths in µm do; wavenumbers in cm⁻¹ "
+            "are needed (10000 divided by the wavelength)."
+        )
+    steps = np.diff(axis)
+    if (steps > 0).all():
+        return axis, ()
+    if (steps < 0).all():
+        return axis[::-1].copy(), (f"wavenumbers fall from {axis[0]:g} to {axis[-1]:g}: turned round, spectra too",)
+    place = int(np.flatnonzero(np.sign(steps) != np.sign(axis[-1] - axis[0]))[0])
+    fault = "comes twice" if steps[place] == 0 else f"is followed by {axis[place + 1]:g}"
+    raise BadInput(
+        f"{path}: wavenumbers are neither ascending nor descending: number {place + 1}, {axis[place]:g} cm⁻¹, {fault}. "
+        "Sort the axis, and the spectra with it, and drop what is double."
+    )
+
+
+def _odd(axis: Array) -> float:
+    wrong = axis[~np.isfinite(axis)]
+    return float(wrong[0] if wrong.size else axis.min())
+
+
+def _same_shapes(shape: tuple[int, ...], wavenumbers: Array, path: Path) -> None:
+    if len(shape) != 3 or min(shape) < 1:
+        raise BadInput(f"{path}: spectra of shape {tuple(shape)}; rows × columns × wavenumbers are needed.")
+    if shape[2] != wavenumbers.size:
+        raise BadInput(
+            f"{path}: {counted(shape[2], 'channel')} of spectra but {counted(wavenumbers.size, 'wavenumber')}. "
+            "They must be as many: is this the axis of another file, or is the last axis not the spectrum?"
+        )
+
+
+def _whole_numbers(labels: Array, path: Path) -> Array:
+    if labels.dtype.kind not in "iufb":
+        raise BadInput(f"{path}: labels of type {labels.dtype}; whole numbers are needed, one class each.")
+    if labels.dtype.kind == "f" and not (np.isfinite(labels) & (labels == np.rint(labels))).all():
+        wrong = labels[~(np.isfinite(labels) & (labels == np.rint(labels)))][0]
+        raise BadInput(f"{path}: a label is {wrong:g}; whole numbers are needed, one class each.")
+    return labels.astype(np.int64)
+
+
+def _mask(tissue: Array, path: Path) -> Array:
+    if tissue.dtype.kind not in "iufb":
+        raise BadInput(f"{path}: a tissue mask of type {tissue.dtype}; true and false, or 1 and 0, are needed.")
+    if tissue.dtype.kind == "f" and np.isnan(tissue).any():
+        raise BadInput(f"{path}: the tissue mask has NaN values; true and false, or 1 and 0, are needed.")
+    mask = tissue != 0
+    if not mask.any():
+        raise BadInput(
+            f"{path}: its tissue mask is empty. Correct it, or leave it out (data.tissue amide1 finds the tissue)."
+        )
+    return mask
+
+
+def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Array]:
+    """Spectra with 0 in the pixels that have a NaN or infinite value, and which have none.
+
+    Without a mask, a pixel that is NaN throughout was not measured (instruments write a missing tile so); one that is
+    NaN in part is a fault.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(spectra.sum(-1)).all():  # finite sums have finite terms
+            return spectra, np.ones(spectra.shape[:2], bool)
+    finite = np.isfinite(spectra)
+    measured = np.asarray(finite.all(-1))
+    asked: Array = finite.any(-1) | ~np.isnan(spectra[..., 0]) if tissue is None else tissue
+    wrong = asked & ~measured
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        where = "" if tissue is None else " of the tissue"
+        raise BadInput(
+            f"{path}: {counted(int(wrong.sum()), 'pixel')}{where} with NaN or infinite values, the first in row {row}, "
+            f"column {column}. Mend them, or take these pixels out of tissue_mask."
+        )
+    if not measured.any():
+        raise BadInput(f"{path}: every spectrum is NaN.")
+    return np.where(measured[..., None], spectra, np.float32(0)), measured
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))

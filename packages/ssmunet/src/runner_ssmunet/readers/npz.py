@@ -1,0 +1,128 @@
+"""core_*.npz: X (H, W, C), y (H, W), wn (C,), tissue_mask (H, W), delta_cm1, meta (JSON text)."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput, did_you_mean
+from runner_core._text import typed
+from runner_core.protocols import Json
+
+from runner_ssmunet.readers.base import Array, Raw, short
+from runner_ssmunet.readers.sidecars import parsed
+
+_RESAVE = (
+    "import json, sys, numpy as np; d = dict(np.load(sys.argv[1], allow_pickle=True)); m = d['meta'].item(); "
+    "d['meta'] = m if isinstance(m, str) else json.dumps(m, default=str); np.savez(sys.argv[1], **d)"
+)
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that make up the core."""
+    return [path]
+
+
+def names(path: Path) -> list[str]:
+    """The keys of the archive."""
+    with _opened(path) as archive:
+        return list(archive.files)
+
+
+def meta(path: Path) -> dict[str, Json]:
+    """What `meta` says, without reading anything else. Raises BadInput: unreadable, an object array, no JSON."""
+    with _opened(path) as archive:
+        return _meta(archive, path)
+
+
+def read(path: Path, spectra: bool = True) -> Raw:
+    """The core; without X unless `spectra`. Raises BadInput naming the file and the key."""
+    with _opened(path) as archive:
+        for key in ("X", "wn"):
+            if key not in archive.files:
+                there = ", ".join(archive.files) or "nothing"
+                raise BadInput(
+                    f"{path}: no '{key}' in it{did_you_mean(key, archive.files)} (it holds {there}). A core needs X "
+                    "(rows × columns × wavenumbers) and wn (cm⁻¹)."
+                )
+        raw = Raw(wavenumbers=_array(archive, "wn", path), meta=_meta(archive, path))
+        if "y" in archive.files:
+            raw.labels = _array(archive, "y", path)
+        if "tissue_mask" in archive.files:
+            raw.tissue = _array(archive, "tissue_mask", path)
+        if "delta_cm1" in archive.files:
+            raw.meta.setdefault("delta_cm1", _number(_array(archive, "delta_cm1", path), path))
+        if spectra:
+            raw.spectra = _array(archive, "X", path)
+        else:
+            raw.shape = _shape(path, "X")
+    return raw
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file.")
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except _DAMAGED as error:
+        raise BadInput(f"{path}: not a readable npz file ({short(error)}). Copy or write it again.") from error
+    if not hasattr(archive, "files"):
+        raise BadInput(f"{path}: a single array, not an npz archive of X, y, wn, tissue_mask and meta.")
+    with archive:
+        yield archive
+
+
+def _array(archive: Any, key: str, path: Path) -> Array:
+    try:
+        array: Array = archive[key]
+    except _DAMAGED as error:
+        if "Object arrays" in str(error):
+            raise BadInput(
+                f"{path}: '{key}' was saved as an array of Python objects, which is not read because reading it can "
+                f'run any program. If you trust the file, save it again: python -c "{_RESAVE}" {typed(path)}'
+            ) from error
+        raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error
+    return array
+
+
+def _meta(archive: Any, path: Path) -> dict[str, Json]:
+    """Text, bytes, or an array of characters' codes, as JSON."""
+    if "meta" not in archive.files:
+        return {}
+    value = _array(archive, "meta", path)
+    if value.dtype == np.uint8:
+        content: Any = value.tobytes()
+    elif value.dtype.kind in "US" and value.size == 1:
+        content = value.reshape(-1)[0]
+    else:
+        raise BadInput(f"{path}: 'meta' is {value.dtype} {value.shape}; JSON text is needed (json.dumps of a dict).")
+    if isinstance(content, bytes):
+        try:
+            content = content.rstrip(b"\0").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: 'meta' is no UTF-8 text ({short(error)}).") from error
+    return parsed(str(content), path)
+
+
+def _number(value: Array, path: Path) -> float:
+    if value.size != 1 or value.dtype.kind not in "iuf":
+        raise BadInput(f"{path}: 'delta_cm1' is {value.dtype} {value.shape}; one number (cm⁻¹) is needed.")
+    return float(value.reshape(-1)[0])
+
+
+def _shape(path: Path, key: str) -> tuple[int, ...]:
+    """Shape of a member, from its header."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            return tuple(header(member)[0])
+    except _DAMAGED as error:
+        raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error

@@ -1,0 +1,95 @@
+"""Bruker OPUS files (.0, .1, …), read by the package `brukeropus`: absorbance, one spectrum or a series.
+
+A series has no grid of its own: rows and columns come from the labels or mask beside the file, or from "shape": [rows,
+columns] in the JSON file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core.protocols import Json
+
+from runner_ssmunet.readers.base import Raw, library, short
+from runner_ssmunet.readers.sidecars import beside, read_map, read_meta, stem
+
+_MAGIC = b"\n\n\xfe\xfe"
+
+
+def is_core(path: Path) -> bool:
+    """A numbered suffix, and OPUS's first four bytes."""
+    if not path.suffix[1:].isdigit():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == _MAGIC
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that make up the core."""
+    return [path]
+
+
+def meta(path: Path) -> dict[str, Json]:
+    """What an OPUS file says of its sample is free text: who the core is stands in the JSON file beside it."""
+    return {}
+
+
+def read(path: Path, spectra: bool = True) -> Raw:
+    """The core. The library reads spectra along with the rest."""
+    series = _absorbance(path)
+    values = np.atleast_2d(series.y)
+    try:
+        wavenumbers = np.asarray(series.wn, np.float64)
+    except AttributeError as error:
+        raise BadInput(f"{path}: its axis is no wavenumber ({short(error)}).") from error
+    rows, columns = _grid(path, len(values))
+    raw = Raw(wavenumbers=wavenumbers, shape=(rows, columns, values.shape[1]))
+    if spectra:
+        raw.spectra = values.reshape(rows, columns, -1)
+    return raw
+
+
+def _absorbance(path: Path) -> Any:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file.")
+    module = library("brukeropus.file", path)
+    try:
+        file: Any = module.read_opus(str(path))
+    except Exception as error:  # whatever a broken byte leads the parser to
+        raise BadInput(f"{path}: not a readable OPUS file ({short(error)}). Copy it again.") from error
+    if not file:
+        raise BadInput(f"{path}: not an OPUS file.")
+    if "a" not in file.all_data_keys:
+        there = ", ".join(file.all_data_keys) or "nothing that can be read"
+        raise BadInput(f"{path}: no absorbance in it (it holds {there}). Save the absorbance spectra in OPUS.")
+    return file.a
+
+
+def _grid(path: Path, count: int) -> tuple[int, int]:
+    """Rows and columns of `count` spectra."""
+    if count == 1:
+        return 1, 1
+    files = beside(path)
+    shape: Any = read_meta(files["meta"]).get("shape") if "meta" in files else None
+    for role in ("labels", "tissue"):
+        if shape is None and role in files:
+            shape = read_map(files[role]).shape
+    if shape is None:
+        raise BadInput(
+            f"{path}: {count} spectra without a grid. Say it in {stem(path)}.json beside it: "
+            '{"shape": [rows, columns]}.'
+        )
+    if not _is_grid(shape, count):
+        raise BadInput(f"{path}: {count} spectra do not fill a grid of {shape}.")
+    return int(shape[0]), int(shape[1])
+
+
+def _is_grid(shape: Any, count: int) -> bool:
+    try:
+        rows, columns = (int(n) for n in shape)
+    except (TypeError, ValueError):
+        return False
+    return rows > 0 and columns > 0 and rows * columns == count

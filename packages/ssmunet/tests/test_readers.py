@@ -1,0 +1,411 @@
+"""The other formats, on files written by the libraries that others use, and on real files of an instrument."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+import spectral
+from PIL import Image
+from runner_core import BadInput
+from runner_ssmunet.cores import find_cores, find_inputs, read_core, read_outline
+
+agilent_format = pytest.importorskip("agilent_format")
+brukeropus_constants = pytest.importorskip("brukeropus.file.constants")
+
+AGILENT = Path(agilent_format.__file__).parent / "datasets"
+"""Measured by an Agilent Cary 620; shipped with agilent-format."""
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        read_core(path)
+    assert path.stem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def core(make_core) -> dict[str, np.ndarray]:
+    return make_core(5, 7)
+
+
+# ---------------------------------------------------------------- ENVI
+
+
+def write_envi(folder: Path, core: dict[str, np.ndarray], interleave: str = "bil", **metadata: Any) -> Path:
+    header = folder / "core_1.hdr"
+    metadata = {"wavelength": core["wn"].tolist(), "wavelength units": "Wavenumber"} | metadata
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    spectral.envi.save_image(str(header), core["X"], interleave=interleave, ext=".dat", metadata=metadata, force=True)
+    return header
+
+
+@pytest.mark.parametrize("interleave", ["bil", "bip", "bsq"])
+def test_envi_in_every_interleave(tmp_path: Path, core, interleave: str) -> None:
+    header = write_envi(tmp_path, core, interleave)
+    for path in (header, header.with_suffix(".dat")):
+        read = read_core(path)
+        np.testing.assert_array_equal(read.spectra, core["X"])
+        np.testing.assert_allclose(read.wavenumbers, core["wn"])
+    assert read.labels is None
+    (record,) = find_inputs(tmp_path)
+    assert record.files == {"core": header, "core 2": header.with_suffix(".dat")}
+
+
+@pytest.mark.parametrize("unit, factor", [("Micrometers", 1e4), ("nm", 1e7)])
+def test_envi_wavelengths_become_wavenumbers(tmp_path: Path, core, unit: str, factor: float) -> None:
+    path = write_envi(tmp_path, core, **{"wavelength": (factor / core["wn"]).tolist(), "wavelength units": unit})
+    read = read_core(path)
+    np.testing.assert_allclose(read.wavenumbers, core["wn"], rtol=1e-6)
+    np.testing.assert_array_equal(read.spectra, core["X"])
+
+
+def test_envi_pixels_to_ignore_were_not_measured(tmp_path: Path, core) -> None:
+    core["X"][0, :2] = -9999
+    read = read_core(write_envi(tmp_path, core, **{"data ignore value": -9999}))
+    assert not read.measured[0, :2].any()
+    assert read.measured.sum() == 33
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ({"wavelength": None}, "no `wavelength` list"),
+        ({"wavelength": ["a"] * 101}, "what is no number"),
+        ({"wavelength units": "furlong"}, "`wavelength units` is 'furlong'"),
+    ],
+)
+def test_envi_headers_without_an_axis(tmp_path: Path, core, metadata: dict[str, Any], message: str) -> None:
+    refuse(write_envi(tmp_path, core, **metadata), message)
+
+
+def test_envi_files_that_are_damaged(tmp_path: Path, core) -> None:
+    header = write_envi(tmp_path, core)
+    data = header.with_suffix(".dat")
+    data.write_bytes(data.read_bytes()[:-1])
+    refuse(header, "14139 bytes, but core_1.hdr says 14140")
+    header.write_text("ENVI\nsamples = 7\n")
+    refuse(header, "not a readable ENVI image")
+    data.unlink()
+    refuse(header, "not a readable ENVI image")
+    header.unlink()
+    refuse(header, "no such file")
+
+
+# ---------------------------------------------------------------- sidecars
+
+
+def test_labels_mask_and_names_beside_a_file(tmp_path: Path, core) -> None:
+    header = write_envi(tmp_path, core)
+    Image.fromarray(core["y"]).save(tmp_path / "core_1.labels.png")
+    np.save(tmp_path / "core_1.tissue.npy", core["tissue_mask"])
+    (tmp_path / "core_1.json").write_text('{"patient_id": "P3"}')
+    read = read_core(header)
+    np.testing.assert_array_equal(read.labels, core["y"])
+    np.testing.assert_array_equal(read.tissue, core["tissue_mask"])
+    (record,) = find_cores(tmp_path, "patient")
+    assert record.group == "P3"
+    assert set(record.files) == {"core", "core 2", "labels", "tissue", "meta"}
+    np.testing.assert_array_equal(read_outline(header).labels, core["y"])
+
+
+@pytest.mark.parametrize("mode", ["palette", "16 bits", "black and white"])
+def test_png_files_of_every_kind_of_number(tmp_path: Path, core, mode: str) -> None:
+    header = write_envi(tmp_path, core)
+    wanted = core["y"].astype(np.int64)
+    if mode == "palette":
+        image = Image.fromarray(core["y"])
+        image.putpalette([255, 0, 0, 0, 255, 0] * 2)
+    elif mode == "16 bits":
+        wanted = wanted * 300
+        image = Image.fromarray(wanted.astype(np.uint16))
+    else:
+        wanted = wanted > 0
+        image = Image.fromarray(wanted)
+    image.save(tmp_path / "core_1.labels.png")
+    np.testing.assert_array_equal(read_core(header).labels, wanted)
+
+
+def test_sidecars_that_are_wrong(tmp_path: Path, core) -> None:
+    header = write_envi(tmp_path, core)
+    labels = tmp_path / "core_1.labels.png"
+    Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(labels)
+    refuse(header, r"core_1.labels.png: a colour picture \(RGB\)")
+    labels.write_bytes(b"none")
+    refuse(header, "core_1.labels.png: not a readable PNG")
+    Image.fromarray(core["y"].T).save(labels)
+    refuse(header, "labels is 7 × 5 pixels, the image 5 × 7|the labels is 7 × 5")
+    np.save(tmp_path / "core_1.labels.npy", core["y"])
+    refuse(header, "two files with its labels: core_1.labels.png and core_1.labels.npy")
+    labels.unlink()
+    np.save(tmp_path / "core_1.labels.npy", core["X"])
+    refuse(header, r"core_1.labels.npy: an array of shape \(5, 7, 101\)")
+    np.save(tmp_path / "core_1.labels.npy", np.array([None]), allow_pickle=True)
+    refuse(header, "core_1.labels.npy: not a readable NPY")
+    (tmp_path / "core_1.labels.npy").unlink()
+    (tmp_path / "core_1.json").write_text("[]")
+    refuse(header, "core_1.json: its meta is list")
+
+
+def test_labels_in_the_file_and_beside_it_are_refused(write_core) -> None:
+    path = write_core()
+    np.save(path.with_name("core_1.labels.npy"), np.zeros((12, 14)))
+    refuse(path, "it holds labels of its own, and core_1.labels.npy beside it too")
+
+
+# ---------------------------------------------------------------- Agilent
+
+
+def agilent(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in AGILENT.glob(pattern):
+            shutil.copy(path, folder / path.name)
+
+
+def test_an_agilent_tile(tmp_path: Path) -> None:
+    agilent(tmp_path, "4_noimage*", "background*")
+    (record,) = find_inputs(tmp_path)
+    tile = tmp_path / "4_noimage_agg256.dat"
+    assert set(record.files.values()) == {tile, tile.with_suffix(".bsp")}
+    core = read_core(record.files["core"])
+    assert core.spectra.shape == (8, 8, 9)
+    assert core.spectra[7, 1, 1] == pytest.approx(1.27181053)  # as agilent-format's own tests have it
+    assert core.wavenumbers[0] == pytest.approx(1990.17823)
+    assert core.meta["pixel_um"] == pytest.approx(5.5 * 16)
+    for other in (tile, tile.with_suffix(".bsp")):
+        np.testing.assert_array_equal(read_core(other).spectra, core.spectra)
+
+
+def test_agilent_files_read_as_envi_are_the_same_upside_down(tmp_path: Path) -> None:
+    """The instrument writes an ENVI header too: two libraries read one file."""
+    agilent(tmp_path, "4_noimage*")
+    tile = read_core(tmp_path / "4_noimage_agg256.dat")
+    envi = read_core(tmp_path / "4_noimage_agg256.hdr")
+    np.testing.assert_array_equal(envi.spectra[::-1], tile.spectra)
+    np.testing.assert_allclose(envi.wavenumbers, tile.wavenumbers, atol=1e-5)
+
+
+def test_an_agilent_mosaic(tmp_path: Path) -> None:
+    agilent(tmp_path, "5_[Mm]osaic*")
+    (record,) = find_inputs(tmp_path)
+    assert [path.suffix for path in record.files.values()] == [".dmt", ".dmd", ".dmd"]
+    core = read_core(record.files["core"])
+    assert core.spectra.shape == (8, 4, 9)
+    assert core.spectra[7, 1, 1] == pytest.approx(1.14792180)
+    for name in ("5_Mosaic_agg1024.dms", "5_Mosaic_agg1024.dat", "5_Mosaic_agg1024_0000_0000.dmd"):
+        np.testing.assert_array_equal(read_core(tmp_path / name).spectra, core.spectra)
+
+
+def test_a_tile_that_is_missing_was_not_measured(tmp_path: Path) -> None:
+    agilent(tmp_path, "5_mosaic*.dmt", "5_Mosaic*_0000_000*.dmd")
+    first = tmp_path / "5_Mosaic_agg1024_0000_0000.dmd"
+    shutil.copy(first, tmp_path / "5_Mosaic_agg1024_0001_0000.dmd")
+    core = read_core(tmp_path / "5_mosaic_agg1024.dmt")
+    assert core.spectra.shape == (8, 8, 9)
+    assert core.measured.sum() == 48
+    assert not core.measured[4:, 4:].any()
+
+
+def test_agilent_files_that_are_wrong(tmp_path: Path) -> None:
+    agilent(tmp_path, "4_noimage*", "5_[Mm]osaic*.dm?")
+    refuse(tmp_path / "4_noimage_agg256.seq", "interferograms, not spectra")
+    tile = tmp_path / "4_noimage_agg256.dat"
+    tile.write_bytes(tile.read_bytes()[:-8])
+    refuse(tile, "not a readable Agilent image")
+    header = tile.with_suffix(".bsp")
+    header.write_bytes(header.read_bytes()[:2220])
+    refuse(header, "truncated or damaged|not a readable Agilent image")
+    tile.unlink()
+    refuse(header, "no 4_noimage_agg256.dat beside it")
+    mosaic = tmp_path / "5_mosaic_agg1024.dmt"
+    for path in tmp_path.glob("*.dmd"):
+        path.unlink()
+    refuse(mosaic, "no tile 5_mosaic_agg1024_0000_0000.dmd")
+    mosaic.unlink()
+    refuse(tmp_path / "5_Mosaic_agg1024.dms", "no 5_Mosaic_agg1024.dmt beside it")
+
+
+# ---------------------------------------------------------------- MATLAB
+
+
+def write_matlab(path: Path, variables: dict[str, Any], v73: bool) -> Path:
+    """v7.3 as MATLAB writes it: a header of 512 bytes, axes the other way round, text as codes."""
+    if not v73:
+        scipy.io.savemat(path, variables, do_compression=True)
+        return path
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, value in variables.items():
+            text = isinstance(value, str)
+            array = np.array([[ord(c) for c in value]], np.uint16) if text else np.atleast_2d(value)
+            item = file.create_dataset(name, data=(array.astype(np.uint8) if array.dtype == bool else array).T)
+            item.attrs["MATLAB_class"] = np.bytes_("char" if text else "double")
+    return path
+
+
+@pytest.fixture(params=[False, True], ids=["v7", "v7.3"])
+def matlab(request, tmp_path: Path, core) -> Any:
+    def write(**changed: Any) -> Path:
+        variables: dict[str, Any] = core | {"y": core["y"].astype(float), "wn": core["wn"][None]}
+        variables |= {"meta": json.dumps({"patient_id": "P5"})} | changed
+        kept = {name: value for name, value in variables.items() if value is not None}
+        return write_matlab(tmp_path / "core_1.mat", kept, request.param)
+
+    return write
+
+
+def test_matlab(matlab, core) -> None:
+    path = matlab()
+    read = read_core(path)
+    np.testing.assert_array_equal(read.spectra, core["X"])
+    np.testing.assert_array_equal(read.wavenumbers, core["wn"])
+    np.testing.assert_array_equal(read.labels, core["y"])
+    np.testing.assert_array_equal(read.tissue, core["tissue_mask"])
+    assert (read.meta["patient_id"], read.meta["delta_cm1"]) == ("P5", pytest.approx(9.0))
+    (record,) = find_cores(path.parent, "patient")
+    assert (record.group, record.files) == ("P5", {"core": path, "labels": path})
+
+
+def test_matlab_without_labels_or_meta(matlab) -> None:
+    path = matlab(y=None, meta=None, tissue_mask=None)
+    assert read_core(path).labels is None
+    assert find_inputs(path.parent)[0].files == {"core": path}
+
+
+def test_matlab_files_that_are_wrong(matlab, core) -> None:
+    refuse(matlab(wn=None), "no variable 'wn' in it.*it holds X")
+    refuse(matlab(wn=core["wn"][None, 1:]), "101 channels of spectra but 100 wavenumbers")
+    refuse(matlab(meta=np.array([[1.0, 2.0]])), "'meta' is float64")
+    path = matlab()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    refuse(path, "not a readable MATLAB file")
+    path.write_bytes(whole[:700])
+    refuse(path, "not a readable MATLAB file|no variable 'wn'")
+    path.write_bytes(b"")
+    refuse(path, "not a readable MATLAB file")
+
+
+# ---------------------------------------------------------------- OPUS
+
+
+def opus_block(kind: tuple[int, int, int, int, int, int], content: bytes) -> tuple[int, bytes]:
+    shifts = (0, 2, 4, 10, 17, 19)
+    return sum(value << shift for value, shift in zip(kind, shifts, strict=True)), content
+
+
+def opus_parameters(**values: Any) -> bytes:
+    """Three letters, type and length in words, value: a parameter block."""
+    out = b""
+    for key, value in values.items():
+        if isinstance(value, str):
+            text = value.encode() + b"\0" * (2 - len(value) % 2)
+            kind, content = 2, text
+        else:
+            kind, content = (0, struct.pack("<i", value)) if isinstance(value, int) else (1, struct.pack("<d", value))
+        out += key.upper().encode() + b"\0" + struct.pack("<2h", kind, len(content) // 2) + content
+    return out + b"END\0" + b"\0" * 8
+
+
+def write_opus(path: Path, wavenumbers: np.ndarray, spectra: np.ndarray, kind: int = 4) -> Path:
+    """A Bruker OPUS file (kind 4: absorbance) of one spectrum, or of a series (spectra, points).
+
+    Its axis falls, as Bruker writes it. Blocks: magic, header, directory, data, and the parameters of its axis.
+    """
+    values = np.atleast_2d(spectra)[:, ::-1].astype("<f4")
+    series = 2 if spectra.ndim == 2 else 0
+    content = values.tobytes()
+    if series:
+        sizes = struct.Struct("<" + "".join(entry["fmt"] for entry in brukeropus_constants.STRUCT_3D_INFO_BLOCK))
+        info = b"\0" * sizes.size
+        content = struct.pack("<6i", 0, len(values), 32, values[0].nbytes, len(info), 1)
+        content += struct.pack("<2i", 0, len(values) - 1) + b"".join(row.tobytes() + info for row in values)
+    axis = {"npt": values.shape[1], "fxv": float(wavenumbers[-1]), "lxv": float(wavenumbers[0])}
+    status = opus_parameters(dpf=1, **axis, csf=1.0, mxy=float(values.max()), mny=float(values.min()), dxu="WN")
+    blocks = [opus_block((3, 3, 0, kind, 0, series), content), opus_block((3, 3, 1, kind, 0, series), status)]
+    start = 24 + 12 * (len(blocks) + 1)
+    directory, body = b"", b""
+    for code, block in blocks:
+        block += b"\0" * (-len(block) % 4)
+        directory += struct.pack("<3i", code, len(block) // 4, start + len(body))
+        body += block
+    header = b"\n\n\xfe\xfe" + struct.pack("<d3i", 920622.0, 24, len(blocks) + 1, len(blocks))
+    path.write_bytes(header + directory + b"\0" * 12 + body)
+    return path
+
+
+def test_one_opus_spectrum(tmp_path: Path, core) -> None:
+    path = write_opus(tmp_path / "sample.0", core["wn"], core["X"][2, 3])
+    read = read_core(path)
+    np.testing.assert_array_equal(read.spectra, core["X"][2:3, 3:4])
+    np.testing.assert_allclose(read.wavenumbers, core["wn"])
+    assert "turned round" in read.remarks[0]
+
+
+def test_an_opus_series_takes_its_grid_from_what_stands_beside_it(tmp_path: Path, core) -> None:
+    path = write_opus(tmp_path / "core_1.0", core["wn"], core["X"].reshape(35, -1))
+    refuse(path, r"35 spectra without a grid. Say it in core_1.0.json")
+    names = {"patient_id": "P1", "shape": [5, 7]}
+    (tmp_path / "core_1.0.json").write_text(json.dumps(names))
+    np.testing.assert_array_equal(read_core(path).spectra, core["X"])
+    (tmp_path / "core_1.0.json").write_text('{"patient_id": "P1"}')
+    Image.fromarray(core["y"]).save(tmp_path / "core_1.0.labels.png")
+    read = read_core(path)
+    np.testing.assert_array_equal(read.spectra, core["X"])
+    np.testing.assert_array_equal(read.labels, core["y"])
+    (record,) = find_cores(tmp_path, "patient")
+    assert (record.key, record.group) == ("core_1.0", "P1")
+
+
+@pytest.mark.parametrize("shape", ["[4, 7]", "[35]", '"35"', "[-5, -7]"])
+def test_a_grid_that_does_not_fit(tmp_path: Path, core, shape: str) -> None:
+    path = write_opus(tmp_path / "core_1.0", core["wn"], core["X"].reshape(35, -1))
+    (tmp_path / "core_1.0.json").write_text(f'{{"shape": {shape}}}')
+    refuse(path, "35 spectra do not fill a grid of")
+
+
+def test_opus_files_that_are_wrong(tmp_path: Path, core) -> None:
+    path = write_opus(tmp_path / "core_1.0", core["wn"], core["X"][2, 3], kind=5)
+    refuse(path, r"no absorbance in it \(it holds t\)")
+    path.write_bytes(path.read_bytes()[:40])
+    refuse(path, "not a readable OPUS file|no absorbance in it")
+    path.write_bytes(b"text")
+    refuse(path, "not an OPUS file")
+    with pytest.raises(BadInput, match="no core below it"):
+        find_inputs(tmp_path)
+
+
+# ---------------------------------------------------------------- a missing library
+
+
+@pytest.mark.parametrize(
+    "package, name",
+    [("spectral", "core_1.hdr"), ("agilent_format", "4_noimage_agg256.dat"), ("h5py", "core_1.mat"),
+     ("brukeropus", "core_1.0")],
+)  # fmt: skip
+def test_a_library_that_is_not_installed_is_named(tmp_path: Path, core, monkeypatch, package: str, name: str) -> None:
+    write_envi(tmp_path, core)
+    agilent(tmp_path, "4_noimage*")
+    write_matlab(tmp_path / "core_1.mat", {"X": core["X"], "wn": core["wn"]}, v73=True)
+    write_opus(tmp_path / "core_1.0", core["wn"], core["X"][0, 0])
+    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [_Missing(package), *sys.meta_path])
+    with pytest.raises(BadInput, match=rf"{package.replace('_', '-')}: install runner-ssmunet\[formats\]"):
+        read_core(tmp_path / name)
+
+
+class _Missing:
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] == self.package:
+            raise ImportError(name)
