@@ -1,0 +1,120 @@
+"""A trained network as files: model.safetensors, and model.json, which says how to build, feed and read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core.config.values import flat, plain
+from runner_core.project import Statistics
+from runner_core.protocols import Json
+
+from runner_ssmunet.config import SSMConfig
+from runner_ssmunet.labels import output_labels, output_names
+from runner_ssmunet.preprocess import SETTINGS
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+
+
+def export(network: Any, folder: Path, config: SSMConfig, statistics: Statistics) -> Sequence[Path]:
+    """Write `network` (SSMUNetwork) into `folder`; the files written. `load_network` reads them."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS)
+    text = json.dumps(description(network.settings, config, statistics), indent=1, ensure_ascii=False)
+    (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+    return [folder / WEIGHTS, folder / DESCRIPTION]
+
+
+def description(network: Mapping[str, Any], config: SSMConfig, statistics: Statistics) -> dict[str, Json]:
+    """Everything that `SSMUNet.predict` does around the network, as numbers and in words."""
+    data = config.data
+    return {
+        "project": "ssmunet",
+        "made_by": f"runner-ssmunet {version('runner-ssmunet')}",
+        "load": "runner_ssmunet.export.load_network(folder) of the package runner-ssmunet: a torch.nn.Module",
+        "network": dict(network),
+        "input": {
+            "spectra": "(B, H, W, L) float32: (prepared - mean) / std, 0 where there is no tissue",
+            "tissue": "(B, H, W) bool",
+            "prepare": {
+                "how": "one core: wavenumbers low to high without the gap, averaged (bin) or resampled (step), "
+                "baseline, derivative, normalisation, rounded to float16; nothing runs across the gap "
+                "(runner_ssmunet.preprocess.prepare)",
+                **{name: plain(getattr(data, name)) for name in SETTINGS},
+            },
+            "wavenumbers": np.asarray(statistics["wavenumbers"]).tolist(),
+            "mean": np.asarray(statistics["mean"]).tolist(),
+            "std": np.asarray(statistics["std"]).tolist(),
+        },
+        "output": {
+            "what": "logits (B, K, H, W)",
+            "classes": list(output_names(data.classes, data.ignore)),
+            "labels": output_labels(data.classes, data.ignore).tolist(),
+            "patch": data.patch,
+            "overlap": config.predict.overlap,
+            "use": "features(spectra, tissue) of the whole core once; classify() in patches that overlap, their "
+            "probabilities blended",
+        },
+        "settings": flat(config),
+    }
+
+
+def read_description(folder: Path) -> dict[str, Json]:
+    """model.json of an exported network. Raises BadInput where there is none, or that of something else."""
+    file = folder / DESCRIPTION
+    try:
+        told: Json = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}; give the folder that `runner ssmunet export` wrote") from error
+    except ValueError as error:
+        raise BadInput(f"{file}: this is not JSON ({error}); export the network again") from error
+    parts = {"project", "network", "input", "output"}
+    if not isinstance(told, dict) or not parts <= set(told) or told["project"] != "ssmunet":
+        raise BadInput(f"{file}: no ssmunet network is described; give the folder that `runner ssmunet export` wrote")
+    return told
+
+
+def load_network(folder: Path) -> tuple[Any, dict[str, Json]]:
+    """The exported network (SSMUNetwork, on the CPU, in evaluation mode) and its description.
+
+    Raises BadInput naming the file that is missing or does not fit.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from runner_ssmunet.network import SSMUNetwork
+
+    told = read_description(folder)
+    file = folder / WEIGHTS
+    try:
+        network = SSMUNetwork(**told["network"])
+        network.load_state_dict(load_file(file))
+    except FileNotFoundError as error:
+        raise BadInput(f"{file}: no such file; give the folder that `runner ssmunet export` wrote") from error
+    except (SafetensorError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{file}: does not fit {DESCRIPTION} beside it: {reason}; export the network again") from error
+    return network.eval(), told
+
+
+def frozen_network(folder: Path, classes: int, embed: int, base: int) -> Any:
+    """The exported network with its stack frozen, for training on features: its head goes on learning where it has the
+    same classes and widths, else a fresh one begins. Raises BadInput as `load_network`."""
+    from runner_ssmunet.network import SSMUNetwork
+
+    trained, told = load_network(folder)
+    wanted = told["network"] | {"classes": classes, "embed": embed, "base": base}
+    if wanted != told["network"]:
+        fresh = SSMUNetwork(**wanted)
+        fresh.stack.load_state_dict(trained.stack.state_dict())
+        trained = fresh
+    trained.freeze()
+    return trained.train()

@@ -1,0 +1,108 @@
+"""Features of an exported network's frozen spectral layers, computed once and cached in place of the spectra.
+
+The U-Net alone then trains: 24 numbers a pixel are read in place of 425. Imports no framework at its top: worker
+processes that build the cache load it when they compute.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+from runner_core._files import hash_file
+from runner_core.config.values import plain
+from runner_core.project import Statistics
+
+from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.export import DESCRIPTION, WEIGHTS, read_description
+from runner_ssmunet.preprocess import SETTINGS
+from runner_ssmunet.statistics import axes_differ
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PIXELS = 4096
+"""Pixels that are turned into float32 at once."""
+
+
+class FrozenFeatures:
+    """The spectral layers of the network that `runner ssmunet export` wrote into `folder`.
+
+    Picklable: what travels is the folder's name. Raises BadInput where the folder does not hold such a network.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.description = read_description(folder)
+        if not (folder / WEIGHTS).is_file():
+            raise BadInput(f"{folder / WEIGHTS}: no such file; give the folder that `runner ssmunet export` wrote")
+
+    def __reduce__(self) -> tuple[type[FrozenFeatures], tuple[Path]]:
+        return FrozenFeatures, (self.folder,)
+
+    @property
+    def digest(self) -> str:
+        """Of weights and description: part of the key of a cache that holds the features."""
+        return hash_file(self.folder / WEIGHTS) + hash_file(self.folder / DESCRIPTION)
+
+    @property
+    def count(self) -> int:
+        """F."""
+        return int(self.description["network"]["filters"])
+
+    @property
+    def statistics(self) -> Statistics:
+        """wavenumbers, mean and std (L,) float64 that the exported network was trained with."""
+        told = self.description["input"]
+        return {name: np.asarray(told[name], np.float64) for name in ("wavenumbers", "mean", "std")}
+
+    def require(self, wavenumbers: Array, data: SpectraConfig) -> None:
+        """Raises BadInput unless the network was trained on spectra of this axis, prepared with these settings."""
+        trained: Mapping[str, Any] = self.description["input"]["prepare"]
+        for name in SETTINGS:
+            if plain(getattr(data, name)) != trained[name]:
+                raise BadInput(
+                    f"model.features: the network in {self.folder} was trained with data.{name} {trained[name]}, this "
+                    f"run has {plain(getattr(data, name))}; set it as it was there"
+                )
+        if difference := axes_differ(self.statistics["wavenumbers"], np.asarray(wavenumbers, np.float64)):
+            raise BadInput(
+                f"model.features: the network in {self.folder} was trained on other wavenumbers: {difference}; use "
+                "cores of the same axis, or train without model.features"
+            )
+
+    def __call__(self, spectra: Array, tissue: Array) -> Array:
+        """Prepared spectra (H, W, L), not z-scored, and tissue (H, W) → features (H, W, F) float16, 0 off the tissue.
+
+        On one thread: workers that build a cache are as many as there are cores.
+        """
+        import torch
+
+        told = self.statistics
+        mean, std = (told[name].astype(np.float32) for name in ("mean", "std"))
+        places = np.flatnonzero(tissue)
+        flat = spectra.reshape(-1, spectra.shape[-1])
+        out = np.zeros((flat.shape[0], self.count), np.float16)
+        stack = _stack(self.folder, self.digest)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.no_grad():
+                for first in range(0, len(places), _PIXELS):
+                    part = places[first : first + _PIXELS]
+                    scaled = (flat[part].astype(np.float32) - mean) / std
+                    out[part] = stack(torch.from_numpy(scaled)).numpy()
+        finally:
+            torch.set_num_threads(threads)
+        return out.reshape(*tissue.shape, self.count)
+
+
+@functools.lru_cache(maxsize=1)
+def _stack(folder: Path, digest: str) -> Any:
+    """The spectral stack, loaded once in each process."""
+    from runner_ssmunet.export import load_network
+
+    return load_network(folder)[0].stack
