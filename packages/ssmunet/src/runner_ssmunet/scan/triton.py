@@ -77,7 +77,8 @@ class _Scan(torch.autograd.Function):
                 scan_backward[(pixels * groups,)](
                     *inputs, kept, dy, dx, ddelta, dA, dB, dC, dD, dz, dbias, *strides, *dy.stride()[:2],
                     pixels, length, channels, states, blocks, groups,
-                    SHARED=groups < blocks, SOFTPLUS=ctx.softplus, STEPS=STEPS, PARTS=_every(states) // STEPS, **_block(states),
+                    SHARED=groups < blocks, SOFTPLUS=ctx.softplus,
+                    STEPS=STEPS, PARTS=_every(states) // STEPS, **_block(states),
                 )  # fmt: skip
 
         def total(of: Tensor | None, like: Tensor | None) -> Tensor | None:

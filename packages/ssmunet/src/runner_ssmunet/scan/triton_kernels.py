@@ -6,8 +6,8 @@ give the same bits. Padding costs no special case: where a step, a channel or a 
 so Δ = 0, the decay is 1 and nothing is added.
 """
 
-# Arguments are pointers and numbers that Triton types itself; its language knows no `(*tuple, more)`, and sees `is None`
-# before it compiles what follows, apart from other conditions.
+# Arguments are pointers and numbers that Triton types itself. Its language knows no `(*tuple, more)`, and decides an
+# `is None` that stands alone before it compiles what depends on it.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, assignment"
 # ruff: noqa: PLR0915, RUF005, SIM102
 

@@ -1,0 +1,128 @@
+"""The Triton kernels without a GPU: their arithmetic in Triton's interpreter, and that they compile for GPUs.
+
+The interpreter is chosen by an environment variable when Triton is imported, so it has a process of its own: this file
+run as a script, on the cases below.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+CASES = [
+    (1, 1, 1, 1, "float32"), (2, 2, 3, 4, "float32"), (0, 7, 4, 4, "float32"),
+    (1, 33, 32, 16, "float32"),  # a program for each block of channels; states kept every 16 steps, the last for one
+    (1, 26, 33, 17, "float32"),  # one for three blocks, E < 2 N; the last of one channel; N no power of two; every 24
+    (1, 17, 5, 4, "bfloat16"), (1, 17, 5, 4, "float16"),
+]  # fmt: skip
+
+
+def shared() -> ModuleType:
+    """test_scan.py, whose inputs and whose check the cases take."""
+    spec = importlib.util.spec_from_file_location("scan_cases", Path(__file__).with_name("test_scan.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def interpret() -> None:
+    """Every case in Triton's interpreter; prints {case: what went wrong}."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:  # NumPy ≥ 2.4 makes no int of an array of one number
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+    scan = shared()
+    arguments = {str(case): scan.inputs(*case[:4], getattr(torch, case[4]), **scan.EVERY_OPTION) for case in CASES}
+    arguments["plain"] = scan.inputs(2, 11, 5, 3)
+    arguments["plain"]["delta"] = arguments["plain"]["delta"].detach().abs().requires_grad_()
+    arguments["extreme"] = scan.extreme(length=20, channels=3)
+    arguments["views"] = views(scan.inputs(2, 10, 18, 5, **scan.EVERY_OPTION))
+    wrong = {}
+    for name, of in arguments.items():
+        try:
+            scan.check(of, "triton")
+        except Exception as error:
+            wrong[name] = f"{type(error).__name__}: {error}"
+        else:
+            wrong[name] = ""
+    same = [scan.results(arguments["views"], "triton")["B"] for _ in range(2)]
+    wrong["same bits twice"] = "" if torch.equal(*same) else "other bits"
+    print(json.dumps(wrong))
+
+
+def views(of: dict[str, Any]) -> dict[str, Any]:
+    """x and z halves of one tensor, B and C slices of another, Δ with the steps outermost in memory."""
+    x, z = torch.cat([of["x"], of["z"]], -1).detach().chunk(2, -1)
+    B, C = torch.cat([of["B"], of["C"]], -1).detach().split(5, -1)
+    delta = of["delta"].detach().transpose(0, 1).contiguous().transpose(0, 1)
+    parts = {"x": x, "z": z, "B": B, "C": C, "delta": delta}
+    return {**of, **{name: part.requires_grad_() for name, part in parts.items()}}
+
+
+def test_they_are_the_definition_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wrong = json.loads(done.stdout.splitlines()[-1])
+    assert len(wrong) == len(CASES) + 4
+    assert not any(wrong.values()), wrong
+
+
+def compiled(kernel: Any, capability: int, dtype: str, **chosen: Any) -> str:
+    """The kernel's assembly for GPUs of this compute capability, of tensors of `dtype`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    weights = {"A", "D", "bias", "kept", "dA", "dB", "dC", "dD", "dbias"}
+    tensors = {"x", "delta", "B", "C", "z", "y", "dy", "dx", "ddelta", "dz"}
+    warps = chosen.pop("num_warps")
+    signature, constants = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in chosen:
+            signature[name], constants[(i,)] = "constexpr", chosen[name]
+        else:
+            signature[name] = "*fp32" if name in weights else f"*{dtype}" if name in tensors else "i32"
+    target = GPUTarget("cuda", capability, 32)
+    source = ASTSource(kernel, signature, constants)
+    return triton.compile(source, target=target, options={"num_warps": warps}).asm["ptx"]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16")])
+def test_they_compile_for_gpus(capability, dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of time, to PTX and through NVIDIA's assembler, on a machine that has none of these GPUs."""
+    from runner_ssmunet.scan import triton as launch
+    from runner_ssmunet.scan.triton_kernels import scan_backward, scan_forward
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    common = {"SOFTPLUS": True, **launch._block(16)}
+    forward = compiled(scan_forward, capability, dtype, EVERY=launch._every(16), **common)
+    parts = {"STEPS": launch.STEPS, "PARTS": launch._every(16) // launch.STEPS}
+    backward = compiled(scan_backward, capability, dtype, SHARED=False, **parts, **common)
+    for kernel, text in (("scan_forward", forward), ("scan_backward", backward)):
+        assert f".target sm_{capability}" in text
+        assert f".entry {kernel}" in text
+        assert not re.search(r"\b(atom|red)\.", text)  # sums have an order
+
+
+if __name__ == "__main__":
+    interpret()
