@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from runner_ssmunet.labels import output_labels, output_names, target_of_label, wrong_settings
-
-
-@pytest.mark.parametrize("ignore", [0, 3, 255])
-def test_unannotated_pixels_have_no_target(ignore: int) -> None:
-    """Stored labels are 0 where nobody annotated, whatever the file's own number for it."""
-    targets = target_of_label(("a", "b"), ignore)
-    assert targets[[0, 1, 2]].tolist() == [-1, 0, 1]
-    assert (targets[3:] == -1).all()
-    assert output_names(("a", "b"), ignore) == ("a", "b")
+from runner_ssmunet.labels import output_labels, output_names, targets, wrong_settings
 
 
 def test_without_an_ignored_label_zero_is_a_class() -> None:
-    targets = target_of_label(("a", "b"), None)
-    assert targets[:4].tolist() == [0, 1, 2, -1]
+    assert output_names(("a", "b"), 0) == output_names(("a", "b"), 255) == ("a", "b")
     assert output_names(("a", "b"), None) == ("unannotated", "a", "b")
 
 
 @pytest.mark.parametrize("ignore", [0, None])
 def test_outputs_lead_back_to_their_labels(ignore: int | None) -> None:
     labels = output_labels(("a", "b", "c"), ignore)
-    assert target_of_label(("a", "b", "c"), ignore)[labels].tolist() == list(range(len(labels)))
+    assert targets(labels, ignore).tolist() == list(range(len(labels)))
     assert labels.dtype == np.uint8
 
 

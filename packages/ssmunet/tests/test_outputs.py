@@ -74,4 +74,4 @@ def test_what_is_worth_a_remark() -> None:
     half = np.array([[True, True], [True, False]])
     (missed,) = outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.array([[0, -1], [-1, 2]]))
     assert missed.message.startswith("1 annotated pixel")
-    assert not list(outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.array([[0, 1], [2, -1]])))
+    assert not list(outputs.remarks(outputs.segmented(sure, half, LABELS, none), half))

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from runner_core.project import Statistics
+from runner_core.protocols import Store
 from scipy import optimize, special
+
+from runner_ssmunet.labels import targets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PENALTY = 1e-3
 """Weight of half the squared coefficients beside the mean cross-entropy."""
 ITERATIONS = 500
+PIXELS = 20_000
+"""Annotated pixels that it is fitted to at most, as many of each core as fall to its share."""
+
+
+def fit_store(store: Store, training: Sequence[int], learned: Statistics, ignore: int | None) -> Array:
+    """`fit` to annotated tissue pixels of the records `training`, drawn the same way each time. `learned`: mean, std
+    and class_weights of these records."""
+    rng = np.random.default_rng(0)
+    share = -(-PIXELS // len(training))
+    channels, classes = [], []
+    for record in training:
+        target = targets(store.arrays["label"].read(record), ignore)
+        places = np.flatnonzero((target >= 0) & (store.arrays["tissue"].read(record) > 0))
+        drawn = np.sort(rng.permutation(places)[:share])
+        spectra = store.arrays["spectra"].read(record)
+        channels.append((spectra.reshape(-1, spectra.shape[-1])[drawn] - learned["mean"]) / learned["std"])
+        classes.append(target.ravel()[drawn])
+    return fit(np.concatenate(channels), np.concatenate(classes), learned["class_weights"])
 
 
 def fit(channels: Array, classes: Array, weights: Array) -> Array:

@@ -72,9 +72,9 @@ class ModelConfig:
     """Channels that enter the U-Net."""
     base: int = 24
     """Channels of the U-Net's first level; each of the four below has twice as many."""
-    chunk: int = 8192
+    chunk: int | None = None
     """Pixels that pass the spectral layers at once; all but their pooled features is computed again for the gradient,
-    which bounds the memory. 0: everything at once, everything kept."""
+    which bounds the memory. Default: as many as suit the device; 0: everything at once, everything kept."""
     tissue_only: bool = True
     """Only tissue passes the spectral layers; what is not tissue is one spectrum, computed once. Exact."""
     features: Path | None = None
@@ -112,8 +112,6 @@ class AugmentConfig:
 class PredictConfig:
     overlap: float = 0.5
     """Share of its side by which a patch overlaps the next; overlaps are blended with a smooth window."""
-    spectra: int = 16384
-    """Pixels whose spectra pass the spectral layers at once."""
 
 
 @dataclass

@@ -5,10 +5,16 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+
+from runner_ssmunet.preprocess import amide1_weights
+from runner_ssmunet.readers import Core
+
+if TYPE_CHECKING:
+    from runner_ssmunet.outputs import Segmented
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Colour = tuple[int, ...]
@@ -61,6 +67,18 @@ def overlay(grey: Array, predicted: Array, truth: Array | None, names: Mapping[i
     if truth is not None:
         entries |= {"right": RIGHT, "wrong": WRONG}
     return stack([picture, legend(entries, picture.shape[1])])
+
+
+def core_picture(
+    core: Core, found: Segmented, truth: Array | None, names: Mapping[int, str], axis: Array, bands: Mapping[str, float]
+) -> Array:
+    """A core's maps, and below them the attention over the wavenumbers `axis` (L,) that the network reads."""
+    weights = amide1_weights(core.wavenumbers)
+    grey = core.spectra.mean(-1) if weights is None else core.spectra @ weights.astype(np.float32)
+    picture = overlay(grey, found.classes, truth, names)
+    if not found.attention.any():
+        return picture
+    return stack([picture, attention_chart(found.attention, axis, bands, picture.shape[1])])
 
 
 def legend(entries: Mapping[str, Any], width: int) -> Array:

@@ -1,4 +1,4 @@
-"""Which output of the network a stored label means: one rule for statistics, loss, metrics, scores and files."""
+"""The outputs of the network: their names, the stored labels that they stand for, and the way back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ def output_labels(classes: Sequence[str], ignore: int | None) -> Array:
     return np.arange(first, len(classes) + 1, dtype=np.uint8)
 
 
-def target_of_label(classes: Sequence[str], ignore: int | None) -> Array:
-    """Output number of each label, −1 for those that loss and metrics leave out: (256,) int64, to be indexed with
-    stored labels."""
-    targets = np.full(LABELS, -1, np.int64)
-    labels = output_labels(classes, ignore)
-    targets[labels] = np.arange(len(labels))
-    return targets
+def targets(labels: Any, ignore: int | None) -> Any:
+    """Stored labels → output numbers, −1 for pixels that count for nothing: NumPy or torch, of any shape, int64.
+
+    Stored label 0 is that of the unannotated, whatever the file's own is.
+
+    >>> targets(np.array([0, 1, 2], np.uint8), 0).tolist(), targets(np.array([0, 1, 2], np.uint8), None).tolist()
+    ([-1, 0, 1], [0, 1, 2])
+    """
+    wide = labels.astype(np.int64) if isinstance(labels, np.ndarray) else labels.long()
+    return wide if ignore is None else wide - 1
 
 
 def wrong_settings(classes: Sequence[str], ignore: int | None) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from runner_core._errors import BadInput
+from runner_core._text import counted
 from runner_core.protocols import Finding
 
 from runner_ssmunet.figures import palette
@@ -77,8 +78,8 @@ def shape(file: Path) -> list[int] | None:
     return None
 
 
-def remarks(prediction: Segmented, truth: Array | None) -> Iterator[Finding]:
-    """Notes on a prediction; `truth` (H, W): output numbers, −1 where nobody annotated."""
+def remarks(prediction: Segmented, annotated: Array | None) -> Iterator[Finding]:
+    """Notes on a prediction; `annotated` (H, W) bool: pixels with a label, where labels are known."""
     tissue = int(np.count_nonzero(prediction.tissue))
     if not tissue:
         yield Finding("tissue", "warning", "no tissue was found: nothing is predicted")
@@ -86,6 +87,7 @@ def remarks(prediction: Segmented, truth: Array | None) -> Iterator[Finding]:
     confidence = float(prediction.probabilities.max(0)[prediction.tissue].mean(dtype=np.float64))
     if confidence < DOUBTFUL:
         yield Finding("confidence", "warning", f"the mean probability of the predicted class is {confidence:.2f} only")
-    off = 0 if truth is None else int(np.count_nonzero((truth >= 0) & ~prediction.tissue))
+    off = 0 if annotated is None else int(np.count_nonzero(annotated & ~prediction.tissue))
     if off:
-        yield Finding("tissue", "note", f"{off} annotated pixels lie off the tissue and count as missed")
+        text = f"{counted(off, 'annotated pixel')} off the tissue {'counts' if off == 1 else 'count'} as missed"
+        yield Finding("tissue", "note", text)

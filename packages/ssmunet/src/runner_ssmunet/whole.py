@@ -1,0 +1,103 @@
+"""Whole cores: features of every tissue pixel once, then the U-Net over overlapping tiles, blended smoothly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from runner_core.protocols import Infer
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PIXELS = 16384
+"""Spectra that the network is given at once."""
+LEAST = 1e-3
+"""Weight of a window's corner, so that every pixel has some."""
+
+
+def segment(
+    spectra: Array, tissue: Array, infer: Infer, classes: int, patch: int, overlap: float, batch: int
+) -> tuple[Array, Array]:
+    """Probabilities (K, H, W) float32, K being `classes`, and attention (L,) of prepared `spectra` (H, W, L) with
+    `tissue` (H, W) bool. Where there is no tissue at all, both are 0."""
+    if not tissue.any():
+        return np.zeros((classes, *tissue.shape), np.float32), np.zeros(spectra.shape[-1], np.float32)
+    features, empty, attention = described(spectra, tissue, infer)
+
+    def classify(tiles: Array) -> Array:
+        return infer({"features": tiles})["prediction"]
+
+    return blended(features, tissue, empty, patch, overlap, batch, classify), attention
+
+
+def described(spectra: Array, tissue: Array, infer: Infer) -> tuple[Array, Array, Array]:
+    """Features (H, W, F), those of what is no tissue (F,), and attention (L,), mean over the tissue."""
+    places = np.flatnonzero(tissue)
+    flat = spectra.reshape(-1, spectra.shape[-1])
+    features, attention = np.empty(0), np.zeros(spectra.shape[-1])
+    for first in range(0, len(places), PIXELS):
+        part = places[first : first + PIXELS]
+        pixels = np.concatenate([np.zeros_like(flat[:1]), flat[part]])[:, None, None]
+        inside = np.arange(len(pixels)) > 0  # the first of each batch stands for what is no tissue
+        found = infer({"spectra": pixels, "tissue": inside.astype(np.uint8)[:, None, None]})
+        if not first:
+            features = np.tile(found["features"][0, 0, 0], (tissue.size, 1))
+        features[part] = found["features"][1:, 0, 0]
+        attention += found["attention"][0] * (len(part) / len(places))
+    empty = found["features"][0, 0, 0]
+    return features.reshape(*tissue.shape, -1), empty, attention
+
+
+def starts(length: int, patch: int, overlap: float) -> list[int]:
+    """Where tiles of `patch` pixels begin on an axis of `length`: the first at 0, the last at the end, evenly between
+    them, neighbours overlapping by the share `overlap` at least.
+
+    >>> starts(100, 128, 0.5), starts(330, 128, 0.5)
+    ([0], [0, 50, 101, 151, 202])
+    """
+    if length <= patch:
+        return [0]
+    count = 1 + int(np.ceil((length - patch) / max(1.0, patch * (1 - overlap))))
+    return [int(place) for place in np.linspace(0, length - patch, count)]
+
+
+def window(patch: int) -> Array:
+    """Weights (patch, patch) float32 of a tile's pixels: highest in the middle, almost none at the border."""
+    ramp = np.sin(np.pi * (np.arange(patch) + 0.5) / patch) ** 2
+    return np.maximum(np.outer(ramp, ramp), LEAST).astype(np.float32)
+
+
+def blended(
+    features: Array, tissue: Array, empty: Array, patch: int, overlap: float, batch: int,
+    classify: Callable[[Array], Array],
+) -> Array:  # fmt: skip
+    """Probabilities (K, H, W) float32 of a core with `features` (H, W, F).
+
+    `classify` gives probabilities (B, K, patch, patch) of tiles (B, patch, patch, F), `batch` at a time at most. A core
+    smaller than a tile is filled up with `empty` (F,), the features of what is no tissue, as in training. Tiles without
+    `tissue` (H, W) are not asked about: all is 0 there.
+    """
+    shape = tissue.shape
+    sides = [max(length, patch) for length in shape]
+    padded = np.empty((*sides, features.shape[-1]), np.float32)
+    padded[...] = empty
+    padded[: shape[0], : shape[1]] = features
+    places = [
+        (slice(y, y + patch), slice(x, x + patch))
+        for y in starts(sides[0], patch, overlap)
+        for x in starts(sides[1], patch, overlap)
+        if tissue[y : y + patch, x : x + patch].any()
+    ]
+    weight, total, summed = window(patch), np.zeros(sides, np.float32), None
+    for first in range(0, len(places), batch):
+        part = places[first : first + batch]
+        answers = classify(np.stack([padded[place] for place in part]))
+        if summed is None:
+            summed = np.zeros((answers.shape[1], *sides), np.float32)
+        for place, answer in zip(part, answers, strict=True):
+            summed[(slice(None), *place)] += weight * answer
+            total[place] += weight
+    if summed is None:
+        raise ValueError("a core without tissue has no tiles")
+    return (summed / np.where(total > 0, total, 1))[:, : shape[0], : shape[1]]
