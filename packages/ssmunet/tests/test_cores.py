@@ -230,6 +230,10 @@ def test_meta_as_an_object_array_says_how_to_save_it_again(write_core, make_core
     np.testing.assert_array_equal(core.spectra, make_core()["X"])
 
 
+def test_labels_as_an_object_array(write_core) -> None:
+    refuse(write_core(y=np.full((12, 14), None)), "'y' was saved as an array of Python objects.*save it as numbers")
+
+
 def test_missing_file(tmp_path: Path) -> None:
     refuse(tmp_path / "core_9.npz", "no such file")
 

@@ -26,6 +26,8 @@ POLYNOMIAL = 3
 """Order of the Savitzky–Golay polynomial."""
 PER = 10.0
 """The derivative is one per (10 cm⁻¹)²: amide I then has values around 0.1, which float16 holds well."""
+_EXACT = 0.01
+"""By so much (cm⁻¹) a wavenumber may miss an end of the range or of the gap: files round, some to float32."""
 _UNEVEN = 0.05
 """Spacings of a segment that is filtered may differ from their median by this share of it."""
 
@@ -98,13 +100,13 @@ def segments(wavenumbers: Array, data: SpectraConfig) -> list[slice]:
     With `data.step`, whose points cut the axis themselves, two more bins at either end: neighbours to interpolate from.
     """
     steps = np.diff(wavenumbers)
-    margin = 0.0 if data.step is None else 2 * data.bin * float(np.median(steps))
+    margin = _EXACT if data.step is None else 2 * data.bin * float(np.median(steps))
     inside = (wavenumbers >= data.low - margin) & (wavenumbers <= data.high + margin)
     if not inside.any():
         return []
     cut = steps > HOLE * np.median(steps[inside[1:] & inside[:-1]]) if inside.sum() > 1 else np.zeros(steps.shape, bool)
     if data.gap is not None:
-        low, high = data.gap
+        low, high = data.gap[0] - _EXACT, data.gap[1] + _EXACT
         inside &= (wavenumbers < low) | (wavenumbers > high)
         cut |= (wavenumbers[:-1] < low) & (wavenumbers[1:] > high)
     joined = inside[1:] & inside[:-1] & ~cut

@@ -84,9 +84,10 @@ def _array(archive: Any, key: str, path: Path) -> Array:
         array: Array = archive[key]
     except _DAMAGED as error:
         if "Object arrays" in str(error):
+            how = f'save it again: python -c "{_RESAVE}" {typed(path)}' if key == "meta" else "save it as numbers."
             raise BadInput(
                 f"{path}: '{key}' was saved as an array of Python objects, which is not read because reading it can "
-                f'run any program. If you trust the file, save it again: python -c "{_RESAVE}" {typed(path)}'
+                f"run any program. If you trust the file, {how}"
             ) from error
         raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error
     return array
