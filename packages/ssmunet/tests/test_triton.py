@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from runner_ssmunet.scan import selective_scan
 
 pytest.importorskip("triton")
 
@@ -85,6 +86,11 @@ def test_they_are_the_definition_in_the_interpreter() -> None:
     wrong = json.loads(done.stdout.splitlines()[-1])
     assert len(wrong) == len(CASES) + 4
     assert not any(wrong.values()), wrong
+
+
+def test_without_the_interpreter_they_want_a_gpu() -> None:
+    with pytest.raises(ValueError, match="x is on cpu: Triton's kernels run on a GPU"):
+        selective_scan(**shared().inputs(1, 2, 3, 4), how="triton")
 
 
 def compiled(kernel: Any, capability: int, dtype: str, **chosen: Any) -> str:

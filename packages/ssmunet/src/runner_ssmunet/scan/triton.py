@@ -28,6 +28,8 @@ def selective_scan(
     delta_bias: Tensor | None, delta_softplus: bool,
 ) -> Tensor:  # fmt: skip
     """See `runner_ssmunet.scan.selective_scan`; CUDA tensors (any, under TRITON_INTERPRET=1) of at most 32 bits."""
+    if isinstance(scan_forward, triton.JITFunction) and not x.is_cuda:
+        raise ValueError(f"x is on {x.device}: Triton's kernels run on a GPU")
     inputs = (x, delta, A, B, C, D, z, delta_bias)
     return _Scan.apply(keeps(*inputs), delta_softplus, *inputs)
 
