@@ -72,10 +72,18 @@ def test_unannotated_pixels_with_a_number_of_a_class(rules, write_core, make_cor
 @pytest.mark.parametrize("value, shown", [(7.0, "to 7)"), (-3.0, "from -3 to")])
 def test_absorbances_out_of_range(rules, write_core, make_core, value: float, shown: str) -> None:
     arrays = make_core()
-    arrays["X"][6, 7, 3] = value
+    arrays["X"][6, 6:9, 3] = value
     message = rules(write_core(X=arrays["X"]))["range"]
-    assert "1 tissue pixel (" in message
+    assert f"3 tissue pixels ({3 / arrays['tissue_mask'].sum():.1%}) with absorbances outside -0.5 to 5" in message
     assert shown in message
+
+
+def test_a_stray_pixel_is_only_noted(rules, write_core, make_core) -> None:
+    arrays = make_core(40, 40)
+    arrays["X"][20, 20, 3] = 7
+    path = write_core(**arrays)
+    assert rules(path) == {}
+    assert "1 tissue pixel (0.1%) with absorbances" in rules(path, notes=True)["range"]
 
 
 def test_values_off_the_tissue_do_not_count(rules, write_core, make_core) -> None:
@@ -89,8 +97,9 @@ def test_flat_and_saturated_spectra(rules, write_core, make_core) -> None:
     arrays["X"][6, 7] = 0.3
     arrays["X"][6, 8] = arrays["X"][6, 8].clip(max=0.2)
     found = rules(write_core(X=arrays["X"]))
-    assert "1 tissue pixel with a flat spectrum" in found["flat"]
-    assert "1 tissue pixel with the same highest value at 5 wavenumbers or more" in found["saturated"]
+    assert "with a flat spectrum" in found["flat"]
+    assert "with the same highest value at 5 wavenumbers or more" in found["saturated"]
+    assert set(found) == {"flat", "saturated"}
 
 
 @pytest.mark.parametrize("share", [0, 1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from runner_core import BadInput, Record
@@ -24,6 +24,8 @@ FLAT = 1e-4
 """A spectrum whose values all lie within this is nobody's."""
 CLIPPED = 5
 """Wavenumbers that share a spectrum's highest value where it was cut off there."""
+STRAY = 0.01
+"""Share of the tissue up to which odd pixels are noted without a warning."""
 SCARCE = 0.01
 """Annotated share of a core below which it teaches little."""
 EVERYWHERE = 0.5
@@ -78,23 +80,19 @@ def _spectra(name: str, core: Core, tissue: Array) -> Iterator[Finding]:
     if not len(pixels):
         return
     low, high = pixels.min(1), pixels.max(1)
-    count = int(np.count_nonzero((low < ABSORBANCE[0]) | (high > ABSORBANCE[1])))
-    if count:
-        yield _warning(
-            "range",
-            f"{name}: {counted(count, 'tissue pixel')} ({count / len(pixels):.1%}) with absorbances outside "
-            f"{ABSORBANCE[0]:g} to {ABSORBANCE[1]:g} (from {low.min():.3g} to {high.max():.3g}): is it transmittance, "
-            "or is the detector saturated?",
-        )
-    flat = int(np.count_nonzero(high - low < FLAT))
-    if flat:
-        yield _warning("flat", f"{name}: {counted(flat, 'tissue pixel')} with a flat spectrum; dead detector pixels?")
-    clipped = int(np.count_nonzero(((pixels == high[:, None]).sum(1) >= CLIPPED) & (high - low >= FLAT)))
-    if clipped:
-        text = (
-            f"{name}: {counted(clipped, 'tissue pixel')} with the same highest value at {CLIPPED} wavenumbers or more;"
-        )
-        yield _warning("saturated", f"{text} saturated?")
+    flat = high - low < FLAT
+    clipped = ~flat & ((pixels == high[:, None]).sum(1) >= CLIPPED)
+    reach = f"outside {ABSORBANCE[0]:g} to {ABSORBANCE[1]:g} (from {low.min():.3g} to {high.max():.3g})"
+    faults = {
+        "range": ((low < ABSORBANCE[0]) | (high > ABSORBANCE[1]), f"absorbances {reach}; is it transmittance?"),
+        "flat": (flat, "a flat spectrum; dead detector pixels?"),
+        "saturated": (clipped, f"the same highest value at {CLIPPED} wavenumbers or more; saturated?"),
+    }
+    for rule, (where, what) in faults.items():
+        if count := int(np.count_nonzero(where)):
+            level: Literal["note", "warning"] = "warning" if count > STRAY * len(pixels) else "note"
+            pixel = f"{counted(count, 'tissue pixel')} ({count / len(pixels):.1%})"
+            yield Finding(rule, level, f"{name}: {pixel} with {what}")
 
 
 def _labels(name: str, labels: Array, tissue: Array, classes: Sequence[str], ignore: int | None) -> Iterator[Finding]:

@@ -22,6 +22,8 @@ _PIXELS = 16384
 """Pixels that are worked on at once, which bounds the memory."""
 _CONTRAST = 1e-2
 """Amide-I area (absorbance · cm⁻¹) by which tissue and glass differ at the very least."""
+_FAINT = 0.02
+"""Share of the strongest tissue's amide-I area that no tissue lies below."""
 _THINNEST = 0.01
 """Mean absorbance of amide I that a spectrum is at least divided by: where there is hardly any protein, noise is not
 blown up."""
@@ -29,6 +31,9 @@ blown up."""
 
 def tissue_mask(core: Core, mode: str, name: str) -> Array:
     """Which pixels of the core are tissue: (H, W) bool, by `data.tissue`; pixels that were not measured are none.
+
+    Without a mask: those whose amide-I area has a logarithm above Otsu's threshold (IEEE Transactions on Systems, Man
+    and Cybernetics 9, 1979).
 
     Raises BadInput naming the file where there is no mask, no amide-I band, or no tissue.
     """
@@ -43,11 +48,14 @@ def tissue_mask(core: Core, mode: str, name: str) -> Array:
             "1700) to find the tissue by. Add a tissue mask."
         )
     area = core.spectra @ weights.astype(np.float32)
-    inside = area[core.measured]
-    low, high = np.percentile(inside, (0.1, 99.9))  # a few hot pixels do not decide where the threshold lies
-    if high - low < _CONTRAST:
-        raise BadInput(f"{name}: the amide-I area is the same everywhere: no tissue is found. Add a tissue mask.")
-    return np.asarray(core.measured & (area > otsu_threshold(inside.clip(low, high))))
+    low, high = np.percentile(area[core.measured], (1, 99))
+    if high - low < _CONTRAST or high <= 0:
+        raise BadInput(f"{name}: no amide-I area stands out from the rest: no tissue is found. Add a tissue mask.")
+    # Otsu's classes are about equally wide on a logarithmic scale only: tissue varies by factors, glass by its noise,
+    # which reaches as far up as it reaches below 0
+    noise = max(-low, _FAINT * high)
+    heights = np.log(area.clip(noise))
+    return np.asarray(core.measured & (heights > otsu_threshold(heights[core.measured])))
 
 
 def amide1_weights(wavenumbers: Array) -> Array | None:
