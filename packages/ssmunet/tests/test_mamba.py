@@ -85,6 +85,20 @@ def test_without_pixels_and_with_one_step() -> None:
     assert block(torch.ones(2, 1, 6)).shape == (2, 1, 6)
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected a call")
+def test_compiled_it_is_the_same_block() -> None:
+    """torch.compile leaves the scan out; it would warn of the cached choice it looks into, and unroll the steps."""
+    torch.manual_seed(0)
+    block, z = Mamba(6), torch.randn(2, 20, 6)
+    gradients = []
+    for forward in (block, torch.compile(block, backend="eager")):
+        block.zero_grad()
+        y = forward(z)
+        y.square().sum().backward()
+        gradients.append([y.detach(), *(value.grad.clone() for value in block.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_under_autocast_it_is_close_and_short() -> None:
     torch.manual_seed(0)
     block, z = Mamba(16), torch.randn(2, 65, 16)

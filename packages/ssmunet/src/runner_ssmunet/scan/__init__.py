@@ -11,7 +11,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from runner_ssmunet.scan.choice import automatic
+from runner_ssmunet.scan.choice import automatic, untraced
 from runner_ssmunet.scan.conv import causal_conv_silu
 
 __all__ = ["WAYS", "causal_conv_silu", "selective_scan"]
@@ -48,12 +48,13 @@ def selective_scan(
     Memory for the backward pass is O(P·L·E), never O(P·L·E·N), except in "reference".
     """
     _check(x, delta, A, B, C, D, z, delta_bias)
-    how = automatic(x) if how == "auto" else how
+    how = untraced(automatic)(x) if how == "auto" else how
     if how not in WAYS:
         raise ValueError(f"how={how!r}: one of auto, {', '.join(WAYS)}")
     if x.dtype is torch.float64 and how not in ("reference", "eager"):
         raise ValueError(f"x is float64 and {how} computes in float32: eager and reference take it")
-    return import_module(f"{__name__}.{how}").selective_scan(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
+    run = untraced(import_module(f"{__name__}.{how}").selective_scan)
+    return run(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
 
 
 def _check(

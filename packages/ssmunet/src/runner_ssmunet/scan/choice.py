@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+def untraced(function: Callable[..., T]) -> Callable[..., T]:
+    """`function`, which torch.compile calls as it is: it would unroll the loop over the steps, or look into Numba."""
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function
 
 
 def keeps(*inputs: Tensor | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from runner_ssmunet.scan.choice import compiled_for
+from runner_ssmunet.scan.choice import compiled_for, untraced
 from runner_ssmunet.scan.reference import state_dtype
 
 
@@ -15,10 +15,10 @@ def causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     x (P, L, E); weight (E, K), as `conv1d.weight[:, 0]` of a depthwise convolution; bias (E,). Returns (P, L, E) in
     x's dtype; sums are in float32 or better.
     """
-    if compiled_for(x):
+    if untraced(compiled_for)(x):
         from runner_ssmunet.scan import cpu
 
-        return cpu.causal_conv_silu(x, weight, bias)
+        return untraced(cpu.causal_conv_silu)(x, weight, bias)
     length, taps = x.shape[1], weight.shape[1]
     padded = functional.pad(x, (0, 0, taps - 1, 0))
     y = bias.to(state_dtype(x))
