@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import agilent_format
 import h5py
 import numpy as np
 import pytest
 import scipy.io
 import spectral
+from brukeropus.file import constants
 from PIL import Image
 from runner_core import BadInput
-from runner_ssmunet.cores import find_cores, find_inputs, read_core, read_outline
-
-agilent_format = pytest.importorskip("agilent_format")
-brukeropus_constants = pytest.importorskip("brukeropus.file.constants")
+from runner_ssmunet.cores import find_cores, find_inputs, read_core, read_outline, stored_labels
 
 AGILENT = Path(agilent_format.__file__).parent / "datasets"
 """Measured by an Agilent Cary 620; shipped with agilent-format."""
@@ -57,7 +56,7 @@ def test_envi_in_every_interleave(tmp_path: Path, core, interleave: str) -> None
         np.testing.assert_allclose(read.wavenumbers, core["wn"])
     assert read.labels is None
     (record,) = find_inputs(tmp_path)
-    assert record.files == {"core": header, "core 2": header.with_suffix(".dat")}
+    assert list(record.files.items()) == [("data", header.with_suffix(".dat")), ("core", header)]
 
 
 @pytest.mark.parametrize("unit, factor", [("Micrometers", 1e4), ("nm", 1e7)])
@@ -113,7 +112,7 @@ def test_labels_mask_and_names_beside_a_file(tmp_path: Path, core) -> None:
     np.testing.assert_array_equal(read.tissue, core["tissue_mask"])
     (record,) = find_cores(tmp_path, "patient")
     assert record.group == "P3"
-    assert set(record.files) == {"core", "core 2", "labels", "tissue", "meta"}
+    assert list(record.files) == ["data", "core", "labels", "tissue", "meta"]
     np.testing.assert_array_equal(read_outline(header).labels, core["y"])
 
 
@@ -155,6 +154,15 @@ def test_sidecars_that_are_wrong(tmp_path: Path, core) -> None:
     refuse(header, "core_1.json: its meta is list")
 
 
+def test_a_core_without_labels_is_told_what_is_missing(tmp_path: Path, core) -> None:
+    header = write_envi(tmp_path, core)
+    (tmp_path / "core_1.json").write_text('{"patient_id": "P3"}')
+    (record,) = find_cores(tmp_path, "patient")
+    assert record.files["labels"] == header
+    with pytest.raises(BadInput, match=r"core_1.hdr: no labels: .* no core_1.labels.png or .npy beside it"):
+        stored_labels(read_outline(header), header, ("a", "b"), 0, needed=True)
+
+
 def test_labels_in_the_file_and_beside_it_are_refused(write_core) -> None:
     path = write_core()
     np.save(path.with_name("core_1.labels.npy"), np.zeros((12, 14)))
@@ -174,7 +182,7 @@ def test_an_agilent_tile(tmp_path: Path) -> None:
     agilent(tmp_path, "4_noimage*", "background*")
     (record,) = find_inputs(tmp_path)
     tile = tmp_path / "4_noimage_agg256.dat"
-    assert set(record.files.values()) == {tile, tile.with_suffix(".bsp")}
+    assert list(record.files.items()) == [("data", tile), ("core", tile.with_suffix(".bsp"))]
     core = read_core(record.files["core"])
     assert core.spectra.shape == (8, 8, 9)
     assert core.spectra[7, 1, 1] == pytest.approx(1.27181053)  # as agilent-format's own tests have it
@@ -196,7 +204,9 @@ def test_agilent_files_read_as_envi_are_the_same_upside_down(tmp_path: Path) -> 
 def test_an_agilent_mosaic(tmp_path: Path) -> None:
     agilent(tmp_path, "5_[Mm]osaic*")
     (record,) = find_inputs(tmp_path)
-    assert [path.suffix for path in record.files.values()] == [".dmt", ".dmd", ".dmd"]
+    tiles = [tmp_path / f"5_Mosaic_agg1024_0000_000{i}.dmd" for i in (0, 1)]
+    wanted = {"data": tiles[0], "data 2": tiles[1], "core": tmp_path / "5_mosaic_agg1024.dmt"}
+    assert list(record.files.items()) == list(wanted.items())
     core = read_core(record.files["core"])
     assert core.spectra.shape == (8, 4, 9)
     assert core.spectra[7, 1, 1] == pytest.approx(1.14792180)
@@ -323,7 +333,7 @@ def write_opus(path: Path, wavenumbers: np.ndarray, spectra: np.ndarray, kind: i
     series = 2 if spectra.ndim == 2 else 0
     content = values.tobytes()
     if series:
-        sizes = struct.Struct("<" + "".join(entry["fmt"] for entry in brukeropus_constants.STRUCT_3D_INFO_BLOCK))
+        sizes = struct.Struct("<" + "".join(entry["fmt"] for entry in constants.STRUCT_3D_INFO_BLOCK))
         info = b"\0" * sizes.size
         content = struct.pack("<6i", 0, len(values), 32, values[0].nbytes, len(info), 1)
         content += struct.pack("<2i", 0, len(values) - 1) + b"".join(row.tobytes() + info for row in values)

@@ -125,11 +125,13 @@ def test_nothing_to_learn_from(store) -> None:
 def test_axes_that_differ_name_both_cores_and_the_remedy(store) -> None:
     own = store()
     own.meta[3]["wavenumbers"][2] += 2
-    message = r"core_0 and core_3 have different wavenumbers: number 3 is 1016 and 1018 cm⁻¹\. Set data.step"
+    message = (
+        r"core_0 and core_3 have different wavenumbers: number 3 is 1016 and 1018 cm⁻¹\. Set data.step \(8 cm⁻¹, say\)"
+    )
     with pytest.raises(BadInput, match=message):
         fit(own, [0, 1], CLASSES, 0)  # the record that differs is not even one to train on
     own.meta[3]["wavenumbers"] = AXIS[:-1].tolist()
-    with pytest.raises(BadInput, match="5 from 1000 to 1032 cm⁻¹ and 4 from 1000 to 1024"):
+    with pytest.raises(BadInput, match="5 wavenumbers from 1000 to 1032 cm⁻¹ and 4 wavenumbers from 1000 to 1024"):
         fit(own, [0, 1], CLASSES, 0)
 
 

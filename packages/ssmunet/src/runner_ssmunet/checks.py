@@ -14,7 +14,7 @@ from runner_core.protocols import Finding
 from runner_ssmunet.axis import plan
 from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.cores import Core, read_outline, stored_labels
-from runner_ssmunet.statistics import axes_differ
+from runner_ssmunet.statistics import axes_differ, spacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -126,7 +126,7 @@ def _axes(axes: Sequence[tuple[Path, Array]]) -> Iterator[Finding]:
         path, how = differing[0]
         more = f" (and {counted(len(differing) - 1, 'other core')})" if len(differing) > 1 else ""
         text = f"{axes[0][0].name} and {path.name}{more} have different wavenumbers: {how}. Training needs one axis: "
-        yield Finding("axes", "error", f"{text}set data.step (cm⁻¹).")
+        yield Finding("axes", "error", f"{text}set data.step ({spacing(axes[0][1]):.3g} cm⁻¹, say).")
 
 
 def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -> Iterator[Finding]:

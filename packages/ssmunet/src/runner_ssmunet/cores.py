@@ -42,7 +42,7 @@ def find_cores(root: Path, group_by: str) -> list[Record]:
     records, errors, nameless = [], [], []
     for path in paths:
         try:
-            files = {"labels": path} | readers.files(path)
+            files = readers.files(path)
             group = identity(readers.meta(path), group_by)
         except BadInput as error:
             errors.append(str(error))
@@ -52,7 +52,7 @@ def find_cores(root: Path, group_by: str) -> list[Record]:
         if group is None:
             nameless.append(path)
             continue
-        records.append(Record(keys[path], group, files, _split(path, root)))
+        records.append(Record(keys[path], group, {**files, "labels": files.get("labels", path)}, _split(path, root)))
     if errors:
         raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
     if nameless:

@@ -80,8 +80,8 @@ def common_axis(cores: Sequence[tuple[str, Mapping[str, Json]]]) -> Array:
     for name, meta in cores[1:]:
         if difference := axes_differ(first, np.asarray(meta["wavenumbers"], np.float64)):
             raise BadInput(
-                f"{first_name} and {name} have different wavenumbers: {difference}. Set data.step (cm⁻¹), which "
-                "resamples every core onto one axis, or train on cores of one instrument."
+                f"{first_name} and {name} have different wavenumbers: {difference}. Set data.step "
+                f"({spacing(first):.3g} cm⁻¹, say), which resamples every core onto one axis."
             )
     return first
 
@@ -90,15 +90,19 @@ def axes_differ(first: Array, second: Array) -> str:
     """In what two axes (cm⁻¹) differ, or nothing."""
     if len(first) != len(second):
         return f"{_range(first)} and {_range(second)}"
-    spacing = float(np.median(np.diff(first))) if len(first) > 1 else 1.0
     worst = int(np.abs(first - second).argmax())
-    if abs(first[worst] - second[worst]) <= _SAME * spacing:
+    if abs(first[worst] - second[worst]) <= _SAME * spacing(first):
         return ""
     return f"number {worst + 1} is {first[worst]:g} and {second[worst]:g} cm⁻¹"
 
 
+def spacing(axis: Array) -> float:
+    """The median spacing of an axis (cm⁻¹)."""
+    return float(np.median(np.diff(axis))) if len(axis) > 1 else 1.0
+
+
 def _range(axis: Array) -> str:
-    return f"{len(axis)} from {axis[0]:g} to {axis[-1]:g} cm⁻¹"
+    return f"{counted(len(axis), 'wavenumber')} from {axis[0]:g} to {axis[-1]:g} cm⁻¹"
 
 
 class Moments:

@@ -1,7 +1,8 @@
 """Readers of one core, by file format: npz, ENVI, Agilent, MATLAB, OPUS.
 
 Each module has `read(path, spectra=True) -> Raw`, `meta(path)` (who the core is, without reading more than must be) and
-`parts(path)` (the files that make it up). The libraries behind them are imported when a file is read.
+`parts(path)` (the files that make it up, first the one to read). The libraries behind them are imported when a file is
+read.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ def meta(path: Path) -> dict[str, Json]:
 
 
 def files(path: Path) -> dict[str, Path]:
-    """Every file of a core by role: core (then core 2, …), labels (the core's own file where it holds them), tissue,
-    meta."""
+    """Every file of a core by role: core, what `read` is given; labels (the core's own file where it holds them),
+    tissue, meta.
+
+    Where a header has its spectra elsewhere, those come first (data, data 2, …): the first file is that by which copies
+    of a core are known, and headers are often the same.
+    """
     module = reader(path)
-    own = {"core" if i == 0 else f"core {i + 1}": part for i, part in enumerate(module.parts(path))}
-    found = own | beside(path)
+    core, *data = module.parts(path)
+    spectra = {"data" if i == 0 else f"data {i + 1}": part for i, part in enumerate(data)}
+    found = spectra | {"core": core} | beside(path)
     if "labels" not in found and module in (npz, matlab) and "y" in module.names(path):
         found["labels"] = path
     return found
