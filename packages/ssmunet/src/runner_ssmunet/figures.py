@@ -107,8 +107,11 @@ def stack(pictures: Sequence[Array]) -> Array:
 
 
 def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, float], width: int) -> Array:
-    """Mean attention (L,) over wavenumbers (L,), high ones left as in the field; named bands are marked."""
-    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), (0.0, float(attention.max()) or 1.0))
+    """Mean attention (L,) over wavenumbers (L,), high ones left as in the field; named bands are marked, and what each
+    wavenumber had if all were equal."""
+    top = 1.05 * max(float(attention.max()), 1 / len(attention))
+    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), (0.0, top))
+    chart.horizontal(1 / len(attention), "")
     for name, place in bands.items():
         if wavenumbers[0] <= place <= wavenumbers[-1]:
             chart.vertical(place, name)
@@ -116,7 +119,7 @@ def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, fl
     cuts = np.flatnonzero(steps > 3 * np.median(steps)) + 1
     for part in np.split(np.arange(len(wavenumbers)), cuts):  # nothing is drawn across a gap
         chart.line(wavenumbers[part], attention[part], (0, 114, 178))
-    return chart.finish("attention over wavenumber (cm⁻¹)")
+    return chart.finish("attention over wavenumber (cm⁻¹); dashed across: if all were equal")
 
 
 def filter_chart(watched: Sequence[tuple[int, Array]], bands: Mapping[str, float], low: float, high: float) -> Array:
@@ -126,7 +129,7 @@ def filter_chart(watched: Sequence[tuple[int, Array]], bands: Mapping[str, float
     chart = _Chart(720, 460, (float(steps[0]), max(float(steps[-1]), steps[0] + 1)), (low, high))
     for name, place in bands.items():
         if low <= place <= high:
-            chart.horizontal(place, name)
+            chart.horizontal(place, f"{name} {place:g}")
     colours = palette(edges.shape[1])[1:]
     for k, colour in enumerate(colours):
         chart.line(steps, edges[:, k].mean(-1), tuple(map(int, colour)), 2)
@@ -176,7 +179,7 @@ class _Chart:
     def horizontal(self, y: float, name: str) -> None:
         across, down = self._place(self.x[0], y)
         self._dashes((across, down), (self._box[2], down))
-        self._names.append((across + 3, down - 12, f"{name} {y:g}"))
+        self._names.append((across + 3, down - 12, name))
 
     def _dashes(self, start: tuple[float, float], stop: tuple[float, float]) -> None:
         (x0, y0), (x1, y1) = start, stop
@@ -193,9 +196,13 @@ class _Chart:
             self._draw.text((x, y), _plain(name), fill=(90, 90, 90))
         for i in range(5):
             x, y = (a + i / 4 * (b - a) for a, b in (self.x, self.y))
-            self._draw.text((left + i / 4 * (right - left) - 12, bottom + 4), f"{x:.4g}", fill=INK)
-            self._draw.text((4, bottom - i / 4 * (bottom - top) - 6), f"{y:.3g}", fill=INK)
+            self._draw.text((left + i / 4 * (right - left) - 12, bottom + 4), _number(x), fill=INK)
+            self._draw.text((4, bottom - i / 4 * (bottom - top) - 6), _number(y), fill=INK)
         return np.asarray(self._picture)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
 def _plain(text: str) -> str:

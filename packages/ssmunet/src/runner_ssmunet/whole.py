@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PIXELS = 16384
 """Spectra that the network is given at once."""
 LEAST = 1e-3
-"""Weight of a window's corner, so that every pixel has some."""
+"""Weight of a window's border beside its middle, so that every pixel has some."""
 
 
 def segment(
@@ -64,8 +64,8 @@ def starts(length: int, patch: int, overlap: float) -> list[int]:
 
 def window(patch: int) -> Array:
     """Weights (patch, patch) float32 of a tile's pixels: highest in the middle, almost none at the border."""
-    ramp = np.sin(np.pi * (np.arange(patch) + 0.5) / patch) ** 2
-    return np.maximum(np.outer(ramp, ramp), LEAST).astype(np.float32)
+    ramp = LEAST + np.sin(np.pi * (np.arange(patch) + 0.5) / patch) ** 2
+    return np.outer(ramp, ramp).astype(np.float32)
 
 
 def blended(

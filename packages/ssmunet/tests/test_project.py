@@ -1,0 +1,307 @@
+"""The project's parts joined: what is stored, what the network reads, predictions in the core's own grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runner_core._errors import BadInput
+from runner_core.crop import default_cropper
+from runner_core.pipeline import RecordPipeline
+from runner_core.precision import Precision
+from runner_core.project import Record
+from runner_core.protocols import Arrays, Infer, Progress
+from runner_ssmunet import statistics
+from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
+from runner_ssmunet.project import SSMUNet
+
+WriteCore = Callable[..., Path]
+
+
+def project_with(**data: Any) -> SSMUNet:
+    config = demo()
+    config.data.classes = ("red", "green", "blue")
+    config.data.patch = 16
+    for name, value in data.items():
+        setattr(config.data, name, value)
+    project = SSMUNet(config)
+    RecordPipeline(project, default_cropper(project, config))
+    return project
+
+
+@pytest.fixture
+def project() -> SSMUNet:
+    return project_with()
+
+
+class Stored:
+    """The store of prepared records."""
+
+    def __init__(self, project: SSMUNet, records: list[Record]) -> None:
+        prepared = [project.pipeline(record) for record in records]
+        self.keys = [record.key for record in records]
+        self.meta = [one.meta for one in prepared]
+        self.device = False
+        self.identity = ""
+        self.arrays = {name: Column([one.arrays[name] for one in prepared]) for name in prepared[0].arrays}
+
+
+class Column:
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        self._arrays = arrays
+        self.dtype, self.shapes = arrays[0].dtype, [array.shape for array in arrays]
+
+    def read(self, record: int, region: tuple[slice, ...] | None = None) -> np.ndarray:
+        return self._arrays[record] if region is None else self._arrays[record][region]
+
+
+def ready(project: SSMUNet, write_core: WriteCore, count: int = 3) -> tuple[list[Record], Any]:
+    """Records, and their store; the project has its statistics."""
+    for number in range(count):
+        write_core(f"core_{number}", seed=number, meta={"patient_id": f"P{number}"})
+    root = write_core("core_0", meta={"patient_id": "P0"}).parent
+    records = list(project.records(root))
+    store: Any = Stored(project, records)
+    project.statistics = project.fit(store, list(range(count)))
+    return records, store
+
+
+def batch_of(project: SSMUNet, store: Any, split: str) -> Arrays:
+    samples = project.samples(store, list(range(len(store.keys))), split)
+    out = {name: np.zeros((len(samples), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    numbers = np.arange(len(samples))
+    samples.fill(numbers, numbers, 0, 0, out)
+    return out
+
+
+def inferred(project: SSMUNet, network: Any) -> Infer:
+    def infer(arrays: Arrays) -> Arrays:
+        with torch.no_grad():
+            batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            out = project.infer(network.eval(), project.on_device(batch, project.statistics, None))
+        return {name: tensor.numpy() for name, tensor in out.items()}
+
+    return infer
+
+
+def test_what_is_stored_is_cut_to_the_tissue(project: SSMUNet, write_core: WriteCore) -> None:
+    large = np.zeros((60, 70), bool)
+    large[20:30, 40:55] = True
+    rng = np.random.default_rng(0)
+    path = write_core(
+        X=rng.random((60, 70, 101)).astype(np.float32) * large[..., None],
+        y=np.where(large, rng.integers(0, 4, large.shape), 0),
+        tissue_mask=large,
+    )
+    (record,) = project.records(path.parent)
+    prepared = project.pipeline(record)
+    margin = project.config.crop.margin
+    assert prepared.arrays["tissue"].shape == (10 + 2 * margin, 15 + 2 * margin)
+    assert prepared.arrays["tissue"].sum() == 150
+    assert prepared.arrays["spectra"].dtype == np.float16
+    assert prepared.arrays["spectra"].shape[2] == len(prepared.meta["wavenumbers"])
+    assert not prepared.arrays["spectra"][prepared.arrays["tissue"] == 0].any()
+
+
+def test_batches_are_z_scored_on_tissue_and_zero_elsewhere(project: SSMUNet, write_core: WriteCore) -> None:
+    _, store = ready(project, write_core)
+    arrays = batch_of(project, store, "train")
+    batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    out = project.on_device(dict(batch), project.statistics, None)
+    assert out["spectra"].dtype == torch.float32
+    inside = out["spectra"][out["tissue"]]
+    assert not out["spectra"][~out["tissue"]].any()
+    assert torch.allclose(inside.mean(0), torch.zeros(inside.shape[1]), atol=0.02)
+    assert torch.allclose(inside.std(0), torch.ones(inside.shape[1]), atol=0.02)
+    assert torch.equal(out["target"], batch["label"].long() - 1)
+    assert torch.equal(batch["spectra"], torch.from_numpy(arrays["spectra"])), "the loader's memory was changed"
+
+
+def test_augmented_batches_hold_the_same_pixels_elsewhere(project: SSMUNet, write_core: WriteCore) -> None:
+    _, store = ready(project, write_core)
+    for name in ("scale", "tilt", "noise"):
+        setattr(project.config.augment, name, 0.0)
+    batch = {name: torch.from_numpy(array) for name, array in batch_of(project, store, "train").items()}
+    plain = project.on_device(dict(batch), project.statistics, None)
+    moved = project.on_device(dict(batch), project.statistics, torch.Generator().manual_seed(0))
+    assert not torch.equal(plain["target"], moved["target"])
+    for one, other in zip(plain["spectra"].flatten(1, 2), moved["spectra"].flatten(1, 2), strict=True):
+        assert torch.equal(one.sum(1).sort().values, other.sum(1).sort().values)
+    known = moved["target"] >= 0
+    assert moved["tissue"][known].all()
+
+
+def test_patches_without_annotation_are_left_out_unless_asked_for(write_core: WriteCore) -> None:
+    """One annotated corner of a core of many patches."""
+    label = np.zeros((40, 40), np.uint8)
+    label[2:4, 2:5] = 1
+    label[3, 3] = 2
+    arrays = {"X": np.ones((40, 40, 101), np.float32), "y": label, "tissue_mask": np.ones((40, 40), bool)}
+    counts = {}
+    for unlabelled in (False, True):
+        project = project_with(unlabelled=unlabelled)
+        path = write_core(**arrays)
+        store: Any = Stored(project, list(project.records(path.parent)))
+        counts[unlabelled] = [len(project.samples(store, [0], split)) for split in ("train", "validation")]
+    assert counts == {False: [1, 1], True: [9, 1]}
+
+
+def test_overlap_is_of_training_patches_alone(write_core: WriteCore) -> None:
+    project = project_with(overlap=0.5)
+    _, store = ready(project, write_core, 1)
+    store.arrays = {n: Column([np.ones((48, 48, *a.shapes[0][2:]), a.dtype)]) for n, a in store.arrays.items()}
+    assert len(project.samples(store, [0], "train")) == 25
+    assert len(project.samples(store, [0], "validation")) == 9
+
+
+def test_loss_and_metrics_do_not_see_unannotated_pixels(project: SSMUNet, write_core: WriteCore) -> None:
+    """Logits of pixels without a label may be anything."""
+    _, store = ready(project, write_core)
+    batch = {n: torch.from_numpy(array) for n, array in batch_of(project, store, "validation").items()}
+    batch = project.on_device(batch, project.statistics, None)
+    logits = torch.randn(len(batch["target"]), 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    other = torch.where((batch["target"] >= 0)[:, None], logits, 99 * torch.rand_like(logits))
+    found = []
+    for one in (logits, other):
+        step = project.step(lambda spectra, tissue, one=one: one, batch, Progress(1, 1, 0))
+        (metric,) = project.metrics()
+        metric.update(step.prediction, batch)
+        found.append({"loss": float(step.loss), **metric.compute()})
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: WriteCore, tmp_path: Path) -> None:
+    records, _ = ready(project, write_core)
+    network = project.model(Precision("float32"))
+    (record,) = project.inputs(records[0].files["core"])
+    assert "labels" not in record.files
+    found = project.predict(record, inferred(project, network))
+    mask = np.load(record.files["core"])["tissue_mask"]
+    assert np.array_equal(found.classes > 0, mask)
+    assert np.allclose(found.probabilities.sum(0)[mask], 1, atol=2e-3)
+    assert found.attention.sum() == pytest.approx(1, abs=1e-3)
+    for path in project.write(record, found, tmp_path / "out"):
+        assert project.grid(path) == project.grid(record.files["core"]) == list(mask.shape)
+    assert project.score(record, found) == {}
+    assert project.score(records[0], found)["pixels"] == (np.load(records[0].files["core"])["y"] > 0).sum()
+
+
+def test_the_whole_core_at_once_is_what_the_network_itself_says(project: SSMUNet, write_core: WriteCore) -> None:
+    """A core of one patch: predict equals the network on the batch that validation sees."""
+    records, store = ready(project, write_core, 1)
+    network = project.model(Precision("float32")).eval()
+    batch = {n: torch.from_numpy(array) for n, array in batch_of(project, store, "validation").items()}
+    batch = project.on_device(batch, project.statistics, None)
+    with torch.no_grad():
+        expected = project.step(network, batch, Progress(1, 1, 0)).prediction.softmax(1)[0].numpy()
+    found = project.predict(records[0], inferred(project, network))
+    box = store.meta[0]["box"]
+    rows, columns = (slice(a, b) for a, b in zip(box["start"], box["stop"], strict=True))
+    own = found.probabilities[:, rows, columns].astype(np.float32)
+    inside = store.arrays["tissue"].read(0) > 0
+    cut = expected[:, : inside.shape[0], : inside.shape[1]]
+    assert np.allclose(own[:, inside], cut[:, inside], atol=2e-3)
+
+
+def test_a_core_of_another_axis_is_refused_by_name(project: SSMUNet, write_core: WriteCore) -> None:
+    ready(project, write_core)
+    other = np.linspace(905.0, 1795.0, 101)
+    path = write_core("core_9", wn=other, delta_cm1=np.float64(8.9))
+    (record,) = project.inputs(path)
+    with pytest.raises(BadInput, match=r"core_9.*other wavenumbers"):
+        project.predict(record, inferred(project, None))
+
+
+def test_the_baseline_is_the_logistic_regression_of_fit(project: SSMUNet, write_core: WriteCore) -> None:
+    records, _ = ready(project, write_core)
+    found = project.baseline(records[0], project.statistics)
+    assert found is not None
+    assert np.array_equal(found.classes > 0, np.load(records[0].files["core"])["tissue_mask"])
+    inside = found.classes > 0
+    decoded = project.pipeline(records[0])
+    scores = decoded.arrays["spectra"][decoded.arrays["tissue"] > 0] - project.statistics["mean"]
+    logits = (
+        scores / project.statistics["std"] @ project.statistics["baseline"][:-1] + project.statistics["baseline"][-1]
+    )
+    assert np.array_equal(found.classes[inside], logits.argmax(1) + 1)
+    assert not found.attention.size
+
+
+def test_learning_with_nothing_ignored_has_one_more_output(write_core: WriteCore) -> None:
+    project = project_with(ignore=None)
+    _, store = ready(project, write_core)
+    assert project.outputs == ("unannotated", "red", "green", "blue")
+    assert len(project.statistics["class_weights"]) == 4
+    assert project.model(Precision("float32")).settings["classes"] == 4
+    assert project.statistics["label_shares"][0].min() > 0.5
+    batch = {n: torch.from_numpy(array) for n, array in batch_of(project, store, "train").items()}
+    assert int(project.on_device(batch, project.statistics, None)["target"].min()) == 0
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [("data", "patch", 40), ("data", "patch", 0), ("data", "overlap", 1.0), ("predict", "overlap", -0.1),
+     ("data", "ignore", 3), ("data", "classes", ("one",)), ("data", "bin", 0)],
+)  # fmt: skip
+def test_settings_without_sense_are_refused(section: str, name: str, value: Any) -> None:
+    config = demo()
+    setattr(getattr(config, section), name, value)
+    with pytest.raises(BadInput, match=f"{section}.{name}"):
+        SSMUNet(config)
+
+
+def test_presets_are_what_they_say() -> None:
+    axis = np.linspace(900, 1800, 425)
+    for make, filters in ((default, 24), (ssmunet_3, 3)):
+        project = SSMUNet(make())
+        project.statistics = {"wavenumbers": axis}
+        network = project.model(Precision("float32"))
+        centres = network.stack.filters.bands().mean(-1).tolist()
+        assert len(centres) == filters
+        assert centres[:3] == pytest.approx([1655, 1545, 1740], abs=1)
+        parameters = sum(p.numel() for name, p in network.named_parameters() if ".edges." not in name)
+        assert (parameters == 4_388_576) == (filters == 24)
+
+
+def test_with_frozen_features_only_the_u_net_learns(write_core: WriteCore, tmp_path: Path) -> None:
+    """The same logits and predictions as the network itself, from what its spectral layers made once."""
+    whole = project_with()
+    records, _ = ready(whole, write_core)
+    torch.manual_seed(0)
+    network = whole.model(Precision("float32"))
+    whole.export(network, tmp_path / "export", whole.statistics)
+    frozen = project_with()
+    frozen.config.model.features = tmp_path / "export"
+    store: Any = Stored(frozen, records)
+    assert store.arrays["features"].shapes[0][-1] == frozen.config.model.filters
+    frozen.statistics = frozen.fit(store, [0, 1, 2])
+    tuned = frozen.model(Precision("float32")).eval()
+    assert not any(p.requires_grad for p in tuned.stack.parameters())
+    assert all(p.requires_grad for p in tuned.head.parameters())
+    spectra = whole.on_device(tensors(batch_of(whole, Stored(whole, records), "validation")), whole.statistics, None)
+    features = frozen.on_device(tensors(batch_of(frozen, store, "validation")), frozen.statistics, None)
+    progress = Progress(1, 1, 0)
+    with torch.no_grad():
+        one = whole.step(network.eval(), spectra, progress)
+        other = frozen.step(tuned, features, progress)
+    assert torch.allclose(one.prediction, other.prediction, atol=0.02)
+    assert float(other.loss) == pytest.approx(float(one.loss), rel=0.01)
+    direct = whole.predict(records[0], inferred(whole, network))
+    cached = frozen.predict(records[0], inferred(frozen, tuned))
+    assert np.array_equal(direct.classes, cached.classes)
+    assert frozen.prepare_settings() != whole.prepare_settings()
+    assert statistics.axes_differ(frozen.statistics["wavenumbers"], whole.statistics["wavenumbers"]) == ""
+
+
+def tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def test_settings_of_the_cache_name_whatever_decides_labels(project: SSMUNet) -> None:
+    other = SSMConfig()
+    other.data.classes = ("a", "b")
+    assert project.prepare_settings() != SSMUNet(other).prepare_settings()
