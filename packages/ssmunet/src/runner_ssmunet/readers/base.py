@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,6 +17,12 @@ from runner_core._text import counted
 from runner_core.protocols import Json
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+DAMAGED = (
+    OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What NumPy raises of a damaged .npz or .npy file, wherever the damage lies: found by damaging files at random."""
 
 
 @dataclass(kw_only=True)

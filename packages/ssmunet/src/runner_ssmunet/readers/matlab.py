@@ -74,41 +74,31 @@ def _is_hdf5(path: Path) -> bool:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shape of every variable, as MATLAB shows it."""
-    if _is_hdf5(path):
-        with _hdf5(path) as file:
-            return {name: tuple(item.shape[::-1]) for name, item in file.items() if hasattr(item, "shape")}
     try:
-        return {name: tuple(shape) for name, shape, _ in library("scipy.io", path).whosmat(path)}
+        if not _is_hdf5(path):
+            return {name: tuple(shape) for name, shape, _ in library("scipy.io", path).whosmat(path)}
+        with library("h5py", path).File(path, "r") as file:
+            return {str(name): tuple(item.shape[::-1]) for name, item in file.items() if hasattr(item, "shape")}
     except Exception as error:
         raise _damaged(path, error) from error
 
 
 def _variables(path: Path, wanted: Sequence[str]) -> dict[str, Any]:
     """These variables, as far as they are there, in MATLAB's own order of axes."""
-    if not _is_hdf5(path):
-        try:
+    try:
+        if not _is_hdf5(path):
             found = library("scipy.io", path).loadmat(path, variable_names=list(wanted))
-        except Exception as error:
-            raise _damaged(path, error) from error
-        return {name: found[name] for name in wanted if name in found}
-    with _hdf5(path) as file:
-        try:
+            return {name: found[name] for name in wanted if name in found}
+        with library("h5py", path).File(path, "r") as file:
             # HDF5 has MATLAB's axes the other way round
             return {n: _own_order(file[n]) for n in wanted if n in file and hasattr(file[n], "shape")}
-        except Exception as error:
-            raise _damaged(path, error) from error
+    except Exception as error:
+        raise _damaged(path, error) from error
 
 
 def _own_order(item: Any) -> Any:
     values = np.asarray(item[()]).T
     return "".join(map(chr, values.ravel(order="F"))) if item.attrs.get("MATLAB_class") == b"char" else values
-
-
-def _hdf5(path: Path) -> Any:
-    try:
-        return library("h5py", path).File(path, "r")
-    except OSError as error:
-        raise _damaged(path, error) from error
 
 
 def _text(value: Any, path: Path) -> str:
@@ -127,7 +117,7 @@ def _text(value: Any, path: Path) -> str:
 
 
 def _damaged(path: Path, error: Exception) -> Exception:
-    """SciPy's reader raises whatever a broken byte leads to: all of it means the same."""
-    if isinstance(error, (BadInput, MemoryError)):
+    """Both readers raise whatever a broken byte leads to: all of it means the same."""
+    if isinstance(error, BadInput):
         return error
     return BadInput(f"{path}: not a readable MATLAB file ({short(error)}). Copy or save it again.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,13 @@ from runner_core._errors import BadInput, did_you_mean
 from runner_core._text import typed
 from runner_core.protocols import Json
 
-from runner_ssmunet.readers.base import Array, Raw, short
+from runner_ssmunet.readers.base import DAMAGED, Array, Raw, short
 from runner_ssmunet.readers.sidecars import parsed
 
 _RESAVE = (
     "import json, sys, numpy as np; d = dict(np.load(sys.argv[1], allow_pickle=True)); m = d['meta'].item(); "
     "d['meta'] = m if isinstance(m, str) else json.dumps(m, default=str); np.savez(sys.argv[1], **d)"
 )
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 def parts(path: Path) -> list[Path]:
@@ -71,7 +69,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise BadInput(f"{path}: no such file.")
     try:
         archive = np.load(path, allow_pickle=False)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise BadInput(f"{path}: not a readable npz file ({short(error)}). Copy or write it again.") from error
     if not hasattr(archive, "files"):
         raise BadInput(f"{path}: a single array, not an npz archive of X, y, wn, tissue_mask and meta.")
@@ -82,7 +80,7 @@ def _opened(path: Path) -> Iterator[Any]:
 def _array(archive: Any, key: str, path: Path) -> Array:
     try:
         array: Array = archive[key]
-    except _DAMAGED as error:
+    except DAMAGED as error:
         if "Object arrays" in str(error):
             how = f'save it again: python -c "{_RESAVE}" {typed(path)}' if key == "meta" else "save it as numbers."
             raise BadInput(
@@ -125,5 +123,5 @@ def _shape(path: Path, key: str) -> tuple[int, ...]:
             version = np.lib.format.read_magic(member)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             return tuple(header(member)[0])
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error

@@ -18,7 +18,7 @@ from PIL import Image
 from runner_core._errors import BadInput
 from runner_core.protocols import Json
 
-from runner_ssmunet.readers.base import Array, Raw, merged, short
+from runner_ssmunet.readers.base import DAMAGED, Array, Raw, merged, short
 
 _ROLES = ("labels", "tissue")
 _SUFFIXES = (".png", ".npy")
@@ -107,7 +107,7 @@ def _png(path: Path) -> Array:
 def _npy(path: Path) -> Array:
     try:
         data: Any = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+    except DAMAGED as error:
         raise BadInput(f"{path}: not a readable NPY file ({short(error)}).") from error
     if not isinstance(data, np.ndarray):
         raise BadInput(f"{path}: an archive of arrays; one array is needed.")
