@@ -102,6 +102,20 @@ def test_every_parameter_has_a_gradient(share: float) -> None:
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_distributed_training_waits_for_no_parameter() -> None:
+    """DistributedDataParallel fails in the step after one in which a parameter had no gradient."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = network(chunk=8, dropout=0.1)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        for share in (0.0, 1.0, 0.3, 0.3):
+            spectra, tissue = batch(32)
+            tissue = torch.rand(2, 32, 32) < share
+            parallel(spectra, tissue).square().mean().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision(dtype: torch.dtype) -> None:
     model = network(chunk=64)

@@ -1,20 +1,19 @@
 """The spectral stack: filters, Mamba layers along the wavenumbers, attention pooling. (P, L) spectra → (P, F).
 
-Pixels are independent here, so the stack goes over them chunk by chunk, and what it keeps for the gradient of a chunk
-is the chunk's spectra: everything in between is computed again (Chen et al. 2016). Only the pooled features of all
-pixels exist at once.
+Pixels are independent here, so the stack goes over them chunk by chunk, and keeps nothing for the gradient but the
+spectra: everything in between is computed again. Only the pooled features of all pixels exist at once.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from runner_ssmunet.filters import BandFilters, SincFilters
 from runner_ssmunet.mamba import Mamba
+from runner_ssmunet.recompute import in_chunks
 
-ELEMENTS = {"cpu": 2**18, "cuda": 2**25}
+ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
 """Pixels × wavenumbers × filters of a chunk where nobody says: what stays in a core's cache on a CPU (measured: larger
 chunks take up to a quarter longer, smaller ones too); on a GPU, what some 4 GB hold and fills it."""
 
@@ -76,13 +75,7 @@ class SpectralStack(nn.Module):
         chunk = self._pixels_at_once(x)
         if not chunk or not len(x):
             return self.attend(x)[0]
-        parts = x.split(chunk)
-        if not torch.is_grad_enabled():
-            return torch.cat([self.attend(part)[0] for part in parts])
-        draws = self.training and any(layer.dropout.p > 0 for layer in self.layers)
-        return torch.cat(
-            [checkpoint(self._pooled, part, use_reentrant=False, preserve_rng_state=draws) for part in parts]
-        )
+        return in_chunks(self._pooled, x, chunk, list(self.parameters()))
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (P, F) and the attention that each wavenumber gets (P, L), all pixels at once."""
