@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from runner_core._errors import BadInput
 from runner_core._text import counted
-from scipy import signal
 
 from runner_ssmunet.config import SpectraConfig
 
@@ -160,6 +159,8 @@ def _resampled(
 def _derivative(centres: Array, window: int, name: str) -> Array:
     """Matrix of the negative second derivative (Savitzky and Golay, Analytical Chemistry 36, 1964) of row vectors,
     positive where a band has its peak; per (10 cm⁻¹)². The ends take the polynomial of the last whole window."""
+    from scipy import signal  # two seconds, which workers and `--help` need not wait for
+
     where = f"{name}: from {centres[0]:g} to {centres[-1]:g} cm⁻¹"
     if len(centres) < window:
         raise BadInput(
