@@ -93,8 +93,8 @@ def test_without_the_interpreter_they_want_a_gpu() -> None:
         selective_scan(**shared().inputs(1, 2, 3, 4), how="triton")
 
 
-def compiled(kernel: Any, capability: int, dtype: str, **chosen: Any) -> str:
-    """The kernel's assembly for GPUs of this compute capability, of tensors of `dtype`."""
+def compiled(kernel: Any, capability: int, dtype: str, without: tuple[str, ...], **chosen: Any) -> str:
+    """The kernel's assembly for GPUs of this compute capability, of tensors of `dtype`, some of which are None."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -104,7 +104,9 @@ def compiled(kernel: Any, capability: int, dtype: str, **chosen: Any) -> str:
     warps = chosen.pop("num_warps")
     signature, constants = {}, {}
     for i, name in enumerate(kernel.arg_names):
-        if name in chosen:
+        if name in without:
+            signature[name], constants[(i,)] = "constexpr", None
+        elif name in chosen:
             signature[name], constants[(i,)] = "constexpr", chosen[name]
         else:
             signature[name] = "*fp32" if name in weights else f"*{dtype}" if name in tensors else "i32"
@@ -113,17 +115,19 @@ def compiled(kernel: Any, capability: int, dtype: str, **chosen: Any) -> str:
     return triton.compile(source, target=target, options={"num_warps": warps}).asm["ptx"]
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp32"), (90, "bf16")])
-def test_they_compile_for_gpus(capability, dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("capability", "dtype", "without"), [(80, "fp32", ("D", "z", "bias", "dD", "dz", "dbias")), (90, "bf16", ())]
+)
+def test_they_compile_for_gpus(capability, dtype, without, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ahead of time, to PTX and through NVIDIA's assembler, on a machine that has none of these GPUs."""
     from runner_ssmunet.scan import triton as launch
     from runner_ssmunet.scan.triton_kernels import scan_backward, scan_forward
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    common = {"SOFTPLUS": True, **launch._block(16)}
-    forward = compiled(scan_forward, capability, dtype, EVERY=launch._every(16), **common)
+    common = {"SOFTPLUS": "bias" not in without, **launch._block(16)}
+    forward = compiled(scan_forward, capability, dtype, without, EVERY=launch._every(16), **common)
     parts = {"STEPS": launch.STEPS, "PARTS": launch._every(16) // launch.STEPS}
-    backward = compiled(scan_backward, capability, dtype, SHARED=False, **parts, **common)
+    backward = compiled(scan_backward, capability, dtype, without, SHARED=False, **parts, **common)
     for kernel, text in (("scan_forward", forward), ("scan_backward", backward)):
         assert f".target sm_{capability}" in text
         assert f".entry {kernel}" in text

@@ -30,8 +30,8 @@ def _softplus(v):
 
 @triton.jit
 def _row(pointer, t, stride, offsets, mask):
-    """What step `t` has at `offsets`, as float32; 0 where `mask` is not."""
-    return tl.load(pointer + t * stride + offsets, mask=mask, other=0.0).to(tl.float32)
+    """What step `t` has at `offsets`, as float32; 0 where `mask` is not. Steps may lie further apart than pixels."""
+    return tl.load(pointer + t * tl.cast(stride, tl.int64) + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
