@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from runner_ssmunet.scan.choice import keeps
+
 LANES = 16
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -41,7 +43,7 @@ def selective_scan(
     """See `runner_ssmunet.scan.selective_scan`. Differentiable; computes in float32 whatever the inputs are."""
     dtype = x.dtype
     wide = [None if t is None else t.float() for t in (x, delta, A, B, C, D, z, delta_bias)]
-    y: torch.Tensor = _Scan.apply(*wide, delta_softplus)
+    y: torch.Tensor = _Scan.apply(keeps(*wide), delta_softplus, *wide)
     return y.to(dtype)
 
 
@@ -53,14 +55,16 @@ def causal_conv_silu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, softplus: bool) -> Any:
+    def forward(
+        ctx: Any, keep: bool, softplus: bool, x: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any
+    ) -> Any:
         from runner_ssmunet.scan import kernels
 
         pixels, steps, channels = x.shape
         states = A.shape[1]
         y = torch.empty(pixels, steps, channels)
         kept = torch.empty(0)
-        if any(ctx.needs_input_grad):
+        if keep:
             kept = torch.empty(pixels, _blocks(channels), kernels.chunks(steps), states, LANES)
         inputs = _scan_inputs(x, delta, A, B, C, D, z, bias, softplus)
         _in_threads(pixels, lambda first, last: kernels.scan_forward(first, last, *inputs, _flat(y), _flat(kept)))
@@ -90,8 +94,8 @@ class _Scan(torch.autograd.Function):
         da, dd, dbias = (torch.from_numpy(sum(parts)) for parts in zip(*_in_threads(pixels, part), strict=True))
         da = da.view(blocks, states, LANES).transpose(1, 2).reshape(-1, states)[:channels]
         return (
-            dx, ddelta, da, db, dc, None if D is None else dd[:channels], None if z is None else dz,
-            None if bias is None else dbias[:channels], None,
+            None, None, dx, ddelta, da, db, dc, None if D is None else dd[:channels], None if z is None else dz,
+            None if bias is None else dbias[:channels],
         )  # fmt: skip
 
 
