@@ -1,4 +1,7 @@
-"""The trivial method beside the network: multinomial logistic regression on each pixel's own spectrum."""
+"""The trivial method beside the network: multinomial logistic regression on each pixel's own spectrum.
+
+SciPy is imported where it is used: whatever loads the project would wait two seconds for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 import numpy as np
 from runner_core.project import Statistics
 from runner_core.protocols import Store
-from scipy import optimize, special
 
 from runner_ssmunet.labels import targets
 
@@ -43,6 +45,8 @@ def fit(channels: Array, classes: Array, weights: Array) -> Array:
     `classes` (pixels,) holds 0 to K − 1; `weights` (K,) is what a pixel of each class weighs. Minimised by L-BFGS from
     zero, so that the same pixels give the same coefficients.
     """
+    from scipy import optimize, special
+
     channels = channels.astype(np.float32)
     count, width = channels.shape
     weight = weights[classes].astype(np.float64)
@@ -66,5 +70,7 @@ def fit(channels: Array, classes: Array, weights: Array) -> Array:
 
 def predict(channels: Array, coefficients: Array) -> Array:
     """Probabilities (pixels, K) float32 of z-scored `channels` (pixels, L)."""
+    from scipy import special
+
     logits = channels.astype(np.float32) @ coefficients[:-1] + coefficients[-1]
     return np.asarray(special.softmax(logits, axis=1), np.float32)

@@ -43,8 +43,8 @@ class SpectraConfig(DataConfig):
     normalise: Literal["vector", "amide1", "none"] = "vector"
     """vector: each spectrum to the same length (L2); amide1: to the same area from 1600 to 1700 cm⁻¹."""
     tissue: Literal["auto", "file", "amide1"] = "auto"
-    """Which pixels are tissue. file: the mask of the file; amide1: area of the amide-I band above Otsu's threshold;
-    auto: the file's mask where it has one, else amide1."""
+    """Which pixels are tissue. file: the mask of the file; amide1: logarithm of the area of the amide-I band above Otsu's
+    threshold; auto: the file's mask where it has one, else amide1."""
     patch: int = 128
     """Side of the square patches (pixels) that the network sees at once; a multiple of 16."""
     overlap: float = 0.0
