@@ -15,7 +15,7 @@ from runner_ssmunet.recompute import in_chunks
 
 ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
 """Pixels × wavenumbers × filters of a chunk where nobody says: what stays in a core's cache on a CPU (measured: larger
-chunks take up to a quarter longer, smaller ones too); on a GPU, what some 4 GB hold and fills it."""
+chunks take up to a quarter longer, smaller ones too); on a GPU, what takes some 5 GB and fills it."""
 
 
 class AttentionPooling(nn.Module):
