@@ -43,7 +43,7 @@ class SpectraConfig(DataConfig):
     normalise: Literal["vector", "amide1", "none"] = "vector"
     """vector: each spectrum to the same length (L2); amide1: to the same area from 1600 to 1700 cm⁻¹."""
     tissue: Literal["auto", "file", "amide1"] = "auto"
-    """Which pixels are tissue. file: the mask of the file; amide1: logarithm of the area of the amide-I band above Otsu's
+    """Which pixels are tissue. file: the mask of the file; amide1: logarithm of the amide-I band's area above Otsu's
     threshold; auto: the file's mask where it has one, else amide1."""
     patch: int = 128
     """Side of the square patches (pixels) that the network sees at once; a multiple of 16."""

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from runner_core._errors import BadInput
-from runner_core.cache.stored import PreparedStore
 from runner_core.config import RunConfig
 from runner_core.project import Decoded, Project, Record, Statistics, Table
 from runner_core.protocols import (
@@ -117,6 +116,8 @@ class SSMUNet(Project):
         data = self.config.data
         shares = {"label_shares": health.label_shares(store, training)}
         if self.frozen is not None:
+            from runner_core.cache.stored import PreparedStore
+
             arrays = {**store.arrays, "spectra": store.arrays["features"]}
             view = PreparedStore(store.keys, store.meta, arrays, store.identity)
             return statistics.fit(view, training, data.classes, data.ignore) | shares | self.frozen.statistics
