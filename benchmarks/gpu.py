@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = [str(ROOT), *map(str, sorted(ROOT.glob("packages/*/src")))]
 sys.path[:] = [*_SOURCES, *(path for path in sys.path if path != str(ROOT / "benchmarks"))]
 
-from benchmarks.gpucase import Case, find_projects, limits, measure  # noqa: E402
+from benchmarks.gpucase import COPY, Case, find_projects, limits, measure  # noqa: E402
 from benchmarks.harness import Cell, Result, Table, machine, number  # noqa: E402
 from benchmarks.page import RESULTS, keep, section  # noqa: E402
 
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=510, help="for everything")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="preset demo, two variants, a few steps: does it work?")
+    parser.add_argument("--quick", action="store_true", help="preset demo, few variants and steps: does it work?")
     parser.add_argument("--case", nargs=2, metavar=("PROJECT", "NAME"), help=argparse.SUPPRESS)  # the process of a case
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -108,7 +108,8 @@ def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str
             continue
         variants = list(VARIANTS[framework].items())[: 2 if quick else None]
         cases = [Case(name, variant, settings) for variant, settings in variants]
-        columns.append(cases if quick else cases[:1] + own_cases(name) + cases[1:])
+        own = [case for case in own_cases(name) if case.measure is not None or not quick]
+        columns.append(cases[:1] + own + cases[1:])
     longest = max(map(len, columns), default=0)
     return [column[i] for i in range(longest) for column in columns if i < len(column)], left_out
 
@@ -162,14 +163,14 @@ def run_case(options: argparse.Namespace) -> int:
 def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dict[str, str]) -> Result:
     """The result of all cases. Operations are counted where nothing is compiled; a compiled variant of the same samples
     has those of the preset."""
-    steps, paths = [], []
+    steps, paths, others = [], [], []
     for case, values in found.items():
         if "fault" in values:
             left_out[f"{case.project}, {case.name}"] = values["fault"]
             continue
         who = f"{case.project}, {case.name}"
         if "table" in values:  # a case that measures something else than steps
-            paths += [[f"{who}: {key}", *[None] * 3, value] for key, value in values["table"].items()]
+            others += [[f"{who}: {key}", value] for key, value in values["table"].items()]
             continue
         steps.append([who, *step_row(case, values, found, limit)])
         paths.append([who, *(values.get(key) for key in ("loader", "to_device", "with_loader", "first_step"))])
@@ -178,6 +179,7 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
     tables = [
         Table(heads, steps),
         Table(["samples a second", "loader alone", "loader to device", "loader and steps", "first step, s"], paths),
+        Table(["measured by itself", "value"], others),
         Table(["measured limit of this device", "value"], [[key, value] for key, value in limit.items()]),
     ]
     return Result(
@@ -189,7 +191,8 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
             "Share of compute: the step's floating-point operations (torch's FlopCounterMode) against what a large "
             "matrix product of the step's precision reaches on this device. Share of bandwidth: the bytes that the "
             "step's operations read and write, each counted by itself, against a large copy; a compiled step fuses "
-            "operations and moves less, so that its share is an upper bound. For Keras nothing is counted."
+            "operations and moves less, so that its share is an upper bound. What Triton kernels of a project do, and "
+            "everything with Keras, is not counted."
         ],
         left_out=left_out,
         packages=("torch", "keras", "tensorflow", "numpy"),
@@ -204,7 +207,7 @@ def step_row(
         same = (v for c, v in found.items() if c.project == case.project and v.get("flops"))
         counted = next((v for v in same if v["samples"] == values["samples"]), values)
     step, (low, high) = values["step"], values["quartiles"]
-    peak, copy = limit.get(f"{values['precision']} matrix product, TFLOP/s"), limit.get("copy, GB/s (read and written)")
+    peak, copy = limit.get(f"{values['precision']} matrix product, TFLOP/s"), limit.get(COPY)
     flops, moved = counted.get("flops"), counted.get("bytes")
     return [
         values["precision"],

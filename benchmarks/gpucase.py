@@ -23,18 +23,21 @@ from runner_core.protocols import HostBatch
 from runner_core.setup import Data, Setup
 
 ROOT = Path(__file__).resolve().parents[1]
+COPY = "copy, GB/s (read and written)"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A project with settings by dotted name. `measure`: instead of training steps, a function of the device that
+    """A project with settings by dotted name. `data`: writes the records to train on into a folder, in place of the
+    phantom. `measure`: instead of training steps, a function of the device, and of whether it should be quick, that
     returns named numbers (what a kernel takes, say)."""
 
     project: str
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     preset: str = "default"
-    measure: Callable[[str], Mapping[str, float]] | None = None
+    data: Callable[[Path], None] | None = None
+    measure: Callable[[str, bool], Mapping[str, float]] | None = None
 
 
 def find_projects() -> dict[str, Plugin]:
@@ -51,7 +54,7 @@ def find_projects() -> dict[str, Plugin]:
 def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -> dict[str, Any]:
     """What the case takes; `seconds` for the steps, half of it for each part of the data path."""
     if case.measure is not None:
-        return {"table": dict(case.measure(device))}
+        return {"table": dict(case.measure(device, quick))}
     setup = setup_of(case, device, cache, quick)
     data = open_data(setup, lambda text: None)
     data.samples = {"train": setup.project.samples(data.store, data.splits["train"], "train")}
@@ -69,7 +72,7 @@ def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -
         done += 1
 
     torch = setup.engine.name == "torch"
-    wait = waits(setup) if torch else trainer.read_log
+    wait = waiter(setup.device.kind == "cuda") if torch else trainer.read_log
     begun = time.perf_counter()
     counted = operations(lambda: step(again)) if torch and not compiles(setup) else {}
     if not counted:
@@ -124,7 +127,12 @@ def setup_of(case: Case, device: str, cache: Path, quick: bool) -> Setup:
         section, key = name.split(".")
         nested.setdefault(section, {})[key] = value
     config = overlay(from_preset(kind, preset), nested, f"case {case.name}")
-    return Setup(kind(config), config, preset, None, plugins)
+    folder = None
+    if case.data is not None:
+        folder = cache / "data" / case.project / case.name
+        folder.mkdir(parents=True, exist_ok=True)
+        case.data(folder)
+    return Setup(kind(config), config, preset, folder, plugins)
 
 
 def loader_of(setup: Setup, data: Data, block: int) -> Loader:
@@ -172,10 +180,11 @@ def chunks(work: Callable[[], object], wait: Callable[[], object], block: int, s
 # ---------------------------------------------------------------- memory and operations
 
 
-def waits(setup: Setup) -> Callable[[], object]:
+def waiter(gpu: bool) -> Callable[[], object]:
+    """What waits until the device has done all it was given (PyTorch)."""
     import torch
 
-    return torch.cuda.synchronize if setup.device.kind == "cuda" else lambda: None
+    return torch.cuda.synchronize if gpu else lambda: None
 
 
 def compiles(setup: Setup) -> bool:
@@ -232,7 +241,7 @@ def limits(device: str, quick: bool) -> dict[str, float]:
     import torch
 
     gpu = torch.device(device).type == "cuda"
-    wait = torch.cuda.synchronize if gpu else lambda: None
+    wait = waiter(gpu)
     size, seconds = (512, 0.2) if quick else (8192, 1.5)
     found: dict[str, float] = {}
     kinds = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -242,13 +251,20 @@ def limits(device: str, quick: bool) -> dict[str, float]:
         out = torch.empty_like(a)
         taken = min(chunks(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), wait, 1, seconds))
         found[f"{name} matrix product, TFLOP/s"] = 2 * size**3 / taken / 1e12
-    source = torch.zeros(2**24 if quick else 2**30, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    taken = min(chunks(lambda: target.copy_(source), wait, 1, seconds))
-    found["copy, GB/s (read and written)"] = 2 * len(source) / taken / 1e9
+    found[COPY] = copy_rate(device, quick) / 1e9
     if gpu:
         host = torch.zeros(2**28, dtype=torch.uint8, pin_memory=True)
         there = torch.empty_like(host, device=device)
         taken = min(chunks(lambda: there.copy_(host, non_blocking=True), wait, 1, seconds))
         found["from page-locked memory, GB/s"] = len(host) / taken / 1e9
     return found
+
+
+def copy_rate(device: str, quick: bool) -> float:
+    """Bytes a second, read and written, of a large copy within the device."""
+    import torch
+
+    source = torch.zeros(2**24 if quick else 2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    wait = waiter(source.is_cuda)
+    return 2 * len(source) / min(chunks(lambda: target.copy_(source), wait, 1, 0.2 if quick else 1.5))

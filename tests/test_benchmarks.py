@@ -152,7 +152,7 @@ def test_a_gpu_s_share_of_the_limit_and_what_did_not_run():
     assert [row[-2:] for row in steps] == [["50 %", "20 %"], ["100 %", "40 %"], [None, None]]
     assert steps[0][1:8] == ["tf32", 4, 500.0, "400 – 600", 8.0, 2.0, None]
     assert result.left_out == {"p, broken": "out of memory"}
-    assert result.tables[1].rows[-1] == ["p, kernel: microseconds", None, None, None, 3.0]
+    assert result.tables[2].rows == [["p, kernel: microseconds", 3.0]]
 
 
 def test_time_that_is_up_is_said(monkeypatch, tmp_path, capsys):
@@ -183,8 +183,20 @@ def test_the_gpu_s_script_works_on_a_cpu(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     kept = json.loads((tmp_path / "gpu.json").read_text())
-    assert {row[0] for row in kept["tables"][0]["rows"]} >= {"brainunet, preset", "openkbp, preset"}
+    assert {row[0] for row in kept["tables"][0]["rows"]} >= {"ssmunet, preset", "brainunet, preset", "openkbp, preset"}
+    assert any("scan, bfloat16" in row[0] for row in kept["tables"][2]["rows"])
     assert not kept["left_out"]
+
+
+@pytest.mark.slow
+def test_a_case_brings_data_of_its_own(tmp_path):
+    from benchmarks import gpucase
+
+    case = next(c for c in importlib.import_module("benchmarks.gpu_ssmunet").CASES if c.data is not None)
+    values = gpucase.measure(case, "cpu", tmp_path, 0.1, quick=True)
+    assert values["step"] > 0
+    assert len(list(tmp_path.rglob("core_*.npz"))) == 4
+    assert not list(tmp_path.rglob("phantoms"))
 
 
 def test_options_know_where_real_data_are(tmp_path):
