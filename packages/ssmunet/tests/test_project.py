@@ -267,6 +267,20 @@ def test_presets_are_what_they_say() -> None:
         assert (parameters == 4_388_576) == (filters == 24)
 
 
+def test_weight_decay_leaves_the_dynamics_of_mamba_alone(project: SSMUNet, write_core: WriteCore) -> None:
+    ready(project, write_core, 1)
+    network = project.model(Precision("float32"))
+    groups = project.parameter_groups(network)
+    optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for p in network.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    same = {name for name, p in network.named_parameters() if torch.equal(p, before[name]) and before[name].any()}
+    assert same == {f"stack.layers.0.mamba.{name}" for name in ("A_log", "D")}
+    assert sum(len(group["params"]) for group in groups) == len(before)
+
+
 def test_with_frozen_features_only_the_u_net_learns(write_core: WriteCore, tmp_path: Path) -> None:
     """The same logits and predictions as the network itself, from what its spectral layers made once."""
     whole = project_with()
