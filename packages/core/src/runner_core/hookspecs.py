@@ -52,7 +52,7 @@ def runner_project() -> type[Project]:
     Returns:
         A subclass of `Project`. The core makes one object of it for each command, with the resolved settings.
 
-    In the core: nothing. In `runner-brainunet` and `runner-openkbp`: their project.
+    In the core: nothing. In `runner-ssmunet`, `runner-brainunet` and `runner-openkbp`: their project.
 
     Example:
         ```python
@@ -253,7 +253,8 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
         Rules; an empty sequence adds none. What a rule remembers must follow from the validations that it saw: when
         a run is resumed, they are shown to it again.
 
-    In the core: constant prediction, finite validation, precision not as asked.
+    In the core: constant prediction, finite validation, precision not as asked. In `runner-ssmunet`: unannotated pixels
+    learned as a class.
 
     Example:
         ```python
