@@ -33,17 +33,28 @@ def test_frameworks_work_in_one_process_in_any_order(first: str, then: str) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_a_torch_project_never_loads_tensorflow(tmp_path: Path) -> None:
-    """MONAI imports tensorboard, which imports TensorFlow where it finds it."""
-    code = (
-        "import sys, pathlib, numpy as np; from runner_brainunet.scores import surface_scores\n"
+TORCH_PROJECTS = {
+    # MONAI imports tensorboard, which imports TensorFlow where it finds it
+    "brainunet": (
+        "import pathlib, numpy as np; from runner_brainunet.scores import surface_scores\n"
         "surface_scores(np.ones((4, 4, 4), bool), np.ones((4, 4, 4), bool), (1, 1, 1))\n"
         "from runner_core.sinks.tensorboard import TensorBoardSink; sink = TensorBoardSink(pathlib.Path('events'))\n"
         "sink.event('train', 1, {'loss': 0.5}); sink.close()\n"
         "assert any(pathlib.Path('events').iterdir())\n"
         "assert 'monai' in sys.modules and 'tensorboard' in sys.modules\n"
-        "assert not {'tensorflow', 'keras', 'jax'} & set(sys.modules)\n"
-    )
+    ),
+    # so does transformers, which mamba-ssm imports
+    "ssmunet": (
+        "import torch; from runner_ssmunet.network import SSMUNetwork\n"
+        "network = SSMUNetwork([1000.0 + 10 * i for i in range(40)], 3, filters=2, embed=4, base=4)\n"
+        "network(torch.rand(2, 16, 16, 40), torch.ones(2, 16, 16, dtype=torch.bool)).sum().backward()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("project", TORCH_PROJECTS)
+def test_a_torch_project_never_loads_tensorflow(project: str, tmp_path: Path) -> None:
+    code = f"import sys\n{TORCH_PROJECTS[project]}assert not {{'tensorflow', 'keras', 'jax'}} & set(sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
