@@ -52,3 +52,23 @@ def test_half_of_a_projection() -> None:
     half = x.detach()[..., :18].requires_grad_()
     wanted = definition(half.double(), weight[:18].double(), bias[:18].double())
     assert (causal_conv_silu(half, weight[:18], bias[:18]).double() - wanted).abs().max() < 1e-5
+
+
+def test_sums_over_many_pixels() -> None:
+    """Half a million equal terms, each less than the last bit of what is summed already, if one float32 holds it."""
+    pixels = 4096
+    x, weight, bias = torch.ones(1, 128, 1), torch.ones(1, 4), torch.ones(1)
+
+    def gradients(x, *of):
+        return torch.cat([g.flatten() for g in torch.autograd.grad(causal_conv_silu(x, *of).sum(), of)]).double()
+
+    wanted = pixels * gradients(x.double(), *(of.double().requires_grad_() for of in (weight, bias)))
+    found = gradients(x.expand(pixels, -1, -1), *(of.requires_grad_() for of in (weight, bias)))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=0)
+
+
+def test_gradients_of_gradients_are_not_taken_for_zero() -> None:
+    x, weight, bias = arguments(1, 3, 2, 2)
+    (slope,) = torch.autograd.grad(causal_conv_silu(x, weight, bias).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()

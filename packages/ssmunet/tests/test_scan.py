@@ -190,6 +190,71 @@ def test_extreme_steps_gates_and_decays(how: str) -> None:
     check(extreme(), how)
 
 
+@pytest.mark.parametrize("size", [-5.0, -10.0, -16.0])
+def test_gradients_of_small_steps(how: str, size: float) -> None:
+    """Δ of 7e-3 to 1e-7, where trained blocks have it: 1 - e^-Δ, softplus' slope, has few digits there or none."""
+    arguments = inputs(2, 20, 17, 4, delta_softplus=True)
+    arguments["delta"] = (arguments["delta"].detach() / 4 + size).requires_grad_()
+    found, wanted = results(arguments, how)["delta"].double(), exact(arguments)["delta"]
+    assert (found - wanted).abs().max() <= ROUNDING[torch.float32] * wanted.abs().max()
+
+
+def test_sums_over_many_pixels(how: str) -> None:
+    """Half a million equal terms, each less than the last bit of what is summed already, if one float32 holds it."""
+    pixels, length = (4096, 128) if how == "cpu" else (512, 64)
+    one = {name: torch.ones(1, length, 1) for name in ("x", "delta", "B", "C")}
+    weights = {"A": -torch.ones(1, 1), "D": torch.ones(1), "delta_bias": torch.zeros(1)}
+
+    def gradients(tensors, learned, way):
+        y = selective_scan(**tensors, **learned, delta_softplus=True, how=way)
+        return torch.stack([g.flatten() for g in torch.autograd.grad(y.sum(), list(learned.values()))]).double()
+
+    def required(tensors, dtype=torch.float32):
+        return {name: each.to(dtype).requires_grad_() for name, each in tensors.items()}
+
+    wide = {name: each.double() for name, each in one.items()}
+    wanted = pixels * gradients(wide, required(weights, torch.float64), "reference")
+    many = {name: each.expand(pixels, -1, -1) for name, each in one.items()}
+    torch.testing.assert_close(gradients(many, required(weights), how), wanted, rtol=1e-5, atol=0)
+
+
+def test_gradients_of_gradients_are_refused(how: str) -> None:
+    """Rather than taken for zero; the definition has them."""
+    arguments = inputs(1, 3, 2, 2, **EVERY_OPTION)
+    (slope,) = torch.autograd.grad(
+        selective_scan(**arguments, how=how).square().sum(), arguments["x"], create_graph=True
+    )
+    if how == "reference":
+        slope.sum().backward()
+    else:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            slope.sum().backward()
+
+
+def test_pytorch_s_default_dtype_is_of_no_matter(how: str) -> None:
+    arguments = inputs(2, 9, 5, 3, **EVERY_OPTION)
+    wanted = results(arguments, how)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = results(arguments, how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(found[name], of) for name, of in wanted.items())
+
+
+def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install and a home that are read-only: Numba finds no place for its cache."""
+    kernels = pytest.importorskip("runner_ssmunet.scan.kernels")
+    from numba.core import caching
+
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+
+    def twice(x):
+        return 2 * x
+
+    assert kernels._kernel(twice)(21) == 42
+
+
 class Largest(TorchDispatchMode):
     """The most numbers that any one allocation of the operations within holds."""
 

@@ -16,6 +16,7 @@ from runner_ssmunet.scan.choice import keeps
 
 LANES = 16
 Array = np.ndarray[Any, np.dtype[np.float32]]
+Sums = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @functools.cache
@@ -62,10 +63,8 @@ class _Scan(torch.autograd.Function):
 
         pixels, steps, channels = x.shape
         states = A.shape[1]
-        y = torch.empty(pixels, steps, channels)
-        kept = torch.empty(0)
-        if keep:
-            kept = torch.empty(pixels, _blocks(channels), kernels.chunks(steps), states, LANES)
+        y = x.new_empty(pixels, steps, channels)
+        kept = x.new_empty((pixels, _blocks(channels), kernels.chunks(steps), states, LANES) if keep else 0)
         inputs = _scan_inputs(x, delta, A, B, C, D, z, bias, softplus)
         _in_threads(pixels, lambda first, last: kernels.scan_forward(first, last, *inputs, _flat(y), _flat(kept)))
         ctx.save_for_backward(x, delta, A, B, C, D, z, bias, kept)
@@ -73,29 +72,25 @@ class _Scan(torch.autograd.Function):
         return y
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Any) -> Any:
         from runner_ssmunet.scan import kernels
 
         x, delta, A, B, C, D, z, bias, kept = ctx.saved_tensors
-        pixels, steps, channels = x.shape
-        states, blocks = A.shape[1], _blocks(channels)
+        (pixels, _, channels), states = x.shape, A.shape[1]
         inputs = _scan_inputs(x, delta, A, B, C, D, z, bias, ctx.softplus)
-        dx, ddelta = torch.empty(pixels, steps, channels), torch.empty(pixels, steps, channels)
-        dz = torch.empty(pixels, steps, channels) if z is not None else torch.empty(0)
-        db, dc = torch.empty(pixels, steps, states), torch.empty(pixels, steps, states)
+        dx, ddelta, dz = (x.new_empty(x.shape if of is not None else 0) for of in (x, delta, z))
+        db, dc = x.new_empty(B.shape), x.new_empty(C.shape)
         written = [_flat(t) for t in (dx, ddelta, db, dc, dz)]
         grads = (*_strided(dy), _flat(kept))
 
-        def part(first: int, last: int) -> list[Array]:
-            sums = [np.zeros(size, np.float32) for size in (blocks * states * LANES, blocks * LANES, blocks * LANES)]
-            kernels.scan_backward(first, last, *inputs, *grads, *written, *sums)
-            return sums
+        def part(first: int, last: int, totals: Sums) -> None:
+            kernels.scan_backward(first, last, *inputs, *grads, *written, totals)
 
-        da, dd, dbias = (torch.from_numpy(sum(parts)) for parts in zip(*_in_threads(pixels, part), strict=True))
-        da = da.view(blocks, states, LANES).transpose(1, 2).reshape(-1, states)[:channels]
+        sums = _summed(pixels, channels, states + 2, part)
         return (
-            None, None, dx, ddelta, da, db, dc, None if D is None else dd[:channels], None if z is None else dz,
-            None if bias is None else dbias[:channels],
+            None, None, dx, ddelta, sums[:, :states], db, dc, None if D is None else sums[:, states],
+            None if z is None else dz, None if bias is None else sums[:, states + 1],
         )  # fmt: skip
 
 
@@ -104,30 +99,28 @@ class _Conv(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
         from runner_ssmunet.scan import kernels
 
-        y = torch.empty(x.shape)
+        y = x.new_empty(x.shape)
         inputs = _conv_inputs(x, weight, bias)
         _in_threads(len(x), lambda first, last: kernels.conv_forward(first, last, *inputs, _flat(y)))
         ctx.save_for_backward(x, weight, bias)
         return y
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Any) -> Any:
         from runner_ssmunet.scan import kernels
 
         x, weight, bias = ctx.saved_tensors
         channels, width = weight.shape
-        padded = _blocks(channels) * LANES
         inputs = _conv_inputs(x, weight, bias)
-        dx = torch.empty(x.shape)
+        dx = x.new_empty(x.shape)
         written, grad = _flat(dx), _strided(dy)
 
-        def part(first: int, last: int) -> list[Array]:
-            sums = [np.zeros(width * padded, np.float32), np.zeros(padded, np.float32)]
-            kernels.conv_backward(first, last, *inputs, *grad, written, *sums)
-            return sums
+        def part(first: int, last: int, totals: Sums) -> None:
+            kernels.conv_backward(first, last, *inputs, *grad, written, totals)
 
-        dweight, dbias = (torch.from_numpy(sum(parts)) for parts in zip(*_in_threads(len(x), part), strict=True))
-        return dx, dweight.view(width, padded)[:, :channels].t(), dbias[:channels]
+        sums = _summed(len(x), channels, width + 1, part)
+        return dx, sums[:, :width], sums[:, width]
 
 
 # ---------------------------------------------------------------- tensors as kernels take them
@@ -164,7 +157,7 @@ def _strided(tensor: torch.Tensor) -> tuple[Array, int, int]:
     """(pixels, steps, channels) as a flat array and the strides of the first two axes; copied only where channels do
     not lie side by side."""
     tensor = tensor.detach()
-    if tensor.stride(-1) != 1 or min(tensor.stride()) < 0:
+    if tensor.stride(-1) != 1:
         tensor = tensor.contiguous()
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     return tensor.as_strided((span,), (1,)).numpy(), tensor.stride(0), tensor.stride(1)
@@ -184,6 +177,18 @@ def _in_threads(pixels: int, work: Callable[[int, int], Any]) -> list[Any]:
     own, *others = itertools.pairwise(bounds)
     started = [_pool(threads).submit(work, *share) for share in others]
     return [work(*own), *(other.result() for other in started)]
+
+
+def _summed(pixels: int, channels: int, rows: int, work: Callable[[int, int, Sums], None]) -> torch.Tensor:
+    """What `work(first, last, totals)` adds to (blocks, rows, 16) zeros over all pixels: (channels, rows) float32."""
+
+    def part(first: int, last: int) -> Sums:
+        totals = np.zeros(_blocks(channels) * rows * LANES)
+        work(first, last, totals)
+        return totals
+
+    total = torch.from_numpy(sum(_in_threads(pixels, part))).view(-1, rows, LANES)
+    return total.transpose(1, 2).reshape(-1, rows)[:channels].float()
 
 
 @functools.cache

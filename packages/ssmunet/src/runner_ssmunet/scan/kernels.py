@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ def _kernel(function: Callable[..., None]) -> Any:
     """Compiled without the interpreter's lock, and kept on disk under the content of both sources: by itself, Numba
     would go on with an old machine code when only `vectors` changes, or a file of the same size and time."""
     function.__qualname__ += f"-{_SOURCE}"
-    return njit(nogil=True, cache=True, error_model="numpy")(function)
+    compiled = njit(nogil=True, error_model="numpy")(function)
+    with suppress(RuntimeError):  # neither this folder nor the user's own can be written to: compiled in each process
+        compiled.enable_caching()
+    return compiled
 
 
 def chunks(steps: int) -> int:
@@ -131,10 +135,14 @@ def scan_backward(  # type: ignore[no-untyped-def]
     first, last, steps, channels, states,
     x, x_pixel, x_step, delta, delta_pixel, delta_step, b, b_pixel, b_step, c, c_pixel, c_step,
     z, z_pixel, z_step, has_z, decays, skip, bias, has_softplus, dy, dy_pixel, dy_step, kept,
-    dx, ddelta, db, dc, dz, ddecays, dskip, dbias,
+    dx, ddelta, db, dc, dz, totals,
 ):  # fmt: skip
-    """Gradients of `scan_forward`. dx, ddelta, dz: (pixels, steps, channels); db, dc: (pixels, steps, states);
-    ddecays (with respect to A), dskip, dbias are added to: this call's own, shaped as their parameters."""
+    """Gradients of `scan_forward`. dx, ddelta, dz: (pixels, steps, channels); db, dc: (pixels, steps, states).
+
+    To `totals` (blocks, states + 2, 16) float64 are added the gradients of A, in the row after those of D, in the last
+    those of Δ's bias: summed in float32 over a pixel's steps only. Over many pixels such a sum would stand still, each
+    new term being less than its last bit.
+    """
     blocks = (channels + LANES - 1) // LANES
     parts = (steps + CHUNK - 1) // CHUNK
     size = states * LANES
@@ -144,9 +152,11 @@ def scan_backward(  # type: ignore[no-untyped-def]
     outs = scratch(CHUNK * LANES)
     g = scratch(blocks * size)
     b_sums, c_sums = scratch(CHUNK * rows * LANES), scratch(CHUNK * rows * LANES)
+    sums = scratch(blocks * (size + 2 * LANES))
     ln2 = splat(_LN2)
     for pixel in range(first, last):
         g[:] = _ZERO
+        sums[:] = _ZERO
         for part in range(parts - 1, -1, -1):
             begin = part * CHUNK
             length = min(CHUNK, steps - begin)
@@ -155,6 +165,7 @@ def scan_backward(  # type: ignore[no-untyped-def]
             for block in range(blocks):
                 channel = block * LANES
                 base = block * size
+                sum_at = block * (size + 2 * LANES)
                 lanes = min(LANES, channels - channel)
                 d, own_bias = load(skip, channel), load(bias, channel)
                 at = ((pixel * blocks + block) * parts + part) * size
@@ -182,7 +193,7 @@ def scan_backward(  # type: ignore[no-untyped-def]
                         if has_z:
                             out = fma(state, load_splat(c, c_at + n), out)
                     store(outs, i * LANES, out)
-                bias_sum, skip_sum = load(dbias, channel), load(dskip, channel)
+                skip_sum, bias_sum = load(sums, sum_at + size), load(sums, sum_at + size + LANES)
                 for i in range(length - 1, -1, -1):
                     t = begin + i
                     prefetch(dy, pixel * dy_pixel + (t - AHEAD) * dy_step + channel)
@@ -212,15 +223,16 @@ def scan_backward(  # type: ignore[no-untyped-def]
                         store(g, base + own, to_before)
                         to_decay = to_before * load(h, chunk_at)
                         to_step = fma(to_decay, load(decays, base + own), to_step)
-                        store(ddecays, base + own, fma(to_decay, step, load(ddecays, base + own)))
+                        store(sums, sum_at + own, fma(to_decay, step, load(sums, sum_at + own)))
                     store_first(dx, target, fma(to_drive, step, d * grad), lanes)
                     to_step = fma(to_step, ln2, to_drive * value)
-                    if has_softplus:  # its slope is 1 - e^-softplus
-                        to_step = to_step * (splat(_ONE) - exp2(splat(_ZERO) - step * splat(_ONE / _LN2)))
+                    if has_softplus:  # not 1 - e^-Δ, of which nothing is left where Δ is small
+                        place = pixel * delta_pixel + t * delta_step + channel
+                        to_step = to_step * sigmoid(load_first(delta, place, lanes) + own_bias)
                     bias_sum = bias_sum + to_step
                     store_first(ddelta, target, to_step, lanes)
-                store(dbias, channel, bias_sum)
-                store(dskip, channel, skip_sum)
+                store(sums, sum_at + size, skip_sum)
+                store(sums, sum_at + size + LANES, bias_sum)
             for i in range(length):
                 row = (pixel * steps + begin + i) * states
                 for n in range(0, states, LANES):
@@ -228,6 +240,7 @@ def scan_backward(  # type: ignore[no-untyped-def]
                     place = (i * rows + n) * LANES
                     store_first(db, row + n, row_sums(b_sums, place), count)
                     store_first(dc, row + n, row_sums(c_sums, place), count)
+        totals += sums
 
 
 @_kernel
@@ -252,17 +265,21 @@ def conv_forward(first, last, steps, channels, width, x, x_pixel, x_step, weight
 
 @_kernel
 def conv_backward(  # type: ignore[no-untyped-def]
-    first, last, steps, channels, width, x, x_pixel, x_step, weight, bias, dy, dy_pixel, dy_step, dx, dweight, dbias
+    first, last, steps, channels, width, x, x_pixel, x_step, weight, bias, dy, dy_pixel, dy_step, dx, totals
 ):  # fmt: skip
-    """Gradients of `conv_forward`; dweight and dbias are added to."""
+    """Gradients of `conv_forward`. To `totals` (blocks, width + 1, 16) float64 are added those of the weights and, in
+    the last row, of the bias: summed in float32 over a pixel's steps only, as in `scan_backward`."""
     blocks = (channels + LANES - 1) // LANES
+    rows = (width + 1) * LANES
     slopes = scratch((steps + width) * LANES)
+    sums = scratch(blocks * rows)
+    slopes[steps * LANES :] = _ZERO  # nothing comes after the end
     for pixel in range(first, last):
+        sums[:] = _ZERO
         for block in range(blocks):
             channel = block * LANES
             lanes = min(LANES, channels - channel)
-            slopes[steps * LANES :] = _ZERO  # nothing comes after the end
-            bias_sum = load(dbias, channel)
+            bias_sum = splat(_ZERO)
             for t in range(steps):
                 prefetch(x, pixel * x_pixel + (t + AHEAD) * x_step + channel)
                 out = load(bias, channel)
@@ -277,9 +294,9 @@ def conv_backward(  # type: ignore[no-untyped-def]
                 bias_sum = bias_sum + grad
                 for k in range(max(0, width - 1 - t), width):
                     value = load_first(x, pixel * x_pixel + (t + k - width + 1) * x_step + channel, lanes)
-                    at = k * blocks * LANES + channel
-                    store(dweight, at, fma(grad, value, load(dweight, at)))
-            store(dbias, channel, bias_sum)
+                    at = block * rows + k * LANES
+                    store(sums, at, fma(grad, value, load(sums, at)))
+            store(sums, block * rows + width * LANES, bias_sum)
             for t in range(steps):
                 out = splat(_ZERO)
                 for k in range(width):
@@ -287,3 +304,4 @@ def conv_backward(  # type: ignore[no-untyped-def]
                         load(weight, k * blocks * LANES + channel), load(slopes, (t - k + width - 1) * LANES), out
                     )
                 store_first(dx, (pixel * steps + t) * channels + channel, out, lanes)
+        totals += sums
