@@ -141,18 +141,22 @@ def ssmunet_3() -> SSMConfig:
 
 
 def demo() -> SSMConfig:
-    """The phantom in about a minute: spectrum binned by 3, fewer filters, a small U-Net."""
+    """The phantom in about a minute: spectrum averaged by 3, one Mamba layer, a smaller U-Net."""
     config = SSMConfig()
     config.data.bin = 3
     config.data.patch = 48
     config.data.validation_fraction = 0.3
-    config.model.filters, config.model.layers, config.model.states = 8, 1, 8
-    config.model.embed, config.model.base = 8, 8
-    config.train.batch_size = 4
-    config.train.learning_rate = 5e-3
-    config.train.epochs = 8
-    config.validate.every, config.checkpoint.every = 4, 4
-    config.log.every = 5
+    config.model.filters, config.model.layers, config.model.states = 16, 1, 8
+    config.model.dropout = 0.0
+    config.model.embed, config.model.base = 16, 16
+    # Fourteen cores are soon known by heart: without noise and decay the training loss fell twice as far, mIoU not.
+    config.augment.tilt, config.augment.noise = 0.2, 0.3
+    config.train.weight_decay = 0.1
+    config.train.batch_size = 2
+    config.train.learning_rate = 1e-2
+    config.train.epochs = 25
+    config.validate.every, config.checkpoint.every = 5, 25
+    config.log.every = 7
     return config
 
 
