@@ -72,6 +72,6 @@ def test_what_is_worth_a_remark() -> None:
     (doubt,) = outputs.remarks(outputs.segmented(np.full_like(sure, 1 / 3), everywhere, LABELS, none), None)
     assert "0.33" in doubt.message
     half = np.array([[True, True], [True, False]])
-    (missed,) = outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.array([[0, -1], [-1, 2]]))
+    (missed,) = outputs.remarks(outputs.segmented(sure, half, LABELS, none), np.eye(2, dtype=bool))
     assert missed.message.startswith("1 annotated pixel")
     assert not list(outputs.remarks(outputs.segmented(sure, half, LABELS, none), half))
