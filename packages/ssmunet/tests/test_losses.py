@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_ssmunet.losses import dice_loss, weighted_cross_entropy
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CLASSES = 5
 SHAPE = (2, 6, 7)
@@ -87,6 +88,39 @@ def test_unannotated_pixels_change_nothing() -> None:
     (again,) = torch.autograd.grad(after, changed)
     torch.testing.assert_close(again, gradient)
     assert not gradient[ignored].any()
+
+
+class Named(TorchDispatchMode):
+    """The names of PyTorch's own operations within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.names.add(function.__name__.partition(".")[0])
+        return function(*args, **(kwargs or {}))
+
+
+def test_sums_have_an_order_on_a_gpu() -> None:
+    """Nothing that `torch.use_deterministic_algorithms` refuses on CUDA, nor what it replaces with something slower."""
+    logits, labels = drawn(0, 0.5)
+    with Named() as own:
+        both(logits, labels).backward()
+    with Named() as others:
+        functional.cross_entropy(logits, labels, ignore_index=-1).backward()
+    unordered = {"nll_loss2d_forward", "gather", "scatter", "scatter_add", "index_put", "index_put_", "index_add"}
+    assert own.names & unordered == set()
+    assert others.names & unordered == {"nll_loss2d_forward"}
+
+
+def test_labels_of_an_ignored_class() -> None:
+    logits, labels = drawn(4, 1.0)
+    without = torch.where(labels == 2, -1, labels)
+    torch.testing.assert_close(
+        weighted_cross_entropy(logits, labels, ignore=2), weighted_cross_entropy(logits, without)
+    )
+    torch.testing.assert_close(dice_loss(logits, labels, ignore=2), dice_loss(logits, without))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

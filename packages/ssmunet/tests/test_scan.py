@@ -325,10 +325,10 @@ def test_float64_is_computed_in_float64() -> None:
 def undecided():
     """Choices are made once a process: made again within, and after."""
     choice._compiles.cache_clear()
-    choice._on_cuda.cache_clear()
+    choice._is_fused.cache_clear()
     yield
     choice._compiles.cache_clear()
-    choice._on_cuda.cache_clear()
+    choice._is_fused.cache_clear()
 
 
 @pytest.mark.usefixtures("undecided")
@@ -351,6 +351,11 @@ def test_on_cuda_the_fused_kernel_where_it_is_installed(missing, chosen, monkeyp
     monkeypatch.setattr(mamba_ssm, "unavailable", lambda: missing)
     on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
     assert choice.automatic(on_cuda) == chosen  # type: ignore[arg-type]
+    torch.use_deterministic_algorithms(True)
+    try:  # its backward pass adds with atomics
+        assert choice.automatic(on_cuda) == "triton"  # type: ignore[arg-type]
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_fused_kernel_gets_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:

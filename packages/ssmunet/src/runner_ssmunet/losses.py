@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None, ignore: int = -1) -> Tensor:
-    """Cross-entropy of the annotated pixels, mean weighted by the weights (K,) of their classes; None: all 1."""
-    logits = _float(logits)
-    annotated = labels != ignore
-    if weights is None:
-        total = annotated.sum().to(logits.dtype)
-    else:
-        weights = weights.to(logits.dtype)
-        total = (weights[labels.masked_fill(~annotated, 0)] * annotated).sum()
-    loss = functional.cross_entropy(logits, labels, weights, ignore_index=ignore, reduction="sum")
-    return loss / total.clamp(min=torch.finfo(total.dtype).tiny)
+    """Cross-entropy of the annotated pixels, mean weighted by the weights (K,) of their classes; None: all 1.
+
+    Not by `torch.nn.functional.cross_entropy`, which sums over images in no fixed order on a GPU and refuses to under
+    `train.deterministic`.
+    """
+    logs = torch.log_softmax(_float(logits), 1).transpose(0, 1).flatten(1)
+    truth = _truth(labels, len(logs), ignore)
+    own = truth.to(logs.dtype) if weights is None else truth * weights.to(logs.dtype)[:, None]
+    loss = -torch.where(truth, logs, 0).mul(own).sum()
+    return loss / own.sum().clamp(min=torch.finfo(loss.dtype).tiny)
 
 
 def dice_loss(logits: Tensor, labels: Tensor, ignore: int = -1) -> Tensor:
@@ -30,12 +29,17 @@ def dice_loss(logits: Tensor, labels: Tensor, ignore: int = -1) -> Tensor:
     the cross-entropy is what keeps it from being predicted.
     """
     p = torch.softmax(_float(logits), 1).transpose(0, 1).flatten(1)
-    flat = labels.flatten()
-    truth = flat == torch.arange(len(p), device=flat.device)[:, None]
-    both, predicted, true = (p * truth).sum(1), (p * (flat != ignore)).sum(1), truth.sum(1)
+    truth = _truth(labels, len(p), ignore)
+    both, predicted, true = (p * truth).sum(1), (p * (labels.flatten() != ignore)).sum(1), truth.sum(1)
     present = true > 0
     dice = 2 * both / (predicted + true).clamp(min=1)  # nothing below 1 where the class is present
     return ((1 - dice) * present).sum() / present.sum().clamp(min=1)
+
+
+def _truth(labels: Tensor, classes: int, ignore: int) -> Tensor:
+    """Which pixels are annotated as each class: (K, pixels) bool."""
+    flat = labels.flatten()
+    return (flat == torch.arange(classes, device=flat.device)[:, None]) & (flat != ignore)
 
 
 def _float(logits: Tensor) -> Tensor:

@@ -35,8 +35,9 @@ def selective_scan(
         z: (P, L, E), the gate.
         delta_bias: (E,), added to `delta`.
         delta_softplus: Δ = softplus(delta + delta_bias).
-        how: one of `WAYS`, or "auto": on CUDA mamba_ssm where it and its kernel are installed, else triton; on the CPU
-            the compiled kernel; eager for float64, and where nothing compiles, which a warning says once.
+        how: one of `WAYS`, or "auto": on CUDA mamba_ssm where it and its kernel are installed, else triton (always
+            where PyTorch's algorithms are to be deterministic); on the CPU the compiled kernel; eager for float64, and
+            where nothing compiles, which a warning says once.
 
     Returns:
         y (P, L, E) in x's dtype. The state is float32 whatever the inputs are (float64 if x is), also under autocast.

@@ -54,10 +54,15 @@ def _compiles() -> bool:
     return reason is None
 
 
-@cache
 def _on_cuda() -> str:
-    from runner_ssmunet.scan import mamba_ssm
-
-    if mamba_ssm.unavailable() is None:
+    """Under `torch.use_deterministic_algorithms` not the fused kernel: it adds up gradients in no fixed order."""
+    if not torch.are_deterministic_algorithms_enabled() and _is_fused():
         return "mamba_ssm"
     return "triton" if importlib.util.find_spec("triton") else "eager"
+
+
+@cache
+def _is_fused() -> bool:
+    from runner_ssmunet.scan import mamba_ssm
+
+    return mamba_ssm.unavailable() is None
