@@ -141,4 +141,4 @@ def test_only_warned_of_the_same_run_ends_far_below_what_the_demo_reaches(tmp_pa
     done, summary = train(tmp_path, "--data.ignore", "None", "--health.mode", "warn")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unannotated pixels" in {finding["rule"] for finding in summary["health"]}
-    assert summary["scores"]["miou"] < 0.5
+    assert summary["scores"]["miou"] < 0.4
