@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import warnings
 from itertools import product
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -393,3 +396,15 @@ def test_what_does_not_fit_is_named(change, message) -> None:
     arguments = {**inputs(2, 3, 4, 5), **change}
     with pytest.raises(ValueError, match=message):
         selective_scan(**arguments)
+
+
+@pytest.mark.slow
+def test_the_kernels_need_no_vector_extensions(tmp_path: Path) -> None:
+    """Compiled for any x86-64 (SSE2), where a vector is four registers: the same numbers."""
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path),
+    }  # fmt: skip
+    words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-k", "cpu and not extensions", __file__]
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
