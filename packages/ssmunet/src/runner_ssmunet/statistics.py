@@ -46,7 +46,10 @@ def fit(store: Store, training: Sequence[int], classes: Sequence[str], ignore: i
         raise BadInput(f"none of the {counted(len(training), 'training record')} has a tissue pixel: see data.tissue")
     class_counts = label_counts[output_labels(classes, ignore)]
     if not class_counts.any():
-        raise BadInput(f"none of the {counted(len(training), 'training record')} has an annotated pixel")
+        raise BadInput(
+            f"none of the {counted(len(training), 'training record')} has an annotated pixel near its tissue: do its "
+            "labels and its tissue mask lie on one grid?"
+        )
     return {
         "wavenumbers": wavenumbers,
         "mean": moments.mean,

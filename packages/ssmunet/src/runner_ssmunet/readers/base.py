@@ -213,7 +213,7 @@ def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Ar
             f"column {column}. Mend them, or take these pixels out of tissue_mask."
         )
     if not measured.any():
-        raise BadInput(f"{path}: every spectrum is NaN.")
+        raise BadInput(f"{path}: every spectrum is NaN. Export the image again.")
     return np.where(measured[..., None], spectra, np.float32(0)), measured
 
 

@@ -64,9 +64,11 @@ def _opened(path: Path) -> Any:
             warnings.simplefilter("ignore")  # of keys in capitals, which are read all the same
             image = envi.open(str(header), None if path == header else str(path))
     except (OSError, EOFError, ValueError, KeyError, TypeError, envi.EnviException) as error:
-        raise BadInput(f"{header}: not a readable ENVI image ({short(error)}).") from error
+        raise BadInput(
+            f"{header}: not a readable ENVI image ({short(error)}). Export it again, header and data."
+        ) from error
     if not hasattr(image, "bands"):
-        raise BadInput(f"{header}: an ENVI spectral library, not an image.")
+        raise BadInput(f"{header}: an ENVI spectral library, not an image. Take it out of the folder.")
     return image
 
 
@@ -77,13 +79,17 @@ def _wavenumbers(image: Any, header: Path) -> Array:
     try:
         axis = np.array([float(value) for value in text])
     except (TypeError, ValueError) as error:
-        raise BadInput(f"{header}: its `wavelength` list holds what is no number ({short(error)}).") from error
+        raise BadInput(
+            f"{header}: its `wavelength` list holds what is no number ({short(error)}). Correct it."
+        ) from error
     unit = str(image.metadata.get("wavelength units", "")).strip().lower()
     if unit in _CM:
         with np.errstate(divide="ignore"):
             return _CM[unit] / axis
     if unit not in _PER_CM:
-        raise BadInput(f"{header}: `wavelength units` is '{unit}'; wavenumber, micrometers or nanometers are known.")
+        raise BadInput(
+            f"{header}: `wavelength units` is '{unit}'; wavenumber, micrometers or nanometers are known: correct it."
+        )
     return axis
 
 

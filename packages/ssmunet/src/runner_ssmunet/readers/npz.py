@@ -106,7 +106,7 @@ def _meta(archive: Any, path: Path) -> dict[str, Json]:
         try:
             content = content.rstrip(b"\0").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: 'meta' is no UTF-8 text ({short(error)}).") from error
+            raise BadInput(f"{path}: 'meta' is no UTF-8 text ({short(error)}). Save json.dumps of a dict.") from error
     return parsed(str(content), path)
 
 

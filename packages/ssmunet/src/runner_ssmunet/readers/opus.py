@@ -44,7 +44,9 @@ def read(path: Path, spectra: bool = True) -> Raw:
     try:
         wavenumbers = np.asarray(series.wn, np.float64)
     except AttributeError as error:
-        raise BadInput(f"{path}: its axis is no wavenumber ({short(error)}).") from error
+        raise BadInput(
+            f"{path}: its axis is no wavenumber ({short(error)}). Save absorbance over cm⁻¹ in OPUS."
+        ) from error
     rows, columns = _grid(path, len(values))
     raw = Raw(wavenumbers=wavenumbers, shape=(rows, columns, values.shape[1]))
     if spectra:
@@ -61,7 +63,7 @@ def _absorbance(path: Path) -> Any:
     except Exception as error:  # whatever a broken byte leads the parser to
         raise BadInput(f"{path}: not a readable OPUS file ({short(error)}). Copy it again.") from error
     if not file:
-        raise BadInput(f"{path}: not an OPUS file.")
+        raise BadInput(f"{path}: not an OPUS file. Rename it if it is something else.")
     if "a" not in file.all_data_keys:
         there = ", ".join(file.all_data_keys) or "nothing that can be read"
         raise BadInput(f"{path}: no absorbance in it (it holds {there}). Save the absorbance spectra in OPUS.")
@@ -83,7 +85,10 @@ def _grid(path: Path, count: int) -> tuple[int, int]:
             '{"shape": [rows, columns]}.'
         )
     if not _is_grid(shape, count):
-        raise BadInput(f"{path}: {count} spectra do not fill a grid of {shape}.")
+        raise BadInput(
+            f"{path}: {count} spectra do not fill a grid of {shape}. Correct it in {stem(path)}.json, or the labels "
+            "beside it."
+        )
     return int(shape[0]), int(shape[1])
 
 

@@ -73,7 +73,7 @@ def read_meta(path: Path) -> dict[str, Json]:
     try:
         return parsed(path.read_text("utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({short(error)}).") from error
+        raise BadInput(f"{path}: cannot be read ({short(error)}). Write it again, as JSON in UTF-8.") from error
 
 
 def parsed(text: str, path: Path) -> dict[str, Json]:
@@ -83,7 +83,7 @@ def parsed(text: str, path: Path) -> dict[str, Json]:
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"{path}: its meta is no JSON ({short(error)}).") from error
+        raise BadInput(f"{path}: its meta is no JSON ({short(error)}). Write json.dumps of a dict.") from error
     if not isinstance(meta, dict):
         raise BadInput(
             f'{path}: its meta is {type(meta).__name__}; a JSON object is needed: {{"patient_id": "P1", …}}.'
@@ -96,7 +96,7 @@ def _png(path: Path) -> Array:
         with Image.open(path) as image:
             mode, data = image.mode, np.asarray(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path}: not a readable PNG file ({short(error)}).") from error
+        raise BadInput(f"{path}: not a readable PNG file ({short(error)}). Save it again.") from error
     if data.ndim != 2:
         raise BadInput(
             f"{path}: a colour picture ({mode}); class numbers in one channel are needed (8 or 16 bits, or a palette)."
@@ -108,7 +108,7 @@ def _npy(path: Path) -> Array:
     try:
         data: Any = np.load(path, allow_pickle=False)
     except DAMAGED as error:
-        raise BadInput(f"{path}: not a readable NPY file ({short(error)}).") from error
+        raise BadInput(f"{path}: not a readable NPY file ({short(error)}). Save it again, by np.save.") from error
     if not isinstance(data, np.ndarray):
-        raise BadInput(f"{path}: an archive of arrays; one array is needed.")
+        raise BadInput(f"{path}: an archive of arrays; one array is needed: save it by np.save.")
     return data
