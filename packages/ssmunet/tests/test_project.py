@@ -245,13 +245,30 @@ def test_learning_with_nothing_ignored_has_one_more_output(write_core: WriteCore
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [("data", "patch", 40), ("data", "patch", 0), ("data", "overlap", 1.0), ("predict", "overlap", -0.1),
-     ("data", "ignore", 3), ("data", "classes", ("one",)), ("data", "bin", 0)],
+     ("data", "ignore", 3), ("data", "classes", ("one",)), ("data", "bin", 0), ("data", "classes", ("a", "no_tissue")),
+     ("model", "filters", 0), ("model", "layers", -1), ("model", "states", 0), ("model", "embed", 0),
+     ("model", "base", -1), ("model", "chunk", -3), ("model", "width", 0.0), ("model", "dropout", 1.0),
+     ("loss", "dice", -1.0), ("augment", "noise", float("nan"))],
 )  # fmt: skip
 def test_settings_without_sense_are_refused(section: str, name: str, value: Any) -> None:
     config = demo()
     setattr(getattr(config, section), name, value)
     with pytest.raises(BadInput, match=f"{section}.{name}"):
         SSMUNet(config)
+
+
+def test_settings_that_make_no_sense_together_are_refused() -> None:
+    for change, said in (
+        ({"data.patch": 16, "train.batch_size": 1}, "data.patch 16 with train.batch_size 1"),
+        ({"loss.cross_entropy": 0.0, "loss.dice": 0.0}, "loss.cross_entropy and loss.dice are both 0"),
+        ({"data.ignore": None, "data.classes": ("a", "unannotated")}, "data.classes holds unannotated"),
+    ):
+        config = demo()
+        for name, value in change.items():
+            section, _, own = name.partition(".")
+            setattr(getattr(config, section), own, value)
+        with pytest.raises(BadInput, match=said):
+            SSMUNet(config)
 
 
 def test_presets_are_what_they_say() -> None:

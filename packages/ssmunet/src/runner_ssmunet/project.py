@@ -30,6 +30,7 @@ from runner_core.samples import TileSamples
 
 from runner_ssmunet import axis, baseline, checks, cores, health, labels, outputs, preprocess, scores, statistics, whole
 from runner_ssmunet.config import PRESETS, SSMConfig
+from runner_ssmunet.limits import fault
 from runner_ssmunet.outputs import Segmented
 
 
@@ -49,14 +50,8 @@ class SSMUNet(Project):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        data, predict = self.config.data, self.config.predict
-        if wrong := labels.wrong_settings(data.classes, data.ignore) or axis.check_settings(data):
+        if wrong := fault(self.config):
             raise BadInput(wrong)
-        if data.patch < 16 or data.patch % 16:
-            raise BadInput(f"data.patch is {data.patch}; the U-Net halves patches four times: take a multiple of 16")
-        for name, overlap in (("data.overlap", data.overlap), ("predict.overlap", predict.overlap)):
-            if not 0 <= overlap < 1:
-                raise BadInput(f"{name} is {overlap}; a share of a patch's side lies from 0 to below 1")
 
     @property
     def outputs(self) -> tuple[str, ...]:
