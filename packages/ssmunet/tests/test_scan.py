@@ -324,6 +324,12 @@ def test_float64_is_computed_in_float64() -> None:
         selective_scan(**arguments, how="triton")
 
 
+def test_the_kernels_of_a_cpu_want_its_tensors() -> None:
+    arguments = {name: of.to("meta") for name, of in inputs(1, 2, 3, 4).items() if name != "delta_softplus"}
+    with pytest.raises(ValueError, match="x is on meta: Numba's kernels run on a CPU"):
+        selective_scan(**arguments, how="cpu")
+
+
 @pytest.fixture
 def undecided():
     """Choices are made once a process: made again within, and after."""

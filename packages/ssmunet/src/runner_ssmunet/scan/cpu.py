@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
 from runner_ssmunet.scan.choice import keeps
+from runner_ssmunet.threads import shared
 
 LANES = 16
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -42,6 +40,8 @@ def selective_scan(
     delta_softplus: bool,
 ) -> torch.Tensor:
     """See `runner_ssmunet.scan.selective_scan`. Differentiable; computes in float32 whatever the inputs are."""
+    if x.device.type != "cpu":
+        raise ValueError(f"x is on {x.device}: Numba's kernels run on a CPU")
     dtype = x.dtype
     wide = [None if t is None else t.float() for t in (x, delta, A, B, C, D, z, delta_bias)]
     y: torch.Tensor = _Scan.apply(keeps(*wide), delta_softplus, *wide)
@@ -172,11 +172,7 @@ def _flat(tensor: torch.Tensor) -> Array:
 
 def _in_threads(pixels: int, work: Callable[[int, int], Any]) -> list[Any]:
     """`work(first, last)` of each thread's share of the pixels, in order; the kernels let go of the interpreter."""
-    threads = max(1, min(torch.get_num_threads(), pixels))
-    bounds = [pixels * i // threads for i in range(threads + 1)]
-    own, *others = itertools.pairwise(bounds)
-    started = [_pool(threads).submit(work, *share) for share in others]
-    return [work(*own), *(other.result() for other in started)]
+    return shared(range(pixels), lambda share: work(share[0], share[-1] + 1) if share else work(0, 0))
 
 
 def _summed(pixels: int, channels: int, rows: int, work: Callable[[int, int, Sums], None]) -> torch.Tensor:
@@ -189,11 +185,3 @@ def _summed(pixels: int, channels: int, rows: int, work: Callable[[int, int, Sum
 
     total = torch.from_numpy(sum(_in_threads(pixels, part))).view(-1, rows, LANES)
     return total.transpose(1, 2).reshape(-1, rows)[:channels].float()
-
-
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="runner-scan")
-
-
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not follow into a forked process
