@@ -22,6 +22,10 @@ SETTINGS = (
     "--checkpoint.every-steps 7 --checkpoint.keep 100 --health.mode warn --train.ema 0.9"
 ).split()
 CASES = {
+    "ssmunet, dropout in chunks": [
+        *["ssmunet", "--data.patch", "16", "--data.bin", "8", "--train.batch-size", "4", "--model.filters", "4"],
+        *["--model.layers", "2", "--model.dropout", "0.1", "--model.chunk", "200"],
+    ],
     "brainunet, 2 workers": ["brainunet", "--train.batch-size", "4", "--train.workers", "2"],
     "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32", "--augment.rotate", "20"],
 }
