@@ -2,8 +2,8 @@
 
 In place of `torch.utils.checkpoint` around every chunk, which leaves each chunk's graph on the heap between the large
 tensors: its small pieces keep freed memory from being used again. With 24 filters and 425 wavenumbers the peak on a CPU
-then grew by 0.3 MB a pixel; here it is 0.12 GB for any number of pixels. The generators' states are saved once, too,
-not for every chunk.
+then grew by 0.3 MB a pixel; here it is 0.12 GB a thread, however many pixels there are. The generators' states are
+saved once, too, not for every chunk.
 """
 
 from __future__ import annotations
@@ -17,38 +17,59 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from runner_ssmunet.threads import shared
 
-def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, parameters: Sequence[Tensor]) -> Tensor:
+
+def in_chunks(
+    run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, parameters: Sequence[Tensor], draws: bool
+) -> Tensor:
     """`run` over `x` (P, …), `chunk` of its rows at a time, joined: what `run(x)` is where rows are independent.
 
     With gradients, for `x` and for `parameters`, which must be all that `run` depends on. What `run` draws at random,
-    and the precision it computes in, is the same when it is computed again.
+    and the precision it computes in, is the same when it is computed again. On a CPU the chunks are shared among
+    threads, unless `run` `draws` random numbers: those come from one generator, in order.
     """
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (learned or x.requires_grad):
-        y: Tensor = _InChunks.apply(run, chunk, x, *learned)
+        y: Tensor = _InChunks.apply(run, chunk, draws, x, *learned)
         return y
-    return torch.cat([run(part) for part in x.split(chunk)])
+    return _forward(run, x, chunk, draws, _State(x))
+
+
+def _forward(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, draws: bool, state: _State) -> Tensor:
+    def share(parts: Sequence[Tensor]) -> list[Tensor]:
+        with torch.no_grad(), state.precision():
+            return [run(part) for part in parts]
+
+    parts = x.split(chunk)
+    shares = [share(parts)] if _in_order(x, draws) else shared(parts, share)
+    return torch.cat([made for one in shares for made in one])
+
+
+def _in_order(x: Tensor, draws: bool) -> bool:
+    return draws or x.device.type != "cpu"
 
 
 class _InChunks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[[Tensor], Tensor], chunk: int, x: Tensor, *learned: Tensor) -> Tensor:
-        ctx.run, ctx.chunk, ctx.learned = run, chunk, learned
+    def forward(
+        ctx: Any, run: Callable[[Tensor], Tensor], chunk: int, draws: bool, x: Tensor, *learned: Tensor
+    ) -> Tensor:
+        ctx.run, ctx.chunk, ctx.draws, ctx.learned = run, chunk, draws, learned
         ctx.state = _State(x)
         ctx.save_for_backward(x)
-        with ctx.state.precision():
-            return torch.cat([run(part) for part in x.split(chunk)])
+        return _forward(run, x, chunk, draws, ctx.state)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        wants_x = ctx.needs_input_grad[2]
-        of_x: list[Tensor] = []
-        sums = [torch.zeros_like(parameter) for parameter in ctx.learned]
-        with ctx.state.again():
-            for part, own in zip(x.split(ctx.chunk), gradient.split(ctx.chunk), strict=True):
+        wants_x = ctx.needs_input_grad[3]
+
+        def share(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+            of_x: list[Tensor] = []
+            sums = [torch.zeros_like(parameter) for parameter in ctx.learned]
+            for part, own in pairs:
                 part = part.detach().requires_grad_(wants_x)
                 with torch.enable_grad(), ctx.state.precision():
                     y = ctx.run(part)
@@ -58,7 +79,14 @@ class _InChunks(torch.autograd.Function):
                     of_x.append(found.pop(0))
                 for total, one in zip(sums, found, strict=True):
                     total += one
-        return None, None, torch.cat(of_x) if wants_x else None, *sums
+            return of_x, sums
+
+        pairs = list(zip(x.split(ctx.chunk), gradient.split(ctx.chunk), strict=True))
+        with ctx.state.again():
+            shares = [share(pairs)] if _in_order(x, ctx.draws) else shared(pairs, share)
+        of_x, sums = zip(*shares, strict=True)
+        totals = [sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True)]
+        return None, None, None, torch.cat([g for one in of_x for g in one]) if wants_x else None, *totals
 
 
 class _State:

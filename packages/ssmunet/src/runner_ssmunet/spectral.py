@@ -75,7 +75,8 @@ class SpectralStack(nn.Module):
         chunk = self._pixels_at_once(x)
         if not chunk or not len(x):
             return self.attend(x)[0]
-        return in_chunks(self._pooled, x, chunk, list(self.parameters()))
+        draws = self.training and any(layer.dropout.p > 0 for layer in self.layers)
+        return in_chunks(self._pooled, x, chunk, list(self.parameters()), draws)
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (P, F) and the attention that each wavenumber gets (P, L), all pixels at once."""

@@ -1,0 +1,52 @@
+"""Work on independent pixels shared among threads, in each of which PyTorch computes with one.
+
+Operations on a few hundred pixels are too short for PyTorch to divide each among all cores: two threads that way take
+as long as one. Whole chunks to each thread take half as long, in the same memory for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+
+def shared(items: Sequence[Item], work: Callable[[Sequence[Item]], Made]) -> list[Made]:
+    """`work` on contiguous shares of `items`, one for each of PyTorch's threads, in order; in the caller's thread
+    where there is one share. Gradient mode and autocast are each thread's own: `work` sets what it needs."""
+    count = min(torch.get_num_threads(), len(items))
+    if count <= 1 or getattr(_own, "shares", False):
+        return [work(items)]
+    bounds = [len(items) * i // count for i in range(count + 1)]
+    return list(_pool(torch.get_num_threads()).map(work, (items[a:b] for a, b in itertools.pairwise(bounds))))
+
+
+_own = threading.local()
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(threads, "runner-pixels", initializer=_begin)
+    started = threading.Barrier(threads)
+    for _ in pool.map(lambda _: started.wait(), range(threads)):
+        pass
+    torch.set_num_threads(threads)  # what a thread sets for itself is also what later threads begin with
+    return pool
+
+
+def _begin() -> None:
+    _own.shares = True
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # the first question in a thread takes over the latest setting of any thread: this one
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not follow into a forked process
