@@ -1,0 +1,186 @@
+"""ssmunet's spectral layers on a CPU: what each optimisation saves in time and memory, and how fast patches load."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from runner_core.cli.data import open_data
+from runner_core.config.resolve import from_preset
+from runner_core.loader import Loader
+from runner_core.plugins import Plugins
+from runner_core.setup import Setup
+from runner_ssmunet import scan
+from runner_ssmunet.network import SSMUNetwork
+
+from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, number
+
+LENGTH, SIDE, TISSUE = 425, 40, 0.6
+SHIPPED, EVERY_PIXEL, KEPT, EAGER, THREE = (
+    "as shipped, 24 filters", "every pixel, also off the tissue", "no checkpointing", "scan in plain PyTorch",
+    "3 filters, none of it",
+)  # fmt: skip
+
+
+def network(length: int, filters: int = 24, chunk: int | None = None, tissue_only: bool = True) -> SSMUNetwork:
+    torch.manual_seed(0)
+    shipped = from_preset(Plugins.load("ssmunet").project(), "default").model
+    return SSMUNetwork(
+        np.linspace(900, 1800, length).tolist(), 8, filters=filters, dropout=0.0, tissue_only=tissue_only,
+        chunk=shipped.chunk if chunk is None else chunk,
+    )  # fmt: skip
+
+
+def patch(length: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A z-scored patch (1, side, side, length), 0 where there is no tissue: about two fifths of it."""
+    made = torch.Generator().manual_seed(0)
+    tissue = torch.rand(1, side, side, generator=made) < TISSUE
+    return torch.randn(1, side, side, length, generator=made) * tissue[..., None], tissue
+
+
+@contextmanager
+def eager_scan() -> Iterator[None]:
+    """The layers as they are where nothing can be compiled."""
+    from runner_ssmunet import mamba
+
+    compiled = mamba.selective_scan
+    mamba.selective_scan = lambda *given, **named: scan.selective_scan(*given, **named, how="eager")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        mamba.selective_scan = compiled
+
+
+def learned(model: SSMUNetwork, spectra: torch.Tensor, tissue: torch.Tensor) -> list[torch.Tensor]:
+    """Features of the patch and the gradients of the spectral layers."""
+    features = model.features(spectra, tissue)
+    return [features.detach(), *torch.autograd.grad(features.square().mean(), list(model.stack.parameters()))]
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """Most memory that `work` had above what there was before; None where the kernel does not say."""
+    work()
+    ctypes.CDLL(None).malloc_trim(0)  # what `work` gave back must not count as there before
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    try:
+        forget.write_text("5")  # the high-water mark begins at what is resident now
+    except OSError:
+        return None
+
+    def resident(name: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    before = resident("VmRSS")
+    work()
+    return resident("VmHWM") - before
+
+
+def layers(options: Options) -> tuple[Table, list[Aim]]:
+    length, side = (65, 8) if options.quick else (LENGTH, SIDE)
+    spectra, tissue = patch(length, side)
+    cases: dict[str, tuple[SSMUNetwork, bool]] = {
+        SHIPPED: (network(length), False),
+        EVERY_PIXEL: (network(length, tissue_only=False), False),
+        KEPT: (network(length, chunk=0), False),
+        EAGER: (network(length), True),
+        THREE: (network(length, filters=3, chunk=0, tissue_only=False), False),
+    }
+    turns = Turns(2 if options.quick else 4)
+    peaks: dict[str, int | None] = {}
+    expected = learned(cases[SHIPPED][0], spectra, tissue)
+
+    def contender(name: str) -> Way:
+        model, eager = cases[name]
+
+        def work(turn: int = 0) -> list[torch.Tensor]:
+            if not eager:
+                return learned(model, spectra, tissue)
+            with eager_scan():
+                return learned(model, spectra, tissue)
+
+        if name != THREE:
+            for found, true in zip(work(), expected, strict=True):
+                torch.testing.assert_close(found, true, rtol=1e-3, atol=1e-5 + 1e-4 * float(true.abs().max()))
+        peaks[name] = peak_bytes(work)
+        return work
+
+    for name in cases:
+        turns.add(name, lambda name=name: contender(name))
+    times = turns.run()
+    rows: list[list[Any]] = []
+    for name, taken in times.items():
+        peak = peaks[name]
+        shown = None if peak is None else peak / 1e6
+        rows.append([name, taken.median * 1e3 / side**2, taken.median / times[SHIPPED].median, shown])
+    columns = ["spectral layers, forward and backward", "ms a pixel of the patch", "time, as shipped = 1", "peak, MB"]
+    with_all, three = peaks[SHIPPED], peaks[THREE]
+    aims = []
+    if with_all is not None and three is not None:
+        text = "24 filters in no more memory than 3 without checkpointing"
+        text += f": {number(with_all / 1e6)} and {number(three / 1e6)} MB"
+        aims = [Aim(text, with_all <= three)]
+    return Table(columns, rows), aims
+
+
+def loading(options: Options) -> Table:
+    """Patches a second: from the files for every patch anew, and from the cache."""
+    plugins = Plugins.load("ssmunet")
+    kind = plugins.project()
+    with tempfile.TemporaryDirectory() as cache:
+        config = from_preset(kind, "demo" if options.quick else "default")
+        config.cache.dir, config.data.split = Path(cache), "none"
+        config.train.batch_size, config.train.workers = 4, 0
+        config.data.patch = 32
+        setup = Setup(kind(config), config, "default", None, plugins)
+        begun = time.perf_counter()
+        data = open_data(setup, lambda text: None)
+        preparation = time.perf_counter() - begun
+        samples = setup.project.samples(data.store, data.splits["train"], "train")
+        loader = Loader(samples, batch_size=4, seed=0, shuffle=True)
+
+        def from_cache(turn: int) -> float:
+            begun, seen = time.perf_counter(), 0
+            for batch in loader.batches(turn):
+                seen += batch.count
+                batch.release()
+            return (time.perf_counter() - begun) / seen
+
+        def from_files(turn: int) -> float:
+            begun = time.perf_counter()
+            setup.pipeline(data.records[turn % len(data.records)])
+            return time.perf_counter() - begun
+
+        turns = Turns(2 if options.quick else 5)
+        turns.add("runner, from the cache", lambda: from_cache, own_clock=True)
+        turns.add("a core read and prepared for each patch", lambda: from_files, own_clock=True)
+        times = turns.run()
+        loader.close()
+    slow = times["a core read and prepared for each patch"].median
+    rows: list[list[Any]] = [[name, 1 / t.median, slow / t.median] for name, t in times.items()]
+    length = next(iter(samples.spec.values())).shape[-1]
+    return Table(
+        [f"patches of 32² × {length}, phantom ({preparation:.1f} s to prepare)", "patches a second", "ratio"], rows
+    )
+
+
+def run(options: Options) -> Result:
+    threads = torch.get_num_threads()
+    table, aims = layers(options)
+    return Result(
+        title="ssmunet's spectral layers",
+        what=f"One patch of {SIDE}² pixels × {LENGTH} wavenumbers of which {TISSUE:.0%} are tissue, 2 Mamba layers "
+        f"without dropout, 16 states, float32, {threads} threads. All rows of 24 filters give the same features and "
+        "gradients.",
+        tables=[table, loading(options)],
+        aims=aims,
+        remarks=["Checkpointing computes the forward pass twice; what it saves is memory."],
+        packages=("torch", "numba", "numpy"),
+    )
