@@ -57,6 +57,36 @@ def test_by_hand() -> None:
     assert found["pixels"] == 7
 
 
+@given(PIXELS)
+@settings(max_examples=60, deadline=None)
+def test_a_core_is_scored_over_the_classes_of_its_annotation(pixels: tuple[np.ndarray, np.ndarray]) -> None:
+    """Against the definition, set by set of pixels in float64: others than these, however predicted, count nowhere."""
+    predicted, true = pixels
+    found = scores.core_scores(scores.confusion(predicted, true, 3), NAMES)
+    ious, f1s = [], []
+    for k, name in enumerate(NAMES):
+        own, taken = true == k, (predicted == k) & (true >= 0)
+        if not own.any():
+            assert math.isnan(found[f"iou_{name}"])
+            continue
+        ious.append(np.float64((own & taken).sum()) / (own | taken).sum())
+        f1s.append(2 * np.float64((own & taken).sum()) / (own.sum() + taken.sum()))
+        assert found[f"iou_{name}"] == pytest.approx(ious[-1])
+    assert found["miou"] == pytest.approx(np.mean(ious) if ious else math.nan, nan_ok=True)
+    assert found["macro_f1"] == pytest.approx(np.mean(f1s) if f1s else math.nan, nan_ok=True)
+
+
+def test_a_stray_pixel_of_an_absent_class_moves_a_core_little_and_the_set_by_its_class() -> None:
+    true = np.zeros(1000, int)
+    predicted = true.copy()
+    predicted[0] = 1
+    core = scores.core_scores(scores.confusion(predicted, true, 3), NAMES)
+    assert core["miou"] == pytest.approx(0.999)
+    together = scores.pooled([core], NAMES)
+    assert together["iou_b"] == 0
+    assert together["miou"] == pytest.approx(0.999 / 2)
+
+
 def test_a_set_is_scored_by_the_sum_of_its_counts() -> None:
     """Two cores, each of which shows one class only: the mean of their scores would hide that b is never found."""
     one = scores.confusion(np.zeros(10, int), np.zeros(10, int), 3)

@@ -275,7 +275,7 @@ class SSMUNet(Project):
         return list(outputs.remarks(prediction, None if truth is None else truth > 0))
 
     def score(self, record: Record, prediction: Segmented) -> Mapping[str, float]:
-        """miou, macro_f1, accuracy, pixels, iou_CLASS of the annotated pixels, and their confusion matrix."""
+        """miou and macro_f1 over the classes that the core's annotation has, accuracy, pixels, iou_CLASS, confusion."""
         truth = self._truth(record)
         if truth is None:
             return {}

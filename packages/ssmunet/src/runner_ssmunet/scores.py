@@ -43,23 +43,25 @@ def per_class(counts: Array) -> dict[str, Array]:
 
 def summary(counts: Array, names: Sequence[str]) -> dict[str, float]:
     """miou and macro_f1 (means over the classes that occur in truth or prediction), accuracy, pixels, iou_NAME."""
-    each = per_class(counts)
-    total = float(counts.sum())
-    means = {name: _mean(each[part]) for name, part in (("miou", "iou"), ("macro_f1", "f1"))}
-    accuracy = float(np.diagonal(counts).sum()) / total if total else float("nan")
-    ious = {f"iou_{name}": float(value) for name, value in zip(names, each["iou"], strict=True)}
-    return {**means, "accuracy": accuracy, "pixels": total, **ious}
+    return _summary(counts, names, per_class(counts))
 
 
 def core_scores(counts: Array, names: Sequence[str]) -> dict[str, float]:
-    """`summary` of one core, and its confusion matrix: pixels_TRUE_as_FOUND."""
-    return summary(counts, names) | {name: float(counts[cell]) for name, cell in _cells(names).items()}
+    """Scores of one core, and its confusion matrix: pixels_TRUE_as_FOUND.
+
+    miou and macro_f1 are means over the classes that the core's annotation has, and iou_NAME of any other is NaN: a
+    core shows a few classes only, and one stray pixel of another would count as much as a class that is never found.
+    Such a pixel lowers the scores of the class that it belongs to, and precision over the set.
+    """
+    annotated = counts.sum(1) > 0
+    each = {name: np.where(annotated, values, np.nan) for name, values in per_class(counts).items()}
+    return _summary(counts, names, each) | _as_scores(counts, names)
 
 
 def pooled(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """Scores over a set of cores: of the sum of their confusion matrices, since no core shows every class."""
+    """Scores over a set of cores: `summary` of the sum of their confusion matrices, since no core shows every class."""
     counts = _sum(scores, names)
-    return core_scores(counts, names)
+    return summary(counts, names) | _as_scores(counts, names)
 
 
 def tables(
@@ -77,6 +79,18 @@ def tables(
         Table("confusion", "Confusion: pixels of each true class (rows), by what they were taken for",
               ("true class", *names, MISSED), taken),
     ]  # fmt: skip
+
+
+def _summary(counts: Array, names: Sequence[str], each: Mapping[str, Array]) -> dict[str, float]:
+    total = float(counts.sum())
+    means = {name: _mean(each[part]) for name, part in (("miou", "iou"), ("macro_f1", "f1"))}
+    accuracy = float(np.diagonal(counts).sum()) / total if total else float("nan")
+    ious = {f"iou_{name}": float(value) for name, value in zip(names, each["iou"], strict=True)}
+    return {**means, "accuracy": accuracy, "pixels": total, **ious}
+
+
+def _as_scores(counts: Array, names: Sequence[str]) -> dict[str, float]:
+    return {name: float(counts[cell]) for name, cell in _cells(names).items()}
 
 
 def _cells(names: Sequence[str]) -> dict[str, tuple[int, int]]:
