@@ -83,7 +83,7 @@ def test_killed_anywhere(tmp_path, whole, method, call, monkeypatch):
 
 
 def test_what_is_watched_is_what_validation_saw(tmp_path, whole, monkeypatch):
-    """The average of the weights; once for each validation, whenever the run was killed."""
+    """The average of the weights; once at the beginning and for each validation, whenever the run was killed."""
     with monkeypatch.context() as patched:
         kill_at(patched, 2, "watch")
         with pytest.raises(Kill):
@@ -91,7 +91,7 @@ def test_what_is_watched_is_what_validation_saw(tmp_path, whole, monkeypatch):
     keras_toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
     found = watched.read(RunFolder(tmp_path).events())
-    assert [step for step, _ in found] == [3, 6, 9, 12]
+    assert [step for step, _ in found] == [0, 3, 6, 9, 12]
     tensors = toy.final_state(tmp_path)[1]
     (average,) = (t for name, t in tensors.items() if name.startswith("ema.") and t.shape == (1,))
     (own,) = (t for name, t in tensors.items() if name.startswith("model.") and t.shape == (1,))

@@ -240,7 +240,7 @@ class Loop:
         state.without_progress = 0 if improved else state.without_progress + 1
         seconds = round((perf_counter_ns() - begun) / 1e9, 6)
         self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
-        self._watch()
+        self.watch()
         error = self._observe("validation", facts)
         if error is not None:
             errors.append(error)
@@ -249,8 +249,8 @@ class Loop:
             state.best = {"step": state.step, "value": value, "metrics": metrics}
         return improved
 
-    def _watch(self) -> None:
-        """Into the log: what the project watches of its network as the validation saw it."""
+    def watch(self) -> None:
+        """Into the log: what the project watches of its network, as a validation sees it."""
         arrays = self.trainer.watch()
         if arrays:
             self._event("watch", {"arrays": {name: array.tolist() for name, array in arrays.items()}})

@@ -315,7 +315,7 @@ class Sink(Protocol):
         - precision: `asked`, and what layers were `seen` to compute in, by dtype;
         - train: every `log.every` steps, the loss, its terms, the learning rate;
         - validation: the metrics, and whether they are the `best` so far;
-        - watch: after a validation, `arrays` by name, as nested lists: what the project watches of its network;
+        - watch: at the beginning and after a validation, what the project watches: `arrays` by name, as nested lists;
         - checkpoint: whether it is the `best`;
         - health: `rule`, `level`, `message` of a finding;
         - end: `status`.

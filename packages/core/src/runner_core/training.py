@@ -143,6 +143,7 @@ class _Run:
         self.folder.truncate_log(state.step, state.validated)
         if found is None:
             self.sinks.event("start", 0, self._start_line())
+            self.loop.watch()
         else:
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.cadence.steps, self.loop.state.step, self.setup.name)

@@ -1,4 +1,4 @@
-"""What a project watches of its network: small arrays from every validation, and pictures of them at the end.
+"""What a project watches of its network: small arrays at the beginning and of every validation, and pictures of them at the end.
 
 They are kept in log.jsonl alone (event "watch"): a run that is resumed cuts it back and goes on with it, so that the
 pictures of a run that was killed are those of one that never was.
@@ -21,7 +21,7 @@ MOST = 10_000
 """Numbers that one validation may add to the log."""
 
 Watched = list[tuple[int, Arrays]]
-"""(optimizer step, arrays) of each validation, in their order."""
+"""(optimizer step, arrays) of the beginning and of each validation, in their order."""
 
 
 def watch(project: Project, network: Any) -> Arrays:
