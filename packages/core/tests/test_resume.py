@@ -83,7 +83,7 @@ def test_killed_anywhere(tmp_path, whole, calls):
 
 @pytest.mark.parametrize("calls", [1, 2, 4])
 def test_killed_while_watching(tmp_path, whole, calls):
-    """What was watched is in the log once at the beginning and for each validation: of the network as validation saw it, the average."""
+    """Watched at the beginning and once for each validation: the network as validation saw it, the average."""
 
     class Mortal(toy.Toy):
         watched = 0

@@ -256,7 +256,7 @@ class Project(Protocol):
     def watch(self, model: Any) -> Mapping[str, Array]:
         """Small arrays of the network that are worth seeing over the training: positions of filters, temperatures.
 
-        NumPy, finite, at most 10,000 numbers in all: the log keeps them from the beginning and from every validation. `model`
+        NumPy, finite, at most 10,000 numbers: the log keeps them from the beginning and every validation. `model`
         is the network itself as validation sees it, in evaluation mode; with torch, without gradients.
         """
         return {}
@@ -264,8 +264,8 @@ class Project(Protocol):
     def pictures(self, watched: Sequence[tuple[int, Mapping[str, Array]]]) -> Mapping[str, Array]:
         """Pictures (H, W, 3) uint8 by name, drawn once at the end of training into figures/NAME.png.
 
-        `watched`: (optimizer step, what `watch` gave, as float64) at the run's beginning and of every validation, however
-        often it was resumed.
+        `watched`: (optimizer step, what `watch` gave, as float64) at the run's beginning and at every validation,
+        however often it was resumed.
         """
         return {}
 

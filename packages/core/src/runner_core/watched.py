@@ -1,4 +1,4 @@
-"""What a project watches of its network: small arrays at the beginning and of every validation, and pictures of them at the end.
+"""What a project watches of its network: small arrays from the beginning and every validation, and their pictures.
 
 They are kept in log.jsonl alone (event "watch"): a run that is resumed cuts it back and goes on with it, so that the
 pictures of a run that was killed are those of one that never was.
