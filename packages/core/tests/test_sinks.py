@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -200,3 +201,40 @@ def test_elsewhere_there_are_plain_lines() -> None:
     assert lines[0] == "toy: steps 0 to 4"
     assert lines[-1].startswith("step 4/4")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_a_slow_run_shows_its_speed_in_two_digits() -> None:
+    stream = io.StringIO()
+    display = Display(stream=stream)
+    display.start(1, 0, "toy")
+    display.update(1, 0, {"samples_per_second": 0.6412})
+    assert "0.64 samples/s" in stream.getvalue()
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "bar"])
+def test_the_eta_forgets_a_standstill_and_not_what_comes_again(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO
+) -> None:
+    """A step a second; an hour's standstill after step 100; 5 s of validation after every tenth step from step 400."""
+    clock = [0.0]
+    monkeypatch.setattr("runner_core.display.time.monotonic", lambda: clock[0])
+    display = Display(stream=stream)
+    display.start(1000, 0, "toy")
+
+    def eta(first: int, last: int, validation: float = 0.0) -> int:
+        for step in range(first, last):
+            clock[0] += 1 + (validation if step % 10 == 0 else 0)
+            display.update(step, 0, {})
+        clock[0] += 1
+        display._plain_at = -math.inf  # printed however long ago the last line was
+        display.update(last, 0, {})
+        if display._bar is not None:
+            display._bar.refresh()
+        found = re.findall(r"ETA (?:(\d+):)?(\d+):(\d\d)", stream.getvalue())[-1]
+        return sum(int(part or 0) * unit for part, unit in zip(found, (3600, 60, 1), strict=True))
+
+    assert eta(1, 100) == pytest.approx(900, abs=1)
+    clock[0] += 3600
+    assert eta(101, 400) == pytest.approx(600, abs=1)
+    assert eta(401, 900, validation=5) == pytest.approx(150, rel=0.1)
+    display.stop()

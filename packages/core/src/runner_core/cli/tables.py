@@ -7,7 +7,7 @@ from typing import Any
 
 from runner_core._text import counted, typed
 from runner_core.config.resolve import differences, from_preset
-from runner_core.display import duration
+from runner_core.display import duration, speed
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Setup
 
@@ -56,7 +56,7 @@ def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]
     done = f"{counted(summary['epochs'], 'epoch')}, {counted(summary['steps'], 'step')}"
     yield (
         f"{done} in {duration(summary['wall_seconds'])}: "
-        f"{summary['samples_per_second']:,.0f} samples/s, {summary['data_wait_share']:.1%} of it waiting for data"
+        f"{speed(summary['samples_per_second'])} samples/s, {summary['data_wait_share']:.1%} of it waiting for data"
     )
     for finding in summary.get("health") or ():
         yield f"{finding['level']}: {finding['rule']}: {finding['message']}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core._text import counted
-from runner_core.display import duration
+from runner_core.display import duration, speed
 from runner_core.report.charts import Series, line_chart, share_bar
 from runner_core.runfolder import RunFolder, replace_text
 
@@ -90,7 +90,7 @@ def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
         tiles.append((duration(summary["wall_seconds"]), "wall time", ""))
     if summary.get("samples_per_second"):
         wait = f"{summary.get('data_wait_share') or 0:.1%} waiting for data"
-        tiles.append((f"{summary['samples_per_second']:,.0f}", "samples/s", wait))
+        tiles.append((speed(summary["samples_per_second"]), "samples/s", wait))
     memory = summary.get("peak_memory_bytes") or {}
     if memory.get("host"):
         device = f"device {memory['device'] / 1e9:.2f} GB" if memory.get("device") else ""
