@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput, DataErrors
-from runner_ssmunet.cores import find_cores, find_inputs, identity, read_core, read_outline, stored_labels
+from runner_ssmunet.cores import find_cores, find_inputs, identity, labelled, read_core, read_outline, stored_labels
 
 CLASSES = ("red", "green", "blue")
 WAVENUMBERS = np.linspace(900.0, 1800.0, 101)
@@ -288,7 +288,7 @@ def test_not_one_annotated_pixel(write_core) -> None:
 
 
 def test_no_labels_at_all(write_core) -> None:
-    with pytest.raises(BadInput, match=r"core_1.npz: no labels: no y in it, and no core_1.labels.png"):
+    with pytest.raises(BadInput, match=r"core_1.npz: it has no labels .neither y in it nor core_1.labels.png"):
         stored(write_core(y=None))
 
 
@@ -309,14 +309,14 @@ def test_cores_are_grouped_by_patient(write_core) -> None:
     assert [r.group for r in find_cores(root, "core")] == ["1", "2", "3"]
 
 
-def test_a_core_that_names_no_patient_is_refused(write_core) -> None:
+def test_cores_that_name_no_patient_are_refused(write_core) -> None:
     write_core("core_1")
     path = write_core("core_2", meta={"core_id": "2", "slide_id": "S1", "patient_id": ""})
+    one = r"core_2.npz: its meta does not say which patient .*patient_id.*data.group_by slide or core"
+    with pytest.raises(BadInput, match=one):
+        find_cores(path.parent, "patient")
     write_core("core_3", meta=None)
-    message = (
-        r"core_2.npz: its meta does not say which patient .*nor do 1 others.*patient_id.*data.group_by slide or core"
-    )
-    with pytest.raises(BadInput, match=message):
+    with pytest.raises(DataErrors, match=rf"{one}(.|\n)*core_3.npz: its meta does not say which patient"):
         find_cores(path.parent, "patient")
     assert [r.group for r in find_cores(path.parent, "core")] == ["core_1", "2", "core_3"]
 
@@ -355,6 +355,38 @@ def test_every_unreadable_core_is_named(write_core) -> None:
             path.write_bytes(b"")
     with pytest.raises(DataErrors, match=r"2 records(.|\n)*core_2(.|\n)*core_3"):
         find_cores(path.parent, "patient")
+
+
+def test_every_fault_seen_without_spectra_is_named_at_once(write_core) -> None:
+    write_core("core_0").write_bytes(b"")
+    path = write_core("core_1")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    write_core("core_2", meta=None)
+    write_core("core_3", meta="{broken")
+    write_core("core_4", meta=np.array({"patient_id": "P9"}, dtype=object))
+    write_core("core_5", wn=WAVENUMBERS[:-1])
+    write_core("core_6")
+    with pytest.raises(DataErrors) as caught:
+        find_cores(path.parent, "patient")
+    words = ("not a readable npz", "not a readable npz", "which patient", "not JSON", "Python objects", "100 wavenumb")
+    for number, (error, word) in enumerate(zip(caught.value.errors, words, strict=True)):
+        assert f"core_{number}.npz" in error
+        assert word in error
+
+
+def test_cores_without_labels_are_set_apart(write_core) -> None:
+    """They need not say whose they are, for they are on neither side of a split."""
+    write_core("core_1")
+    path = write_core("core_2", y=None, meta=None)
+    kept, left = labelled(find_cores(path.parent, "patient"))
+    assert ([r.key for r in kept], [r.key for r in left]) == (["core_1"], ["core_2"])
+
+
+def test_a_set_without_any_labels_is_refused(write_core) -> None:
+    for name in ("core_1", "core_2"):
+        root = write_core(name, y=None).parent
+    with pytest.raises(DataErrors, match=r"core_1.npz: it has no labels(.|\n)*core_2.npz: it has no labels"):
+        labelled(find_cores(root, "patient"))
 
 
 def test_inputs_need_neither_labels_nor_ids(write_core) -> None:

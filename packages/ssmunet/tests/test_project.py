@@ -174,6 +174,18 @@ def test_loss_and_metrics_do_not_see_unannotated_pixels(project: SSMUNet, write_
     assert found[0] == pytest.approx(found[1])
 
 
+def test_a_core_without_labels_is_left_out_with_a_warning(project: SSMUNet, write_core: WriteCore) -> None:
+    write_core("core_1", meta={"patient_id": "P1"})
+    path = write_core("core_2", meta={"patient_id": "P2"}, y=None)
+    records = project.records(path.parent)
+    assert [record.key for record in records] == ["core_1"]
+    warned = [f.message for f in project.check_set(records) if f.rule == "labels"]
+    assert warned == ["1 core without labels, left out of training and scores: core_2.npz."]
+    assert [record.key for record in project.inputs(path.parent)] == ["core_1", "core_2"]
+    path.unlink()
+    assert not [f for f in project.check_set(project.records(path.parent)) if f.rule == "labels"]
+
+
 def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: WriteCore, tmp_path: Path) -> None:
     records, _ = ready(project, write_core)
     network = project.model(Precision("float32"))

@@ -67,6 +67,14 @@ def set_findings(records: Sequence[Record], data: SpectraConfig) -> Iterator[Fin
     yield from _classes(labelled, data.classes)
 
 
+def left_out(records: Sequence[Record]) -> Iterator[Finding]:
+    """Cores `records` without labels, among others that have some."""
+    if records:
+        shown = ", ".join(record.files["core"].name for record in records[:5]) + (", …" if len(records) > 5 else "")
+        text = f"{counted(len(records), 'core')} without labels, left out of training and scores: {shown}."
+        yield _warning("labels", text)
+
+
 def _spacing(name: str, core: Core) -> Iterator[Finding]:
     said = core.meta.get("delta_cm1")
     steps = np.diff(core.wavenumbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from runner_core import BadInput, DataErrors, Record, walk
@@ -16,7 +16,17 @@ from runner_ssmunet import readers
 from runner_ssmunet.readers import Core, Outline
 from runner_ssmunet.readers.sidecars import stem
 
-__all__ = ["Core", "Outline", "find_cores", "find_inputs", "identity", "read_core", "read_outline", "stored_labels"]
+__all__ = [
+    "Core",
+    "Outline",
+    "find_cores",
+    "find_inputs",
+    "identity",
+    "labelled",
+    "read_core",
+    "read_outline",
+    "stored_labels",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,34 +40,31 @@ _SPLITS = {"train": "train", "training": "train", "val": "validation", "validati
 
 
 def find_cores(root: Path, group_by: str) -> list[Record]:
-    """Every core below `root`, sorted by key; `files` has core, labels, and where they are there tissue and meta.
+    """Every core below `root`, sorted by key; `files` has core, and where they are there labels, tissue and meta.
 
-    Reads names, and who each core is; no spectra. `split` is set by folders train, validation, test. A core without
-    labels is named as its own labels' file, so that decoding says so for every such core at once. Raises BadInput where
-    there is no core, where one does not say which `group_by` (patient, slide or core) it is of, DataErrors naming every
-    core that cannot be opened.
+    Reads names, and who each core is; no spectra. `split` is set by folders train, validation, test. Raises BadInput
+    where there is no core, and naming every core at once that cannot be opened, or that has labels but does not say
+    which `group_by` (patient, slide or core) it is of.
     """
     paths = _cores_below(root)
     keys = _keys(paths, root)
-    records, errors, nameless = [], [], []
+    records, errors = [], []
     for path in paths:
         try:
-            files = readers.files(path)
-            group = identity(readers.meta(path), group_by)
+            records.append(_record(path, keys[path], _split(path, root), group_by))
         except BadInput as error:
             errors.append(str(error))
-            continue
-        if group is None and group_by == "core":
-            group = keys[path]
-        if group is None:
-            nameless.append(path)
-            continue
-        records.append(Record(keys[path], group, {**files, "labels": files.get("labels", path)}, _split(path, root)))
-    if errors:
-        raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
-    if nameless:
-        raise BadInput(_nameless(nameless, group_by))
+    if errors:  # who has to mend some cores is told of the others too, as far as can be seen without their spectra
+        _refuse(sorted([*errors, *filter(None, map(_fault, records))]))
     return sorted(records, key=lambda record: record.key)
+
+
+def labelled(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Those that can be trained or scored on, and those without labels. Raises BadInput where none has labels."""
+    kept = [record for record in records if "labels" in record.files]
+    if not kept:
+        _refuse([_unlabelled(record.files["core"]) for record in records])
+    return kept, [record for record in records if "labels" not in record.files]
 
 
 def find_inputs(path: Path) -> list[Record]:
@@ -105,7 +112,7 @@ def stored_labels(outline: Outline, path: Path, classes: Sequence[str], ignore: 
     """
     labels = outline.labels
     if labels is None:
-        raise BadInput(f"{path}: no labels: no y in it, and no {stem(path)}.labels.png or .npy beside it.")
+        raise BadInput(_unlabelled(path))
     unannotated = 0 if ignore is None else ignore
     wrong = labels[(labels != unannotated) & ((labels < 1) | (labels > len(classes)))]
     if wrong.size:
@@ -154,11 +161,38 @@ def _splits(folders: Sequence[str]) -> Iterator[str]:
     return (_SPLITS[name.lower()] for name in folders if name.lower() in _SPLITS)
 
 
-def _nameless(paths: Sequence[Path], group_by: str) -> str:
-    more = f", nor do {len(paths) - 1} others" if len(paths) > 1 else ""
+def _record(path: Path, key: str, split: str | None, group_by: str) -> Record:
+    files = readers.files(path)
+    group = identity(readers.meta(path), group_by)
+    if group is None and (group_by == "core" or "labels" not in files):
+        group = key
+    if group is None:
+        raise BadInput(_nameless(path, group_by))
+    return Record(key, group, files, split)
+
+
+def _fault(record: Record) -> str | None:
+    try:
+        read_outline(record.files["core"])
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _refuse(errors: Sequence[str]) -> NoReturn:
+    raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
+
+
+def _unlabelled(path: Path) -> str:
+    beside = f"{stem(path)}.labels.png or .npy"
+    inside = f"neither y in it nor {beside} beside it" if path.suffix in (".npz", ".mat") else f"no {beside} beside it"
+    return f"{path}: it has no labels ({inside}). Add them to train or score on it; predict needs none."
+
+
+def _nameless(path: Path, group_by: str) -> str:
     others = " or ".join(kind for kind in IDENTITIES if kind != group_by)
     return (
-        f"{paths[0]}: its meta does not say which {group_by} the core is of{more}, so that one {group_by}'s cores "
-        f"could train and validate at once. Write {IDENTITIES[group_by][0]} into its meta, or into "
-        f"{stem(paths[0])}.json beside it, or say that another group may be split by: data.group_by {others}."
+        f"{path}: its meta does not say which {group_by} the core is of, so that one {group_by}'s cores could train "
+        f"and validate at once. Write {IDENTITIES[group_by][0]} into its meta, or into {stem(path)}.json beside it, or "
+        f"split by another group: data.group_by {others}."
     )

@@ -50,6 +50,7 @@ class SSMUNet(Project):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
+        self._left_out: Sequence[Record] = ()
         if wrong := fault(self.config):
             raise BadInput(wrong)
 
@@ -70,7 +71,9 @@ class SSMUNet(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        return cores.find_cores(root, self.config.data.group_by)
+        """Cores with labels; `check_set` warns of those without, which only `predict` takes."""
+        records, self._left_out = cores.labelled(cores.find_cores(root, self.config.data.group_by))
+        return records
 
     def inputs(self, path: Path) -> Sequence[Record]:
         return cores.find_inputs(path)
@@ -306,7 +309,7 @@ class SSMUNet(Project):
         return list(checks.findings(core, tissue, path, data))
 
     def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
-        return list(checks.set_findings(records, self.config.data))
+        return [*checks.left_out(self._left_out), *checks.set_findings(records, self.config.data)]
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_ssmunet.export import export

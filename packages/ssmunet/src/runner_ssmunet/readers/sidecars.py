@@ -83,7 +83,7 @@ def parsed(text: str, path: Path) -> dict[str, Json]:
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"{path}: its meta is no JSON ({short(error)}). Write json.dumps of a dict.") from error
+        raise BadInput(f"{path}: its meta is not JSON ({short(error)}). Write json.dumps of a dict.") from error
     if not isinstance(meta, dict):
         raise BadInput(
             f'{path}: its meta is {type(meta).__name__}; a JSON object is needed: {{"patient_id": "P1", …}}.'
