@@ -444,11 +444,12 @@ def test_check_lists_every_faulty_record_the_split_and_the_cost(runner: Runner, 
     assert good.returncode == 0
     for part in (
         "10 records in 5 groups",
-        "train: 8 records of 4 groups",
+        "preset default splits them so:\ntrain: 8 records of 4 groups",
         "validation: 2 records of 1 group: ",
         "cache (",
     ):
         assert part in good.stdout, part
+    assert "preset demo splits them so:" in runner("toy", "check", "--data", "data", "--preset", "demo").stdout
     np.save(tmp_path / "data" / "p0_a_mask.npy", np.zeros((4, 24, 24), np.uint8))
     warned = runner("toy", "check", "--data", "data")
     assert warned.returncode == 0

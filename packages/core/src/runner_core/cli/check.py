@@ -86,6 +86,7 @@ def _plans(setup: Setup, records: Sequence[Record]) -> bool:
     """The split that would be used and what the cache will cost, of the records that are usable."""
 
     def split_lines() -> Iterator[str]:
+        yield f"preset {setup.preset} splits them so:"
         yield from describe_split(records, split(records, setup.config.data, setup.config.train.seed))
 
     def cache_lines() -> Iterator[str]:
