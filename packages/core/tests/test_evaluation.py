@@ -116,6 +116,8 @@ def test_scores_over_the_set_may_be_pooled_instead_of_averaged() -> None:
     scores = run("good", "bad", project=Pooled(SCORES))
     assert scores.means == {"dice": pytest.approx(0.55), "hd95": 30.0}
     assert scores.baseline == {"dice": 0.5, "hd95": 9.0}
+    shown = [line.split() for line in score_table(scores)]
+    assert ["whole", "set", "0.5500"] in shown  # and not "mean", which some of it is not
     nothing = run("broken", project=Pooled(SCORES))
     assert (nothing.rows, nothing.means, nothing.tables) == ([], {}, ())
 

@@ -97,6 +97,7 @@ def test_a_finished_run_is_shown_whole(folder: RunFolder) -> None:
         "0.91",
         "trivial baseline 0.5",
         "<i>r1</i>",
+        "whole set",
         "1,234",
         "10.0% waiting",
         "1:15",

@@ -55,8 +55,8 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
 
 
 def score_table(scores: Scores) -> Iterator[str]:
-    """The worst records, then the means beside the trivial baseline's."""
-    width = max([len(row.record.key) for row in scores.rows] + [8])
+    """The worst records, then the scores of the whole set beside the trivial baseline's."""
+    width = max([len(row.record.key) for row in scores.rows] + [11])
     names = scores.shown_names
     cells = [max(10, len(name)) for name in names]
 
@@ -69,7 +69,7 @@ def score_table(scores: Scores) -> Iterator[str]:
         yield line(row.record.key, dict(row.scores)) + ("  trained on" if row.trained_on else "")
     if len(scores.rows) > _SHOWN_ROWS:
         yield f"… {len(scores.rows) - _SHOWN_ROWS} more in scores.csv"
-    yield line("mean", scores.means)
+    yield line("whole set", scores.means)
     if scores.baseline:
         yield line("baseline", scores.baseline)
 

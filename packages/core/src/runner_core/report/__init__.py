@@ -171,7 +171,7 @@ def _record_table(content: Event, rows: Sequence[Event]) -> str:
     names = content.get("shown") or list(dict.fromkeys(n for row in rows for n in row["scores"]))
     body = [_row(row["record"], row["scores"], names) for row in rows[:_ROWS]]
     more = f"<p>… {len(rows) - _ROWS} more in scores.csv</p>" if len(rows) > _ROWS else ""
-    means = _row("mean", content.get("means") or {}, names, "mean")
+    means = _row("whole set", content.get("means") or {}, names, "mean")
     baseline = _row("trivial baseline", content["baseline"], names, "baseline") if content.get("baseline") else ""
     head = "".join(f"<th>{escape(n)}</th>" for n in names)
     return (
