@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pytest
+from PIL import ImageDraw
 from runner_ssmunet import figures
 
 NAMES = {1: "one", 2: "two", 3: "three"}
+AXIS = np.concatenate([np.arange(900, 1350, 4.0), np.arange(1490, 1801, 4.0)])
 
 
 def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
@@ -55,7 +60,7 @@ def test_the_legend_names_each_class_in_its_colour() -> None:
 
 
 def test_attention_is_drawn_where_it_is_and_not_across_a_gap() -> None:
-    axis = np.concatenate([np.arange(900, 1350, 4.0), np.arange(1490, 1801, 4.0)])
+    axis = AXIS
     attention = np.full(len(axis), 0.1)
     attention[np.abs(axis - 1655).argmin()] = 1.0
     picture = figures.attention_chart(attention, axis, {"amide I": 1655}, 600)
@@ -70,16 +75,69 @@ def test_attention_is_drawn_where_it_is_and_not_across_a_gap() -> None:
     assert np.abs(top[:, 1] - across(1655)).max() < 8
 
 
+def test_right_and_wrong_are_no_class_and_differ_in_lightness() -> None:
+    lightness = [np.dot(colour, (0.2126, 0.7152, 0.0722)) for colour in (figures.RIGHT, figures.WRONG)]
+    assert lightness[0] > 2 * lightness[1]
+    classes = figures.palette(8).astype(int)
+    for verdict in (figures.RIGHT, figures.WRONG):
+        assert np.linalg.norm(classes - verdict, axis=1).min() > 60
+
+
+def test_attention_fills_the_height_however_little_it_varies() -> None:
+    attention = (1 + 1e-3 * np.sin(np.arange(len(AXIS)) / 9)) / len(AXIS)
+    blue = (figures.attention_chart(attention, AXIS, {}, 600) == (0, 114, 178)).all(-1)
+    assert np.ptp(np.argwhere(blue)[:, 0]) > 100
+    even = figures.attention_chart(np.full(len(AXIS), 1 / len(AXIS)), AXIS, {}, 600)  # nothing to scale
+    assert (even == (0, 114, 178)).all(-1).any()
+
+
+def test_bands_that_lie_in_a_gap_are_not_drawn() -> None:
+    bands = {"amide I": 1655.0, "CH₂ bending": 1450.0, "at the edge": 900.0, "beyond": 1900.0}
+    assert set(figures.on_axis(bands, AXIS)) == {"amide I", "at the edge"}
+    seen, gap = {"amide I": 1655.0}, {"CH₂ bending": 1450.0}
+    attention, watched = np.full(len(AXIS), 0.01), [(1, np.array([[1615.0, 1695.0]]))]
+    for draw in (
+        lambda named: figures.attention_chart(attention, AXIS, named, 600),
+        lambda named: figures.filter_chart(watched, AXIS, named),
+    ):
+        np.testing.assert_array_equal(draw(seen | gap), draw(seen))
+        assert (draw(seen) != draw({})).any()
+
+
+def test_names_of_neighbouring_bands_do_not_overprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name is drawn into pixels of its own."""
+    places: list[tuple[float, float, float]] = []
+    drawn = ImageDraw.ImageDraw.text
+
+    def text(self: ImageDraw.ImageDraw, place: tuple[float, float], words: str, **how: object) -> None:
+        if words.startswith("band"):
+            places.append((*place, self.textlength(words)))
+        drawn(self, place, words, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", text)
+    bands = {f"band number {i}": 1600.0 + 10 * i for i in range(5)} | {"band at the end": 902.0}
+    for draw in (
+        lambda: figures.attention_chart(np.full(len(AXIS), 0.01), AXIS, bands, 600),
+        lambda: figures.filter_chart([(1, np.array([[1615.0, 1695.0]]))], AXIS, bands),
+    ):
+        places.clear()
+        width = draw().shape[1]
+        assert len(places) == 6
+        assert all(x + w <= width for x, _, w in places)
+        for (x, y, w), (a, b, v) in itertools.combinations(places, 2):
+            assert x + w < a or a + v < x or abs(y - b) >= 11
+
+
 def test_filters_over_training_are_drawn_from_the_first_step_to_the_last() -> None:
     bands = np.array([[1615.0, 1695.0], [1505.0, 1585.0]])
     watched = [(step, bands + step / 10) for step in (10, 20, 30)]
-    picture = figures.filter_chart(watched, {"amide I": 1655}, 900, 1800)
+    picture = figures.filter_chart(watched, AXIS, {"amide I": 1655})
     assert picture.dtype == np.uint8
     first = tuple(figures.palette(2)[1])
     columns = np.argwhere((picture == first).all(-1))[:, 1]
     assert columns.min() < 60
     assert columns.max() > 700
-    assert figures.filter_chart(watched[:1], {}, 900, 1800).shape == picture.shape
+    assert figures.filter_chart(watched[:1], AXIS, {}).shape == picture.shape
 
 
 def test_pictures_of_different_widths_are_stacked() -> None:

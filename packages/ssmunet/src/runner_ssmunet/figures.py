@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from runner_ssmunet.filters import gaps
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
 
@@ -23,8 +24,9 @@ NO_TISSUE: Colour = (0, 0, 0)
 PAPER: Colour = (255, 255, 255)
 INK: Colour = (40, 40, 40)
 PALE: Colour = (150, 150, 150)
-RIGHT: Colour = (60, 170, 90)
-WRONG: Colour = (220, 50, 40)
+RIGHT: Colour = (205, 205, 205)
+WRONG: Colour = (225, 0, 130)
+"""No class has these colours, and they differ in lightness."""
 _DISTINCT: tuple[Colour, ...] = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
     (148, 103, 189),
@@ -34,6 +36,8 @@ _PANEL = 260
 """Least width of each of the three maps (pixels)."""
 _CURVE = 190
 """Height of a chart (pixels)."""
+_LINE = 12
+"""Height of a line of text (pixels)."""
 
 
 def palette(labels: int) -> Array:
@@ -108,28 +112,38 @@ def stack(pictures: Sequence[Array]) -> Array:
 
 def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, float], width: int) -> Array:
     """Mean attention (L,) over wavenumbers (L,), high ones left as in the field; named bands are marked, and what each
-    wavenumber had if all were equal."""
-    top = 1.05 * max(float(attention.max()), 1 / len(attention))
-    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), (0.0, top))
-    chart.horizontal(1 / len(attention), "")
-    for name, place in bands.items():
-        if wavenumbers[0] <= place <= wavenumbers[-1]:
-            chart.vertical(place, name)
-    steps = np.diff(wavenumbers)
-    cuts = np.flatnonzero(steps > 3 * np.median(steps)) + 1
+    wavenumber had if all were equal. The scale begins at the least attention: differences are small beside it."""
+    equal = 1 / len(attention)
+    least, most = min(float(attention.min()), equal), max(float(attention.max()), equal)
+    scale = (least, most + 0.05 * (most - least or most))
+    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), scale)
+    chart.horizontal(equal, "")
+    for name, place in on_axis(bands, wavenumbers).items():
+        chart.vertical(place, name)
+    cuts = np.searchsorted(wavenumbers, [after for _, after in gaps(wavenumbers.tolist())])
     for part in np.split(np.arange(len(wavenumbers)), cuts):  # nothing is drawn across a gap
         chart.line(wavenumbers[part], attention[part], (0, 114, 178))
-    return chart.finish("attention over wavenumber (cm⁻¹); dashed across: if all were equal")
+    return chart.finish("attention over wavenumber (cm⁻¹), from its least value up; dashed across: if all were equal")
 
 
-def filter_chart(watched: Sequence[tuple[int, Array]], bands: Mapping[str, float], low: float, high: float) -> Array:
-    """Filters over training: (step, bands (F, 2) lower and upper edges in cm⁻¹) of each validation."""
+def on_axis(bands: Mapping[str, float], wavenumbers: Array) -> dict[str, float]:
+    """Those of the named bands (cm⁻¹) that lie on the ascending axis (L,) and in none of its gaps."""
+    missing = gaps(wavenumbers.tolist())
+    return {
+        name: place
+        for name, place in bands.items()
+        if wavenumbers[0] <= place <= wavenumbers[-1] and not any(a < place < b for a, b in missing)
+    }
+
+
+def filter_chart(watched: Sequence[tuple[int, Array]], wavenumbers: Array, bands: Mapping[str, float]) -> Array:
+    """Filters over training on the axis (L,): (step, bands (F, 2) lower and upper edges in cm⁻¹) of each look."""
+    low, high = float(wavenumbers[0]), float(wavenumbers[-1])
     steps = np.array([step for step, _ in watched], float)
     edges = np.stack([found for _, found in watched])
     chart = _Chart(720, 460, (float(steps[0]), max(float(steps[-1]), steps[0] + 1)), (low, high))
-    for name, place in bands.items():
-        if low <= place <= high:
-            chart.horizontal(place, f"{name} {place:g}")
+    for name, place in on_axis(bands, wavenumbers).items():
+        chart.horizontal(place, f"{name} {place:g}")
     colours = palette(edges.shape[1])[1:]
     for k, colour in enumerate(colours):
         chart.line(steps, edges[:, k].mean(-1), tuple(map(int, colour)), 2)
@@ -157,7 +171,7 @@ class _Chart:
         self._picture = Image.new("RGB", (self.width, self.height), PAPER)
         self._draw = ImageDraw.Draw(self._picture)
         self._box = (46, 24, self.width - 12, self.height - 22)
-        self._names: list[tuple[float, float, str]] = []
+        self._names: list[tuple[float, float, float, str]] = []
 
     def _place(self, x: float, y: float) -> tuple[float, float]:
         left, top, right, bottom = self._box
@@ -174,12 +188,21 @@ class _Chart:
     def vertical(self, x: float, name: str) -> None:
         across, down = self._place(x, self.y[0])
         self._dashes((across, self._box[1]), (across, down))
-        self._names.append((across + 2, self._box[1] + 11 * (len(self._names) % 3), name))
+        self._name(across + 2, self._box[1] + 1, name, (0, _LINE))
 
     def horizontal(self, y: float, name: str) -> None:
         across, down = self._place(self.x[0], y)
         self._dashes((across, down), (self._box[2], down))
-        self._names.append((across + 3, down - 12, name))
+        self._name(across + 3, down - _LINE, name, (8, 0))
+
+    def _name(self, x: float, y: float, name: str, aside: tuple[float, float]) -> None:
+        """A name at (x, y), or as many steps `aside` as it takes to overprint no other."""
+        wide = self._draw.textlength(_plain(name))
+        x = min(x, self._box[2] - wide)
+        while any(x < a + w + 4 and a < x + wide + 4 and abs(y - b) < _LINE for a, b, w, _ in self._names):
+            x, y = x + aside[0], y + aside[1]
+        if name:
+            self._names.append((x, y, wide, name))
 
     def _dashes(self, start: tuple[float, float], stop: tuple[float, float]) -> None:
         (x0, y0), (x1, y1) = start, stop
@@ -192,7 +215,8 @@ class _Chart:
         left, top, right, bottom = self._box
         self._draw.rectangle(self._box, outline=PALE)
         self._draw.text((left, 5), _plain(title), fill=INK)
-        for x, y, name in self._names:
+        for x, y, wide, name in self._names:
+            self._draw.rectangle((x - 1, y + 1, x + wide, y + _LINE - 1), fill=PAPER)
             self._draw.text((x, y), _plain(name), fill=(90, 90, 90))
         for i in range(5):
             x, y = (a + i / 4 * (b - a) for a, b in (self.x, self.y))
@@ -202,7 +226,7 @@ class _Chart:
 
 
 def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _plain(text: str) -> str:

@@ -214,9 +214,8 @@ class SSMUNet(Project):
 
         if not watched:
             return {}
-        axis = self.statistics["wavenumbers"]
         bands = [(step, arrays["bands"]) for step, arrays in watched]
-        return {"filters": filter_chart(bands, NAMED_BANDS, float(axis[0]), float(axis[-1]))}
+        return {"filters": filter_chart(bands, self.statistics["wavenumbers"], NAMED_BANDS)}
 
     # ------------------------------------------------------------ whole records
 
