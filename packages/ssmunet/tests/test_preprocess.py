@@ -83,6 +83,12 @@ def test_nothing_left() -> None:
         plan(WAVENUMBERS, settings_of(low=2000.0, high=3000.0), "core_7")
 
 
+def test_a_bin_larger_than_any_stretch_is_named() -> None:
+    with pytest.raises(BadInput, match=r"core_7: data.bin is 500, but no stretch .* more than 113 wavenumbers"):
+        plan(WAVENUMBERS, settings_of(bin=500), "core_7")
+    plan(WAVENUMBERS, settings_of(bin=113), "core_7")
+
+
 # ---------------------------------------------------------------- nothing reaches across
 
 PIPELINES = st.fixed_dictionaries(

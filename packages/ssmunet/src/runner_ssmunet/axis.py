@@ -72,10 +72,17 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
     """How spectra on `wavenumbers` (C,), ascending, become those that are cached.
 
     `name`: the core or file, for messages. Raises BadInput where nothing is left between `data.low` and `data.high`,
-    where `data.step` wants points at which the core has none, and where a segment is too short or too uneven for the
-    derivative.
+    where `data.bin` takes more than there is, where `data.step` wants points at which the core has none, and where a
+    segment is too short or too uneven for the derivative.
     """
-    stretches = [own for own in segments(wavenumbers, data) if own.stop - own.start >= data.bin]
+    found = segments(wavenumbers, data)
+    stretches = [own for own in found if own.stop - own.start >= data.bin]
+    if found and not stretches:
+        longest = max(own.stop - own.start for own in found)
+        raise BadInput(
+            f"{name}: data.bin is {data.bin}, but no stretch of its axis that is kept has more than "
+            f"{counted(longest, 'wavenumber')} to average. Set data.bin to less."
+        )
     if not stretches:
         raise BadInput(
             f"{name}: nothing is left of its axis, {wavenumbers[0]:g} to {wavenumbers[-1]:g} cm⁻¹, between data.low "
