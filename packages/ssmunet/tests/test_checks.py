@@ -165,6 +165,14 @@ def test_a_class_that_nobody_has_and_one_that_a_single_patient_has(write_set, ma
     assert "warning groups: 1 group with annotated pixels of one class only: P2." in faults
 
 
+def test_a_set_of_a_single_class(write_set, make_core, data) -> None:
+    alone = {"y": 2 * (make_core(seed=0)["y"] > 0).astype(np.uint8)}
+    root = write_set({"core_1": "P1", "core_2": "P2"}, {"core_1": alone, "core_2": alone})
+    said = "error classes: all annotated pixels are of one class, green: training needs two or more."
+    assert said in together(root, data)
+    assert not any(f.startswith("error") for f in together(root, replace(data, ignore=None)))
+
+
 def test_a_core_that_cannot_be_read_does_not_hide_the_others(write_set, data) -> None:
     root = write_set({"core_1": "P1", "core_2": "P2", "core_3": "P3"}, {"core_2": {"y": np.full((12, 14), 99)}})
     assert any("in 2 cores of 2 groups" in line for line in together(root, data, notes=True))

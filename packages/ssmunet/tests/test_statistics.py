@@ -122,6 +122,15 @@ def test_nothing_to_learn_from(store) -> None:
         fit(own, [1], CLASSES, 0)
 
 
+def test_a_single_class_is_nothing_to_learn(store) -> None:
+    own = store(2)
+    for label in own.arrays["label"].records:
+        label[label > 0] = 2
+    with pytest.raises(BadInput, match="one class only is annotated in the 2 training records, green"):
+        fit(own, [0, 1], CLASSES, 0)
+    assert fit(own, [0, 1], CLASSES, None)["class_counts"].tolist()[3] == 0
+
+
 def test_axes_that_differ_name_both_cores_and_the_remedy(store) -> None:
     own = store()
     own.meta[3]["wavenumbers"][2] += 2

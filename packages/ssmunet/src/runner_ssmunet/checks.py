@@ -65,6 +65,7 @@ def set_findings(records: Sequence[Record], data: SpectraConfig) -> Iterator[Fin
             continue
     yield from _axes(axes)
     yield from _classes(labelled, data.classes)
+    yield from _single(labelled, data)
 
 
 def left_out(records: Sequence[Record]) -> Iterator[Finding]:
@@ -162,6 +163,14 @@ def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -
     if alone and len(classes) > 1:
         shown = ", ".join(alone[:5]) + (", …" if len(alone) > 5 else "")
         yield _warning("groups", f"{counted(len(alone), 'group')} with annotated pixels of one class only: {shown}.")
+
+
+def _single(labelled: Sequence[tuple[Record, Array]], data: SpectraConfig) -> Iterator[Finding]:
+    """Of one class alone nothing can be learned; without `data.ignore` the unannotated are another."""
+    there = sorted({int(label) for _, labels in labelled for label in np.unique(labels)} - {0})
+    if data.ignore is not None and len(there) == 1:
+        text = f"all annotated pixels are of one class, {data.classes[there[0] - 1]}: training needs two or more."
+        yield Finding("classes", "error", text)
 
 
 def _warning(rule: str, message: str) -> Finding:

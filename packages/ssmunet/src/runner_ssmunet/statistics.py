@@ -11,7 +11,7 @@ from runner_core._text import counted
 from runner_core.project import Statistics
 from runner_core.protocols import Json, Store
 
-from runner_ssmunet.labels import LABELS, output_labels
+from runner_ssmunet.labels import LABELS, output_labels, output_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +32,8 @@ def fit(store: Store, training: Sequence[int], classes: Sequence[str], ignore: i
     - `class_counts` (K,) int64: annotated pixels of each of the network's outputs (labels.py), and `class_weights` (K,)
       float64 as `balanced` gives them
 
-    Raises BadInput where axes differ, where no training record has tissue, and where none has an annotated pixel.
+    Raises BadInput where axes differ, where no training record has tissue, and where fewer than two classes
+    are annotated.
     """
     wavenumbers = common_axis([(str(m.get("core", k)), m) for k, m in zip(store.keys, store.meta, strict=True)])
     moments = Moments(store.arrays["spectra"].shapes[0][-1])
@@ -49,6 +50,12 @@ def fit(store: Store, training: Sequence[int], classes: Sequence[str], ignore: i
         raise BadInput(
             f"none of the {counted(len(training), 'training record')} has an annotated pixel near its tissue: do its "
             "labels and its tissue mask lie on one grid?"
+        )
+    if np.count_nonzero(class_counts) == 1:
+        only = output_names(classes, ignore)[int(class_counts.argmax())]
+        raise BadInput(
+            f"one class only is annotated in the {counted(len(training), 'training record')}, {only}: there is nothing "
+            "to tell it from. Annotate another class too, or choose another split (data.split)."
         )
     return {
         "wavenumbers": wavenumbers,
@@ -92,7 +99,7 @@ def common_axis(cores: Sequence[tuple[str, Mapping[str, Json]]]) -> Array:
 def axes_differ(first: Array, second: Array) -> str:
     """In what two axes (cm⁻¹) differ, or nothing."""
     if len(first) != len(second):
-        return f"{_range(first)} and {_range(second)}"
+        return f"{extent(first)} and {extent(second)}"
     worst = int(np.abs(first - second).argmax())
     if abs(first[worst] - second[worst]) <= _SAME * spacing(first):
         return ""
@@ -104,7 +111,8 @@ def spacing(axis: Array) -> float:
     return float(np.median(np.diff(axis))) if len(axis) > 1 else 1.0
 
 
-def _range(axis: Array) -> str:
+def extent(axis: Array) -> str:
+    """How many wavenumbers an axis has, and its limits, in words."""
     return f"{counted(len(axis), 'wavenumber')} from {axis[0]:g} to {axis[-1]:g} cm⁻¹"
 
 
