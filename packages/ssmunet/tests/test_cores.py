@@ -130,10 +130,10 @@ def test_nothing_was_measured(write_core) -> None:
     refuse(write_core(X=np.full((12, 14, 101), np.nan, np.float32), tissue_mask=None), "every spectrum is NaN")
 
 
-@pytest.mark.parametrize("key, what", [("y", "labels"), ("tissue_mask", "tissue mask")])
-def test_a_map_of_another_shape(write_core, make_core, key: str, what: str) -> None:
+@pytest.mark.parametrize("key, what, verb", [("y", "labels", "are"), ("tissue_mask", "tissue mask", "is")])
+def test_a_map_of_another_shape(write_core, make_core, key: str, what: str, verb: str) -> None:
     changed = make_core()[key].T
-    refuse(write_core(**{key: changed}), f"{what} is 14 × 12 pixels, the image 12 × 14|{what} is 14 × 12")
+    refuse(write_core(**{key: changed}), f"the {what} {verb} 14 × 12 pixels, the image 12 × 14")
 
 
 def test_an_empty_tissue_mask(write_core) -> None:
@@ -173,8 +173,31 @@ def test_an_axis_that_is_none(write_core, change, message: str) -> None:
     refuse(write_core(wn=axis), message)
 
 
+@pytest.mark.parametrize("shape", [(1, 101), (101, 1)])
+def test_an_axis_as_matlab_writes_it(write_core, make_core, shape: tuple[int, int]) -> None:
+    path = write_core(wn=WAVENUMBERS[::-1].reshape(shape), X=make_core()["X"][..., ::-1])
+    np.testing.assert_array_equal(read_core(path).wavenumbers, WAVENUMBERS)
+    np.testing.assert_array_equal(read_core(path).spectra, make_core()["X"])
+
+
 def test_an_axis_of_two_dimensions(write_core) -> None:
-    refuse(write_core(wn=WAVENUMBERS[None]), r"its wavenumbers are float64 \(1, 101\)")
+    refuse(write_core(wn=np.stack([WAVENUMBERS] * 2)), r"its wavenumbers are float64 \(2, 101\)")
+
+
+def test_spectra_of_two_dimensions(write_core) -> None:
+    refuse(write_core(X=np.ones((48, 48))), r"spectra of shape \(48, 48\); three axes .*X.reshape\(rows, columns")
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["with the unannotated", "classes alone"])
+def test_one_hot_labels_say_how_to_save_them(write_core, make_core, first: int) -> None:
+    """The expressions in the message give the labels."""
+    labels = make_core()["y"]
+    y = np.eye(4, dtype=np.float32)[labels][..., first:]
+    message = refuse(write_core(y=y), r"labels of shape \(12, 14, .\) are one-hot.*y.argmax\(-1\) where channel 0")
+    advised = message.partition("else ")[2].rstrip(".") if first else "y.argmax(-1)"
+    np.testing.assert_array_equal(eval(advised, {"y": y, "np": np}), labels)
+    refuse(write_core(y=y * 0.5), r"labels of shape .*one number for each pixel")
+    refuse(write_core(tissue_mask=np.full((12, 14, 3), 2)), "a tissue mask of shape")
 
 
 def test_complex_spectra(write_core, make_core) -> None:

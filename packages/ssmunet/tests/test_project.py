@@ -224,7 +224,8 @@ def test_a_core_of_another_axis_is_refused_by_name(project: SSMUNet, write_core:
     other = np.linspace(905.0, 1795.0, 101)
     path = write_core("core_9", wn=other, delta_cm1=np.float64(8.9))
     (record,) = project.inputs(path)
-    with pytest.raises(BadInput, match=r"core_9.*other wavenumbers"):
+    said = r"core_9.*other wavenumbers .*: it has 101 wavenumbers from 905 to 1795 .*or train anew with data.step"
+    with pytest.raises(BadInput, match=said):
         project.predict(record, inferred(project, None))
 
 

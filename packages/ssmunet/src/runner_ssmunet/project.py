@@ -234,9 +234,13 @@ class SSMUNet(Project):
         decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, files))
         wanted, found = self.statistics["wavenumbers"], np.array(decoded.meta["wavenumbers"])
         if difference := statistics.axes_differ(wanted, found):
+            own = statistics.extent(np.array(decoded.meta["measured"]))
             raise BadInput(
-                f"{record.files['core']}: other wavenumbers than the network was trained on: {difference}. Networks "
-                "trained with data.step read cores of any instrument"
+                f"{record.files['core']}: other wavenumbers than the network was trained on: it has {own}, prepared "
+                f"{statistics.extent(found)}, the network {statistics.extent(wanted)}"
+                + (f" ({difference})" if len(wanted) == len(found) else "")
+                + ". Resample the file onto the axis of the training cores, or train anew with data.step "
+                f"({statistics.spacing(wanted):.3g} cm⁻¹, say): such a network reads cores of any instrument."
             )
         return decoded, box
 

@@ -69,8 +69,8 @@ class Core(Outline):
 def outline(raw: Raw, path: Path) -> Outline:
     """`raw` checked, spectra apart. Raises BadInput naming `path` and the fault."""
     wavenumbers, remarks = _ascending(raw.wavenumbers, path)
-    labels = None if raw.labels is None else _whole_numbers(np.asarray(raw.labels), path)
-    tissue = None if raw.tissue is None else _mask(np.asarray(raw.tissue), path)
+    labels = None if raw.labels is None else _whole_numbers(one_a_pixel(np.asarray(raw.labels), path, "labels"), path)
+    tissue = None if raw.tissue is None else _mask(one_a_pixel(np.asarray(raw.tissue), path, "a tissue mask"), path)
     shape = raw.shape if raw.spectra is None else raw.spectra.shape
     if shape is not None:
         _same_shapes(shape, wavenumbers, path)
@@ -80,9 +80,10 @@ def outline(raw: Raw, path: Path) -> Outline:
     first = next(iter(known), "")
     for name, grid in known.items():
         if grid != known[first]:
+            verb = "are" if name == "the labels" else "is"
             raise BadInput(
-                f"{path}: {name} is {_times(grid)} pixels, {first} {_times(known[first])}. Both must lie on one grid: "
-                "transpose, crop or export one of them again."
+                f"{path}: {name} {verb} {_times(grid)} pixels, {first} {_times(known[first])}. Both must lie on one "
+                "grid: transpose, crop or export one of them again."
             )
     return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
 
@@ -128,8 +129,28 @@ def merged(inner: Mapping[str, Json], beside: Mapping[str, Json], path: Path) ->
     return {**beside, **inner}
 
 
+def one_a_pixel(values: Array, path: Path, what: str) -> Array:
+    """`values`, which are one for each pixel (H, W). Raises BadInput where they are not; `what` they are."""
+    if values.ndim == 2:
+        return values
+    if _one_hot(values):
+        raise BadInput(
+            f"{path}: {what} of shape {values.shape} are one-hot; class numbers (rows × columns) are needed: "
+            "y.argmax(-1) where channel 0 holds the unannotated pixels, else np.where(y.any(-1), y.argmax(-1) + 1, 0)."
+        )
+    raise BadInput(f"{path}: {what} of shape {values.shape}; one number for each pixel (rows × columns) is needed.")
+
+
+def _one_hot(values: Array) -> bool:
+    if values.ndim != 3 or values.shape[2] < 2 or values.dtype.kind not in "iufb":
+        return False
+    return bool(((values == 0) | (values == 1)).all() and (np.count_nonzero(values, axis=2) <= 1).all())
+
+
 def _ascending(wavenumbers: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
     axis = np.asarray(wavenumbers)
+    if axis.ndim == 2 and 1 in axis.shape:  # as MATLAB writes a list
+        axis = axis.ravel()
     if axis.dtype.kind not in "iuf" or axis.ndim != 1 or axis.size < 2:
         raise BadInput(
             f"{path}: its wavenumbers are {axis.dtype} {axis.shape}; a list of two numbers or more is needed."
@@ -162,7 +183,10 @@ def _odd(axis: Array) -> float:
 
 def _same_shapes(shape: tuple[int, ...], wavenumbers: Array, path: Path) -> None:
     if len(shape) != 3 or min(shape) < 1:
-        raise BadInput(f"{path}: spectra of shape {tuple(shape)}; rows × columns × wavenumbers are needed.")
+        raise BadInput(
+            f"{path}: spectra of shape {tuple(shape)}; three axes are needed, none of them empty: rows × columns × "
+            "wavenumbers. A list of pixels is folded by X.reshape(rows, columns, wavenumbers)."
+        )
     if shape[2] != wavenumbers.size:
         raise BadInput(
             f"{path}: {counted(shape[2], 'channel')} of spectra but {counted(wavenumbers.size, 'wavenumber')}. "

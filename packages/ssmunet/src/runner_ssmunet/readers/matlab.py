@@ -53,7 +53,7 @@ def read(path: Path, spectra: bool = True) -> Raw:
             )
     found = _variables(path, [*_SMALL, "X"] if spectra else _SMALL)
     raw = Raw(
-        wavenumbers=np.asarray(found["wn"]).ravel(),
+        wavenumbers=np.asarray(found["wn"]),
         shape=shapes["X"],
         meta=parsed(_text(found.get("meta"), path), path),
     )

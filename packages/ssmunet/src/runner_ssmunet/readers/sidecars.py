@@ -18,7 +18,7 @@ from PIL import Image
 from runner_core._errors import BadInput
 from runner_core.protocols import Json
 
-from runner_ssmunet.readers.base import DAMAGED, Array, Raw, merged, short
+from runner_ssmunet.readers.base import DAMAGED, Array, Raw, merged, one_a_pixel, short
 
 _ROLES = ("labels", "tissue")
 _SUFFIXES = (".png", ".npy")
@@ -63,9 +63,7 @@ def completed(raw: Raw, path: Path) -> Raw:
 def read_map(path: Path) -> Array:
     """Numbers (H, W) of a PNG or NPY file. Raises BadInput naming it."""
     data = _png(path) if path.suffix == ".png" else _npy(path)
-    if data.ndim != 2:
-        raise BadInput(f"{path}: an array of shape {data.shape}; one number for each pixel (rows × columns) is needed.")
-    return data
+    return one_a_pixel(data, path, "values")
 
 
 def read_meta(path: Path) -> dict[str, Json]:
@@ -99,7 +97,9 @@ def _png(path: Path) -> Array:
         raise BadInput(f"{path}: not a readable PNG file ({short(error)}). Save it again.") from error
     if data.ndim != 2:
         raise BadInput(
-            f"{path}: a colour picture ({mode}); class numbers in one channel are needed (8 or 16 bits, or a palette)."
+            f"{path}: a colour picture ({mode}); class numbers 0, 1, … in one channel of 8 bits are needed. Give each "
+            "colour its number: rgb = np.asarray(Image.open(path).convert('RGB')); y = np.zeros(rgb.shape[:2], "
+            "np.uint8); y[(rgb == (255, 0, 0)).all(-1)] = 1 and so on; Image.fromarray(y).save(path)."
         )
     return data
 
