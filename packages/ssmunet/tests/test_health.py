@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core.protocols import HealthEvent
+from runner_ssmunet import runner_health
+from runner_ssmunet.config import default
 from runner_ssmunet.health import UnannotatedLearned, label_shares
 from scipy import ndimage
 
@@ -142,3 +144,18 @@ def test_only_warned_of_the_same_run_ends_far_below_what_the_demo_reaches(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unannotated pixels" in {finding["rule"] for finding in summary["health"]}
     assert summary["scores"]["miou"] < 0.4
+
+
+def test_a_run_on_frozen_features_says_why_there_is_no_baseline() -> None:
+    config, project = default(), SimpleNamespace(statistics={})
+    first = HealthEvent("first_step", 1, 0, {})
+
+    def found() -> list[Any]:
+        rules = runner_health(project=project, config=config)  # type: ignore[arg-type]
+        return [finding for rule in rules if (finding := rule.observe(first))]
+
+    assert found() == []
+    config.model.features = Path("network")
+    (finding,) = found()
+    assert finding.level == "note"
+    assert "model.features" in finding.message

@@ -100,6 +100,10 @@ def test_a_set_is_scored_by_the_sum_of_its_counts() -> None:
     assert together["pixels_b_as_a"] == 5
     assert set(together) == set(cores[0])
     classes, confusion = scores.tables(cores, [], NAMES)
+    assert "IoU of the baseline" not in classes.columns
+    beside, _ = scores.tables(cores, cores, NAMES)
+    place = beside.columns.index("IoU of the baseline")
+    assert [row[place] for row in beside.rows][:2] == [pytest.approx(10 / 15), 0]
     assert [row[:2] for row in classes.rows] == [["a", 10.0], ["b", 5.0], ["c", 0.0]]
     assert [row[1:] for row in confusion.rows] == [[10, 0, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]]
     assert all(len(row) == len(table.columns) for table in (classes, confusion) for row in table.rows)

@@ -23,6 +23,7 @@ def runner_project() -> type:
 
 @hookimpl
 def runner_health(project: Project, config: SSMConfig) -> Sequence[HealthRule]:
-    from runner_ssmunet.health import UnannotatedLearned
+    from runner_ssmunet.health import NoBaseline, UnannotatedLearned
 
-    return [UnannotatedLearned(project, config.data.classes, config.data.ignore)]
+    rule = UnannotatedLearned(project, config.data.classes, config.data.ignore)
+    return [rule] if config.model.features is None else [rule, NoBaseline()]

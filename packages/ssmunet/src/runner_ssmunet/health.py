@@ -1,4 +1,4 @@
-"""The rule that stops a run in which pixels that nobody annotated are learned as a class.
+"""The rule that stops a run in which pixels that nobody annotated are learned as a class; and why there is no baseline.
 
 A tissue's label lies on tissue, a background's label off it. What covers most of both, in nearly every core, is
 neither: it is what is left where nobody drew. Whether it is trained (`data.ignore` is None or names another label) is
@@ -82,6 +82,18 @@ class UnannotatedLearned:
         others = [facts.get(f"recall_{other}", math.nan) for other in self.trained.values() if other != name]
         found = [recall for recall in others if math.isfinite(recall)]
         return bool(found) and facts.get(f"recall_{name}", 0.0) > SWALLOWS and float(np.mean(found)) < STARVES
+
+
+class NoBaseline:
+    """Why no baseline stands beside the scores of a run on frozen features: a note, at the first step."""
+
+    name = "baseline"
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "first_step":
+            return None
+        why = "the logistic regression reads spectra, and with model.features the cache holds features alone"
+        return Finding(self.name, "note", f"there is none beside the scores: {why}")
 
 
 def _message(label: int, name: str, on: float, off: float) -> str:

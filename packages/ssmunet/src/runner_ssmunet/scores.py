@@ -67,10 +67,11 @@ def pooled(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[
 def tables(
     scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]], names: Sequence[str]
 ) -> list[Table]:
-    """Scores by class, and the confusion matrix of the set."""
+    """Scores by class, beside the baseline's where there is any, and the confusion matrix of the set."""
     counts = _sum(scores, names)
     each, trivial = per_class(counts), per_class(_sum(baseline, names))
-    columns = {"pixels": each["pixels"], "IoU": each["iou"], "IoU of the baseline": trivial["iou"]}
+    columns = {"pixels": each["pixels"], "IoU": each["iou"]}
+    columns |= {"IoU of the baseline": trivial["iou"]} if baseline else {}
     columns |= {"F1": each["f1"], "recall": each["recall"], "precision": each["precision"]}
     rows: list[list[str | float]] = [[name, *(float(c[k]) for c in columns.values())] for k, name in enumerate(names)]
     taken: list[list[str | float]] = [[name, *map(float, counts[k])] for k, name in enumerate(names)]
