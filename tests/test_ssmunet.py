@@ -134,6 +134,7 @@ def test_written_cores_from_training_to_class_maps(runner: Runner, cores: Path, 
     done = runner("ssmunet", "train", "--data", cores, "--run-dir", "tuned", *TINY, "--data.split", "group:P2",
                   "--model.features", "network")  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "NOTE: baseline: there is none beside the scores" in done.stdout
     done = runner("ssmunet", "predict", "tuned", cores / "core_4.npz", "--out", "tuned-maps")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tuned-maps" / "core_4_classes.png").is_file()
