@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from runner_ssmunet.axis import gaps
 from runner_ssmunet.filters import (
     MIN_WIDTH,
     NAMED_BANDS,
@@ -16,7 +17,6 @@ from runner_ssmunet.filters import (
     BandFilters,
     SincFilters,
     default_centres,
-    gaps,
 )
 
 FULL = np.linspace(900, 1800, 425)

@@ -7,7 +7,7 @@ of the paraffin, nor across a hole that an instrument left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,14 @@ class Axis:
 
     wavenumbers: Array
     segments: tuple[Segment, ...]
+
+
+def gaps(wavenumbers: Sequence[float]) -> list[tuple[float, float]]:
+    """Where a kept axis (cm⁻¹, ascending) leaves out more than two of its usual steps: (last before, first after)."""
+    axis = np.asarray(wavenumbers, np.float64)
+    steps = np.diff(axis)
+    wide = np.flatnonzero(steps > 3 * np.median(steps)).tolist() if len(steps) else []
+    return [(float(axis[i]), float(axis[i + 1])) for i in wide]
 
 
 def check_settings(data: SpectraConfig) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from runner_ssmunet.filters import gaps
+from runner_ssmunet.axis import gaps
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
 

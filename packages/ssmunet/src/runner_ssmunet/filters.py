@@ -33,22 +33,12 @@ NAMED_BANDS = {
 """Centres (cm⁻¹) in the order in which filters are placed at them."""
 
 
-def gaps(wavenumbers: Sequence[float]) -> list[tuple[float, float]]:
-    """Where an ascending axis (cm⁻¹) leaves out more than two of its usual steps: (last before, first after)."""
-    axis = torch.as_tensor(wavenumbers, dtype=torch.float64)
-    steps = axis.diff()
-    if not len(steps):
-        return []
-    wide = torch.nonzero(steps > 3 * steps.median()).flatten().tolist()
-    return [(float(axis[i]), float(axis[i + 1])) for i in wide]
-
-
 def default_centres(count: int, low: float, high: float, missing: Sequence[tuple[float, float]] = ()) -> list[float]:
     """Centres of `count` filters (cm⁻¹): the named bands on the axis in their order, then evenly spaced ones.
 
     A named band that the axis from `low` to `high` does not hold, or holds only in one of its `missing` parts (see
-    `gaps`; with the wax gap left out: 1450 and 1395), gets no filter, which would see nothing and learn nothing. The
-    even spacing is over what the axis does hold.
+    `axis.gaps`; with the wax gap left out: 1450 and 1395), gets no filter, which would see nothing and learn nothing.
+    The even spacing is over what the axis does hold.
     """
 
     def seen(centre: float) -> bool:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from runner_ssmunet.filters import BandFilters, SincFilters, default_centres, gaps
+from runner_ssmunet.axis import gaps
+from runner_ssmunet.filters import BandFilters, SincFilters, default_centres
 from runner_ssmunet.spectral import SpectralStack
 from runner_ssmunet.unet import UNet
 

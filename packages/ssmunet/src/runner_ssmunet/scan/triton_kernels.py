@@ -29,6 +29,12 @@ def _softplus(v):
 
 
 @triton.jit
+def _before(a, b, like):
+    """a < b, once for each of `like`: of numbers that the interpreter computes itself it would be no mask."""
+    return tl.full(like.shape, a, tl.int32) < b
+
+
+@triton.jit
 def _row(pointer, t, stride, offsets, mask):
     """What step `t` has at `offsets`, as float32; 0 where `mask` is not. Steps may lie further apart than pixels."""
     return tl.load(pointer + t * tl.cast(stride, tl.int64) + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -158,14 +164,14 @@ def scan_backward(
             before = (h,)
             for k in tl.static_range(STEPS):
                 t = part * STEPS + k
-                in_step = in_e & (t < length)
-                in_read = in_n & (t < length)
+                in_step = in_e & _before(t, length, e)
+                in_read = in_n & _before(t, length, n)
                 h = _advance(h, t, x, delta, B, x_l, delta_l, B_l, e, n, in_step, in_read, rates, shift, SOFTPLUS)
                 before = before + (h,)
             for k in tl.static_range(STEPS):
                 t = part * STEPS + (STEPS - 1 - k)
-                in_step = in_e & (t < length)
-                in_read = in_n & (t < length)
+                in_step = in_e & _before(t, length, e)
+                in_read = in_n & _before(t, length, n)
                 now = before[STEPS - k]
                 x_t = _row(x, t, x_l, e, in_step)
                 B_t = _row(B, t, B_l, n, in_read)
@@ -193,8 +199,8 @@ def scan_backward(
                 dB_t = tl.sum(g * (steps * x_t)[None, :], 1)
                 dC_t = tl.sum(now * dy_t[None, :], 1)
                 if SHARED:  # with blocks of this group before this one, whose stores the barrier below waited for
-                    dB_t += _row(dB, t, states, n, in_read & (block > group))
-                    dC_t += _row(dC, t, states, n, in_read & (block > group))
+                    dB_t += _row(dB, t, states, n, in_read & _before(group, block, n))
+                    dC_t += _row(dC, t, states, n, in_read & _before(group, block, n))
                 tl.store(dB + t * states + n, dB_t, mask=in_read)
                 tl.store(dC + t * states + n, dC_t, mask=in_read)
         tl.store(dA + tile, sum_A, mask=in_tile)
