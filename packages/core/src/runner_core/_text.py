@@ -25,6 +25,15 @@ def typed(path: Path) -> str:
     return shlex.quote(str(path))
 
 
+def decimal(value: float) -> str:
+    """A score with four decimals; a count that a score is, a hundred or more, without.
+
+    >>> decimal(0.5), decimal(2.0), decimal(1835.0)
+    ('0.5000', '2.0000', '1835')
+    """
+    return f"{value:.0f}" if value == round(value) and abs(value) >= 100 else f"{value:.4f}"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table, indented, its columns aligned to the left.
 

@@ -37,7 +37,7 @@ def per_class(counts: Array) -> dict[str, Array]:
             "f1": 2 * hits / (true + found),
             "recall": hits / true,
             "precision": hits / found,
-            "pixels": true.astype(float),
+            "pixels": true,
         }
 
 
@@ -73,8 +73,8 @@ def tables(
     columns = {"pixels": each["pixels"], "IoU": each["iou"]}
     columns |= {"IoU of the baseline": trivial["iou"]} if baseline else {}
     columns |= {"F1": each["f1"], "recall": each["recall"], "precision": each["precision"]}
-    rows: list[list[str | float]] = [[name, *(float(c[k]) for c in columns.values())] for k, name in enumerate(names)]
-    taken: list[list[str | float]] = [[name, *map(float, counts[k])] for k, name in enumerate(names)]
+    rows: list[list[str | float]] = [[name, *(c[k].item() for c in columns.values())] for k, name in enumerate(names)]
+    taken: list[list[str | float]] = [[name, *counts[k].tolist()] for k, name in enumerate(names)]
     return [
         Table("classes", "By class", ("class", *columns), rows),
         Table("confusion", "Confusion: pixels of each true class (rows), by what they were taken for",

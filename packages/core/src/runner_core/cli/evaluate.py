@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner_core._errors import BadInput, did_you_mean
-from runner_core._text import counted
+from runner_core._text import counted, decimal
 from runner_core.cli.data import data_folder, read_records
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.sides import SPLIT_FILE, Sides, read_sides, trained_on
@@ -121,4 +121,4 @@ def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) 
 def _cell(value: str | float | None) -> str:
     if isinstance(value, (str, int)):
         return str(value)
-    return "–" if value is None or value - value != 0 else f"{value:.4f}"
+    return "–" if value is None or value - value != 0 else decimal(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner_core._text import counted, typed
+from runner_core._text import counted, decimal, typed
 from runner_core.config.resolve import differences, from_preset
 from runner_core.display import duration, speed
 from runner_core.runfolder import RunFolder
@@ -72,7 +72,7 @@ def _importance(item: tuple[str, Any]) -> int:
 
 
 def _number(value: Any) -> str:
-    return f"{value:>9.4f}" if isinstance(value, (int, float)) and value - value == 0 else f"{'–':>9}"
+    return f"{decimal(value) if isinstance(value, (int, float)) and value - value == 0 else '–':>9}"
 
 
 def _text(value: Any) -> str:
