@@ -168,7 +168,6 @@ def test_check_lists_every_faulty_core(runner: Runner, cores: Path, tmp_path: Pa
     faults: dict[str, tuple[dict[str, Any], str]] = {
         "core_10": ({"wn": None}, "no 'wn' in it"),
         "core_12": ({"X": None}, "no 'X' in it"),
-        "core_14": ({"y": None}, "no labels"),
         "core_16": ({"wn": WAVENUMBERS[:-1]}, "101 channels of spectra but 100 wavenumbers"),
         "core_18": ({"X": unmeasured}, "1 pixel of the tissue with NaN or infinite values"),
         "core_20": ({"tissue_mask": arrays["tissue_mask"].T}, "26 × 20"),
@@ -178,8 +177,10 @@ def test_check_lists_every_faulty_core(runner: Runner, cores: Path, tmp_path: Pa
     }
     for name, (changed, _) in faults.items():
         write(cores, int(name.removeprefix("core_")), **changed)
+    write(cores, 14, y=None)
     done = runner("ssmunet", "check", "--data", cores, *CLASSES)
     assert done.returncode == 2
+    assert any("core_14" in line and "label" in line for line in done.stdout.splitlines() if line.startswith("warning"))
     said = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("error ")}
     for name, (_, message) in faults.items():
         assert message in said[f"{name}:"]

@@ -159,7 +159,7 @@ def test_a_constant_network_ends_the_run_after_saving(tmp_path):
     assert [f["level"] for f in summary["health"]] == ["warning", "error"]
     assert toy.final_state(tmp_path)[0]["loop"]["step"] == 9
     events = [line["event"] for line in toy.log_lines(tmp_path)]
-    assert events[-4:] == ["validation", "health", "checkpoint", "end"]
+    assert events[-5:] == ["validation", "watch", "health", "checkpoint", "end"]
 
 
 @pytest.mark.torch

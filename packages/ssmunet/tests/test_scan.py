@@ -360,12 +360,14 @@ def test_without_a_compiler_one_warning_says_why(monkeypatch: pytest.MonkeyPatch
 def test_on_cuda_the_fused_kernel_where_it_is_installed(missing, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mamba_ssm, "unavailable", lambda: missing)
     on_cuda = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=torch.device("cuda"))
-    assert choice.automatic(on_cuda) == chosen  # type: ignore[arg-type]
-    torch.use_deterministic_algorithms(True)
-    try:  # its backward pass adds with atomics
+    before = torch.are_deterministic_algorithms_enabled()  # runs of other tests in this process may have left it on
+    try:
+        torch.use_deterministic_algorithms(False)
+        assert choice.automatic(on_cuda) == chosen  # type: ignore[arg-type]
+        torch.use_deterministic_algorithms(True)  # its backward pass adds with atomics
         assert choice.automatic(on_cuda) == "triton"  # type: ignore[arg-type]
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
 
 
 def test_the_fused_kernel_gets_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
