@@ -8,11 +8,11 @@ BIDS    sub-X/[ses-Y/]anat/sub-X[_ses-Y][_…]_T1w.nii.gz with a brain mask (sub
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner_core import BadInput, Record, walk
+from runner_core._files import folder_split, unique_keys
 
 from runner_brainunet.nifti import SUFFIXES, stem
 
@@ -23,7 +23,6 @@ LAYOUT = (
 _MASK = re.compile(r"(brain.*mask|mask.*brain)$", re.IGNORECASE)
 _NO_SCAN = re.compile(r"(mask|brain|dseg|probseg|seg|label|labels)$", re.IGNORECASE)
 _SUBJECT = re.compile(r"sub-([A-Za-z0-9]+)")
-_SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
 
 
 def find_records(root: Path) -> list[Record]:
@@ -42,9 +41,9 @@ def find_records(root: Path) -> list[Record]:
     if not pairs:
         found = f" ({len(paths)} other NIfTI files there)" if paths else ""
         raise BadInput(f"{root}: no T1 scan below it{found}. Looked for {LAYOUT}.")
-    keys = _keys(list(pairs), root)
+    keys = unique_keys(list(pairs), root, stem)
     records = [
-        Record(keys[scan], subject(scan), {"image": scan, "mask": mask}, _split(scan, root))
+        Record(keys[scan], subject(scan), {"image": scan, "mask": mask}, folder_split(scan, root))
         for scan, mask in pairs.items()
     ]
     return sorted(records, key=lambda record: record.key)
@@ -62,7 +61,7 @@ def find_inputs(path: Path) -> list[Record]:
     scans = [p for p in raw if stem(p).endswith("_T1w")] or raw or paths
     if not scans:
         raise BadInput(f"{path}: no NIfTI file below it (.nii or .nii.gz; masks are left out).")
-    keys = _keys(scans, path)
+    keys = unique_keys(scans, path, stem)
     return sorted((Record(keys[p], subject(p), {"image": p}) for p in scans), key=lambda record: record.key)
 
 
@@ -119,18 +118,6 @@ def _nifti_below(root: Path) -> Iterator[Path]:
 
 def _parts(path: Path, root: Path) -> tuple[str, ...]:
     return path.relative_to(root).parts[:-1]
-
-
-def _keys(paths: Sequence[Path], root: Path) -> dict[Path, str]:
-    """The file's stem, or its path below `root` where stems repeat."""
-    count = Counter(stem(p) for p in paths)
-    return {
-        p: stem(p) if count[stem(p)] == 1 else "__".join((*_parts(p, root), p.name.replace(".", "_"))) for p in paths
-    }
-
-
-def _split(scan: Path, root: Path) -> str | None:
-    return next((_SPLITS[part.lower()] for part in _parts(scan, root) if part.lower() in _SPLITS), None)
 
 
 def _must_be_folder(path: Path) -> None:

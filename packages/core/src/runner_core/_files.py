@@ -6,7 +6,8 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from runner_core._errors import BadInput
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """`errno` of a write that found no room."""
+_SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
+"""Names of folders, and the split that they say."""
 
 _BLOCK = 1 << 22
 
@@ -52,6 +55,26 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield folder, folders, sorted(name for name in names if not name.startswith("."))
+
+
+def unique_keys(paths: Sequence[Path], root: Path, stem: Callable[[Path], str]) -> dict[Path, str]:
+    """Keys of records: each file's `stem`, or its path below `root` where stems repeat."""
+    count = Counter(map(stem, paths))
+
+    def below(path: Path) -> str:
+        return "__".join((*path.relative_to(root).parts[:-1], path.name.replace(".", "_")))
+
+    return {path: stem(path) if count[stem(path)] == 1 else below(path) for path in paths}
+
+
+def folder_split(path: Path, root: Path) -> str | None:
+    """The split that a folder between `root` and a file says, the outermost one: train, validation or test.
+
+    >>> folder_split(Path("data/Val/a.npz"), Path("data")), folder_split(Path("train/a.npz"), Path("train"))
+    ('validation', None)
+    """
+    folders = (name.lower() for name in path.relative_to(root).parts[:-1])
+    return next((_SPLITS[name] for name in folders if name in _SPLITS), None)
 
 
 @contextmanager

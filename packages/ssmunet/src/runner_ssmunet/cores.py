@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from runner_core import BadInput, DataErrors, Record, walk
+from runner_core._files import folder_split, unique_keys
 from runner_core._text import counted
 from runner_core.protocols import Json
 
@@ -36,7 +36,6 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "core": ("core_id", "core"),
 }
 """What `data.group_by` can be, with the names that it has in a core's meta."""
-_SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
 
 
 def find_cores(root: Path, group_by: str) -> list[Record]:
@@ -47,11 +46,11 @@ def find_cores(root: Path, group_by: str) -> list[Record]:
     which `group_by` (patient, slide or core) it is of.
     """
     paths = _cores_below(root)
-    keys = _keys(paths, root)
+    keys = unique_keys(paths, root, stem)
     records, errors = [], []
     for path in paths:
         try:
-            records.append(_record(path, keys[path], _split(path, root), group_by))
+            records.append(_record(path, keys[path], folder_split(path, root), group_by))
         except BadInput as error:
             errors.append(str(error))
     if errors:  # who has to mend some cores is told of the others too, as far as can be seen without their spectra
@@ -73,7 +72,7 @@ def find_inputs(path: Path) -> list[Record]:
         paths, keys = [path], {path: stem(path)}
     else:
         paths = _cores_below(path)
-        keys = _keys(paths, path)
+        keys = unique_keys(paths, path, stem)
     records = []
     for core in paths:
         files = {role: file for role, file in readers.files(core).items() if role != "labels"}
@@ -143,22 +142,6 @@ def _cores_below(root: Path) -> list[Path]:
         hint = f" ({counted(archives, 'other npz file')} there: name them core_*.npz)" if archives else ""
         raise BadInput(f"{root}: no core below it{hint}. Looked for {readers.FORMATS}.")
     return paths
-
-
-def _keys(paths: Sequence[Path], root: Path) -> dict[Path, str]:
-    """The files' stems, or their paths below `root` where stems repeat."""
-    count = Counter(stem(path) for path in paths)
-    parts = {path: (*path.relative_to(root).parts[:-1], path.name.replace(".", "_")) for path in paths}
-    return {path: stem(path) if count[stem(path)] == 1 else "__".join(parts[path]) for path in paths}
-
-
-def _split(path: Path, root: Path) -> str | None:
-    folders = path.relative_to(root).parts[:-1]
-    return next(iter(_splits(folders)), None)
-
-
-def _splits(folders: Sequence[str]) -> Iterator[str]:
-    return (_SPLITS[name.lower()] for name in folders if name.lower() in _SPLITS)
 
 
 def _record(path: Path, key: str, split: str | None, group_by: str) -> Record:

@@ -43,7 +43,7 @@ class FrozenFeatures:
     def __reduce__(self) -> tuple[type[FrozenFeatures], tuple[Path]]:
         return FrozenFeatures, (self.folder,)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Of weights and description: part of the key of a cache that holds the features."""
         return hash_file(self.folder / WEIGHTS) + hash_file(self.folder / DESCRIPTION)

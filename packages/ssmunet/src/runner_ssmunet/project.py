@@ -174,10 +174,10 @@ class SSMUNet(Project):
         return Step(loss.cross_entropy * terms["cross_entropy"] + loss.dice * terms["dice_loss"], terms, logits)
 
     def parameter_groups(self, model: Any) -> Any:
-        """Mamba's decay rates and skips (`A_log`, `D`) apart: `train.weight_decay` would change its dynamics."""
-        named = [(name.rpartition(".")[2], p) for name, p in model.named_parameters() if p.requires_grad]
-        exempt = [p for name, p in named if name in ("A_log", "D")]
-        groups = [{"params": [p for name, p in named if name not in ("A_log", "D")]}]
+        """Apart what `mamba.Mamba` marks, its decay rates and skips: `train.weight_decay` would change its dynamics."""
+        learned = [p for p in model.parameters() if p.requires_grad]
+        exempt = [p for p in learned if hasattr(p, "_no_weight_decay")]
+        groups = [{"params": [p for p in learned if not hasattr(p, "_no_weight_decay")]}]
         return [*groups, {"params": exempt, "weight_decay": 0.0}] if exempt else groups
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
