@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig, RunnerError
-from runner_core.cache import default_cache, folder, identity, manage, size, write
+from runner_core.cache import build, default_cache, folder, identity, manage, size, write
 from runner_core.cache.folder import Damaged
 from runner_core.cache.prepared import PreparedCache
 from runner_core.cache.storage import Layout
@@ -581,6 +582,26 @@ def test_a_full_disk_leaves_nothing(place, tiny_disk, monkeypatch, mode, workers
         place.open(mode=mode, workers=workers)
     assert not place.left_over()
     assert not place.folders()
+
+
+def test_nobody_writes_any_more_when_what_was_written_is_removed(place, monkeypatch):
+    """Else a worker's new file keeps the folder that is being removed."""
+    write_volumes(place.data, [40] * 6, side=100)
+    alive = []
+    remove = build.shutil.rmtree
+
+    def rmtree(path, **options):
+        alive.append(multiprocessing.active_children())
+        remove(path, **options)
+
+    def full(self, outcome):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(build.Builder, "_result", full)
+    with pytest.raises(OutOfSpace, match="is full"):
+        place.open(mode="memmap", workers=2)
+    assert alive == [[]]
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -110,24 +110,31 @@ class Prepare:
         return Part(array.dtype.str, array.shape, path)
 
 
-def run_all(work: Work, tasks: Iterable[Any], processes: int) -> Iterator[Any]:
-    """Results of `work` in the order in which they are ready. One process: this one."""
+@contextmanager
+def run_all(work: Work, tasks: Iterable[Any], processes: int) -> Iterator[Iterator[Any]]:
+    """Results of `work` in the order in which they are ready. One process: this one.
+
+    After the with-block no process works any more, whatever ended it: what they wrote can be removed.
+    """
     if processes <= 1:
-        yield from map(work, tasks)
+        yield map(work, tasks)
         return
     workers = Workers(work, processes, "prepare records (cache.workers)")
     try:
-        queue = iter(tasks)
-        busy = sum(1 for task in islice(queue, 2 * processes) if workers.submit(task))
-        while busy:
-            _, result = workers.receive()
-            busy -= 1
-            for task in islice(queue, 1):
-                workers.submit(task)
-                busy += 1
-            yield result
+        yield _results(workers, iter(tasks), 2 * processes)
     finally:
         workers.close()
+
+
+def _results(workers: Workers, tasks: Iterator[Any], ahead: int) -> Iterator[Any]:
+    busy = sum(1 for task in islice(tasks, ahead) if workers.submit(task))
+    while busy:
+        _, result = workers.receive()
+        busy -= 1
+        for task in islice(tasks, 1):
+            workers.submit(task)
+            busy += 1
+        yield result
 
 
 @dataclass
@@ -175,20 +182,19 @@ class Builder:
         writers: dict[str, ArrayWriter] = {}
         meta: list[Mapping[str, Json]] = []
         errors: list[str] = []
-        written = 0
-        for number, found in enumerate(self._in_order(temporary, say)):
-            if isinstance(found, str):
-                errors.append(found)
-            if errors:  # go on only to find the other faulty records
-                continue
-            arrays, own_meta = found
-            meta.append(own_meta)
-            if not writers:
-                files = [temporary / f"array-{i}.bin" for i in range(len(arrays))]
-                writers = {name: ArrayWriter(file, self.storage) for name, file in zip(arrays, files, strict=True)}
-            _append(writers, arrays, self.records[number].key)
-            written += sum(a.nbytes for a in arrays.values())
-            self._limit(temporary)
+        with closing(self._in_order(temporary, say)) as in_order:
+            for number, found in enumerate(in_order):
+                if isinstance(found, str):
+                    errors.append(found)
+                if errors:  # go on only to find the other faulty records
+                    continue
+                arrays, own_meta = found
+                meta.append(own_meta)
+                if not writers:
+                    files = [temporary / f"array-{i}.bin" for i in range(len(arrays))]
+                    writers = {name: ArrayWriter(file, self.storage) for name, file in zip(arrays, files, strict=True)}
+                _append(writers, arrays, self.records[number].key)
+                self._limit(temporary)
         if errors:
             raise DataErrors(errors)
         return CacheMeta(
@@ -201,13 +207,15 @@ class Builder:
             arrays={name: writer.finish() for name, writer in writers.items()},
         )
 
-    def _in_order(self, temporary: Path, say: Say) -> Iterator[Any]:
+    def _in_order(self, temporary: Path, say: Say) -> Generator[Any]:
         """Per record, in their order: (arrays, meta), or the message of what is wrong with it."""
         numbers = [i for i in range(len(self.records)) if i not in self.reuse]
         tasks = [Task(i, self.records[i], self.known[i]) for i in numbers]
-        outcomes = run_all(Prepare(self.pipeline, temporary), tasks, min(self.processes, len(tasks)))
-        early: dict[int, Outcome] = {}
-        with progress("preparing records", len(tasks), say) as advance:
+        work, early = Prepare(self.pipeline, temporary), dict[int, Outcome]()
+        with (
+            run_all(work, tasks, min(self.processes, len(tasks))) as outcomes,
+            progress("preparing records", len(tasks), say) as advance,
+        ):
             for number in range(len(self.records)):
                 if number in self.reuse:
                     store, there = self.reuse[number]

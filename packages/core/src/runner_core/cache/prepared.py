@@ -269,9 +269,12 @@ class PreparedCache:
         known = self._index.lookup(records)
         tasks = [Task(i, record, k) for i, (record, k) in enumerate(zip(records, known, strict=True))]
         processes = min(self._processes(len(tasks)), len(tasks))
-        with progress("preparing records", len(tasks), say) as advance:
-            outcomes = []
-            for outcome in run_all(Prepare(pipeline, None), tasks, processes):
+        outcomes = []
+        with (
+            progress("preparing records", len(tasks), say) as advance,
+            run_all(Prepare(pipeline, None), tasks, processes) as results,
+        ):
+            for outcome in results:
                 outcomes.append(outcome)
                 advance()
         outcomes.sort(key=lambda o: o.number)

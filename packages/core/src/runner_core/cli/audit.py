@@ -63,8 +63,11 @@ def set_faults(project: Project, records: Sequence[Record]) -> list[Finding]:
 def _lines(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) -> Iterator[str]:
     processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
     found: dict[int, list[str]] = {}
-    with progress("checking records", len(records), say) as advance:
-        for number, messages in run_all(_Check(setup.pipeline), enumerate(records), min(processes, len(records) // 4)):
+    with (
+        progress("checking records", len(records), say) as advance,
+        run_all(_Check(setup.pipeline), enumerate(records), min(processes, len(records) // 4)) as results,
+    ):
+        for number, messages in results:
             found[number] = messages
             advance()
     for number, record in enumerate(records):

@@ -75,11 +75,12 @@ def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, Fa
     processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
     done: dict[int, Faulty] = {}
     shown = 0
-    for number, findings in run_all(Faults(setup.pipeline), enumerate(records), min(processes, len(records) // 4)):
-        done[number] = findings
-        while shown in done:
-            yield records[shown], done.pop(shown)
-            shown += 1
+    with run_all(Faults(setup.pipeline), enumerate(records), min(processes, len(records) // 4)) as results:
+        for number, findings in results:
+            done[number] = findings
+            while shown in done:
+                yield records[shown], done.pop(shown)
+                shown += 1
 
 
 def _plans(setup: Setup, records: Sequence[Record]) -> bool:
