@@ -1,0 +1,123 @@
+"""The picture of a volume: three slices, bare and with the outlines of prediction and truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from scipy import ndimage
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Colour = tuple[int, int, int]
+
+PREDICTION: Colour = (213, 94, 0)
+TRUTH: Colour = (86, 180, 233)
+BOTH: Colour = (255, 255, 255)
+"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and white, which the slices do not reach."""
+BRIGHTEST = 170
+DIM = 0.4
+"""Brightness of what nobody annotated."""
+SIZE = 1600
+"""Most pixels in width, and in height without the legend."""
+_LARGEST = 6
+"""Most pixels of a voxel's side."""
+_LINE = 18
+_GAP = 4
+_PAPER, _INK = 20, (225, 225, 225)
+
+
+def montage(image: Array, prediction: Array, truth: Array | None) -> Array:
+    """Slices across z, y and x, bare above and outlined below: (H', W', 3) uint8, at most `SIZE` wide.
+
+    `image` uint8, `prediction` (what is not 0 is surface), `truth` 0, 1, 2 (not annotated: dimmed): (D, H, W) each. A
+    slice is the one with most true surface, or most predicted without truth, or the middle one where there is neither.
+    """
+    surface = prediction > 0 if truth is None else truth == 1
+    places = [_fullest(surface, axis) for axis in range(3)]
+    zoom = _zoom(image.shape)
+    columns = []
+    for axis, (name, place) in enumerate(zip("zyx", places, strict=True)):
+        known = None if truth is None else np.take(truth, place, axis)
+        bare, outlined = _panels(np.take(image, place, axis), np.take(prediction, place, axis), known, zoom)
+        columns.append([_text({f"{name} = {place}": None}, bare.shape[1], _LINE), bare, outlined])
+    rows = [_beside([column[row] for column in columns]) for row in range(3)]
+    colours = {"prediction": PREDICTION}
+    if truth is not None:
+        colours |= {"truth": TRUTH, "both": BOTH}
+        if (truth == 2).any():
+            colours["not annotated"] = (round(BRIGHTEST * DIM),) * 3
+    return np.concatenate([rows[0], rows[1], np.full((_GAP, *rows[1].shape[1:]), _PAPER, np.uint8), rows[2],
+                           _text(colours, rows[1].shape[1])])  # fmt: skip
+
+
+def _fullest(surface: Array, axis: int) -> int:
+    counts = np.count_nonzero(surface, axis=tuple({0, 1, 2} - {axis}))
+    return int(counts.argmax()) if counts.any() else surface.shape[axis] // 2
+
+
+def _zoom(shape: Sequence[int]) -> float:
+    """Pixels a voxel: a whole number, or less than 1 where the slices do not fit."""
+    depth, height, width = shape
+    fits = min((SIZE - 2 * _GAP) / (2 * width + height), (SIZE - _GAP - _LINE) / (2 * max(height, depth)))
+    return min(_LARGEST, int(fits)) if fits >= 1 else fits
+
+
+def _panels(image: Array, prediction: Array, truth: Array | None, zoom: float) -> tuple[Array, Array]:
+    """One slice bare and with outlines: (h, w, 3) uint8 each."""
+    grey = _scaled(image.astype(np.float32), zoom) * (BRIGHTEST / 255)
+    bare = np.repeat(grey[..., None], 3, axis=2).clip(0, BRIGHTEST).astype(np.uint8)
+    outlined = bare.copy()
+    found = _outline(prediction > 0, zoom)
+    true = np.zeros_like(found) if truth is None else _outline(truth == 1, zoom)
+    if truth is not None:
+        unknown = _scaled((truth == 2).astype(np.float32), zoom) > 0.5
+        outlined[unknown] = (outlined[unknown] * DIM).astype(np.uint8)
+    for where, colour in ((found & ~true, PREDICTION), (true & ~found, TRUTH), (found & true, BOTH)):
+        outlined[where] = colour
+    return bare, outlined
+
+
+def _outline(mask: Array, zoom: float) -> Array:
+    """The rim, inside the mask, one pixel wide; of masks made smaller, all pixels that hold some of it are the mask."""
+    large = _scaled(mask.astype(np.float32), zoom) > 0
+    return large & ~np.asarray(ndimage.binary_erosion(large))
+
+
+def _scaled(plane: Array, zoom: float) -> Array:
+    """`plane` float32 with `zoom` pixels a voxel; made smaller, each pixel is a mean."""
+    if zoom >= 1:
+        return np.kron(plane, np.ones((int(zoom), int(zoom)), np.float32))
+    size = [max(1, int(n * zoom)) for n in plane.shape]
+    return np.asarray(Image.fromarray(plane).resize((size[1], size[0]), Image.Resampling.BOX))
+
+
+def _beside(panels: Sequence[Array]) -> Array:
+    """Panels side by side on paper as high as the highest."""
+    height = max(panel.shape[0] for panel in panels)
+    padded = [
+        np.pad(panel, ((0, height - panel.shape[0]), (0, _GAP if number < len(panels) - 1 else 0), (0, 0)),
+               constant_values=_PAPER)
+        for number, panel in enumerate(panels)
+    ]  # fmt: skip
+    return np.concatenate(padded, axis=1)
+
+
+def _text(entries: Mapping[str, Colour | None], width: int, height: int | None = None) -> Array:
+    """Words, each behind a square of its colour where it has one, in as many lines as it takes: (h, width, 3) uint8."""
+    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    places, x, y = [], 4, 3
+    for text, colour in entries.items():
+        wide = (16 if colour else 0) + round(pen.textlength(text)) + 14
+        if x + wide > width and x > 4:
+            x, y = 4, y + _LINE
+        places.append((x, y))
+        x += wide
+    picture = Image.new("RGB", (width, height or y + _LINE), (_PAPER,) * 3)
+    draw = ImageDraw.Draw(picture)
+    for (text, colour), (left, top) in zip(entries.items(), places, strict=True):
+        if colour:
+            draw.rectangle((left, top + 1, left + 10, top + 11), fill=colour)
+        draw.text((left + (16 if colour else 0), top), text, fill=_INK)
+    return np.asarray(picture)

@@ -1,0 +1,54 @@
+"""What the training volumes teach before any training: intensities, share of surface, the best threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from runner_core import BadInput
+from runner_core.project import Statistics
+from runner_core.protocols import Store
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def histogram(image: Array, label: Array) -> Array:
+    """How many voxels of each intensity are background and surface: (2, 256) uint32, of uint8 `image` and `label` of
+    one shape. Voxels that nobody annotated (label 2) are not counted. Stored with each record, so that `fit` reads
+    kilobytes, not volumes."""
+    joined = np.bincount(label.ravel().astype(np.uint16) * 256 + image.ravel(), minlength=3 * 256)
+    return joined[: 2 * 256].reshape(2, 256).astype(np.uint32)
+
+
+def fit(store: Store, training: Sequence[int]) -> Statistics:
+    """Of all labelled voxels of the training records: `mean` and `std` of the intensities, `surface_share`, and
+    `threshold`, the intensity from which on "surface" has the highest Dice (`threshold_dice`).
+
+    Raises BadInput where none of the records has a surface voxel, or none has background.
+    """
+    counts = np.zeros((2, 256), np.int64)
+    for record in training:
+        counts += store.arrays["histogram"].read(record).astype(np.int64)
+    background, surface = counts.sum(1).tolist()
+    if not surface or not background:
+        missing = "surface (label 1)" if not surface else "background (label 0)"
+        raise BadInput(
+            f"none of the {len(training)} training volumes has a voxel of {missing}: there is nothing to learn. "
+            "Look at the labels with `runner vesuvius check`, and at data.split."
+        )
+    values, known = np.arange(256), counts.sum(0)
+    mean = float((values * known).sum() / known.sum())
+    std = float(np.sqrt(((values - mean) ** 2 * known).sum() / known.sum()))
+    threshold, dice = best_threshold(counts)
+    share = surface / (surface + background)
+    return {"mean": mean, "std": max(std, 1.0), "surface_share": share, "threshold": threshold, "threshold_dice": dice}
+
+
+def best_threshold(counts: Array) -> tuple[int, float]:
+    """The intensity t for which `image >= t` has the highest Dice with the surface, and that Dice; `counts` (2, 256):
+    of background and surface."""
+    found = counts[:, ::-1].cumsum(1)[:, ::-1]
+    dice = 2 * found[1] / (found.sum(0) + counts[1].sum())
+    best = int(dice.argmax())
+    return best, float(dice[best])
