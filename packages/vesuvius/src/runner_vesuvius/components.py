@@ -1,0 +1,181 @@
+"""Connected components of volumes (z, y, x): their labels and sizes, and what is done by size.
+
+Foreground is 26-connected (voxels touch at a face, an edge or a corner), background 6-connected, as digital topology
+wants it. The labels are their own union-find forest: a voxel holds the index of an earlier one of its component, and
+a last scan turns indices into numbers (Rosenfeld & Pfaltz 1966). So nothing but the labels is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from runner_core import BadInput
+
+from runner_vesuvius._compiled import compiled
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Labels = np.ndarray[Any, np.dtype[np.int32]]
+
+
+def label26(mask: np.ndarray[Any, Any]) -> tuple[Labels, int]:
+    """26-connected components of what is not zero: labels (int32, 0 outside, then 1, 2, … in the order of their first
+    voxels) and their number. Takes 5 bytes a voxel, the mask's included."""
+    labels = _forest(_boolean(mask), True)
+    return labels, int(_number(labels.reshape(-1)))
+
+
+def label6(mask: np.ndarray[Any, Any]) -> tuple[Labels, int]:
+    """As `label26`; voxels touch at faces only."""
+    labels = _forest(_boolean(mask), False)
+    return labels, int(_number(labels.reshape(-1)))
+
+
+def sizes(labels: Labels, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Voxels of each label, (count + 1,) int64; the first entry counts what has none."""
+    found = np.zeros(count + 1, np.int64)
+    _count(np.ascontiguousarray(labels, np.int32).reshape(-1), found)
+    return found
+
+
+def remove_small(mask: np.ndarray[Any, Any], min_size: int) -> Mask:
+    """The mask (bool) without its 26-connected components of fewer than `min_size` voxels."""
+    if min_size <= 1:
+        return _boolean(mask).copy()
+    labels, count = label26(mask)
+    return _chosen(labels, sizes(labels, count) >= min_size)
+
+
+def fill_cavities(mask: np.ndarray[Any, Any], max_size: int) -> Mask:
+    """The mask (bool) with its cavities of at most `max_size` voxels filled.
+
+    A cavity is a 6-connected component of the background that does not touch the border of the volume.
+    """
+    filled = _boolean(mask).copy()
+    if max_size <= 0 or min(filled.shape) < 3:
+        return filled
+    labels, count = label6(~filled)
+    small = sizes(labels, count) <= max_size
+    for axis in range(3):
+        for side in (0, -1):
+            small[np.take(labels, side, axis)] = False
+    small[0] = False
+    filled |= _chosen(labels, small)
+    return filled
+
+
+def hysteresis(probability: np.ndarray[Any, Any], low: int, high: int) -> Mask:
+    """Voxels of at least `low` in 26-connected components that have a voxel of at least `high`.
+
+    `probability` and both thresholds are in the same units (uint8: 255 = certain). With `high` ≤ `low`: all of at least
+    `low`.
+    """
+    mask = probability >= low
+    if high <= low:
+        return mask
+    labels, count = label26(mask)
+    seeded = np.zeros(count + 1, bool)
+    for plane, values in zip(labels, probability, strict=True):  # a plane at a time: no copy of the volume
+        seeded[plane[values >= high]] = True
+    seeded[0] = False
+    return _chosen(labels, seeded)
+
+
+def _boolean(mask: np.ndarray[Any, Any]) -> Mask:
+    if mask.ndim != 3:
+        raise BadInput(f"components are those of a volume (z, y, x), not of an array of shape {mask.shape}")
+    if mask.size >= 2**31:
+        raise BadInput(f"a volume of {mask.shape} has too many voxels for components: at most 2³¹ (1290³), cut it")
+    return np.ascontiguousarray(mask if mask.dtype == bool else mask != 0)
+
+
+def _forest(mask: Mask, full: bool) -> Labels:
+    labels = np.empty(mask.shape, np.int32)
+    _join(mask.reshape(-1), labels.reshape(-1), *mask.shape, full)
+    return labels
+
+
+def _chosen(labels: Labels, keep: Mask) -> Mask:
+    keep[0] = False
+    chosen = np.empty(labels.shape, bool)
+    _choose(labels.reshape(-1), keep, chosen.reshape(-1))
+    return chosen
+
+
+@compiled
+def _root(forest, i):  # type: ignore[no-untyped-def]
+    while forest[i] != i:
+        forest[i] = forest[forest[i]]
+        i = forest[i]
+    return np.int64(i)
+
+
+@compiled
+def _unite(forest, i, j):  # type: ignore[no-untyped-def]
+    """The earlier root becomes the root of both: each component's is its first voxel."""
+    a, b = _root(forest, i), _root(forest, j)
+    if a < b:
+        forest[b] = a
+    elif b < a:
+        forest[a] = b
+
+
+@compiled
+def _join(mask, forest, depth, height, width, full):  # type: ignore[no-untyped-def]
+    """The forest: -1 in the background, else the index of a voxel of the same component, the first one's its own.
+
+    A voxel joins its left neighbour and the rows before its own: two with 6-connectivity, four with 26 (`full`). What
+    the left neighbour has seen of a row is not looked at again, only the end of it that comes into reach.
+    """
+    for z in range(depth):
+        for y in range(height):
+            here = (z * height + y) * width
+            for x in range(width):
+                i = here + x
+                if not mask[i]:
+                    forest[i] = -1
+                    continue
+                left = x > 0 and mask[i - 1]
+                forest[i] = forest[i - 1] if left else i
+                for row in range(4 if full else 2):  # (z, y-1), (z-1, y), (z-1, y-1), (z-1, y+1)
+                    dz = -1 if row else 0
+                    dy = row // 3 if row % 2 else -1
+                    if z + dz < 0 or y + dy < 0 or y + dy >= height:
+                        continue
+                    j = i + (dz * height + dy) * width
+                    if mask[j]:
+                        if not left or (not full and not mask[j - 1]):
+                            _unite(forest, i, j)
+                    elif full:
+                        if not left and x > 0 and mask[j - 1]:
+                            _unite(forest, i, j - 1)
+                        if x + 1 < width and mask[j + 1]:
+                            _unite(forest, i, j + 1)
+
+
+@compiled
+def _number(forest):  # type: ignore[no-untyped-def]
+    """Forest → labels, in place. A voxel's ancestor comes before it, and so has its label already."""
+    count = 0
+    for i in range(forest.size):
+        parent = forest[i]
+        if parent == i:
+            count += 1
+            forest[i] = count
+        elif parent < 0:
+            forest[i] = 0
+        else:
+            forest[i] = forest[parent]
+    return count
+
+
+@compiled
+def _count(labels, found):  # type: ignore[no-untyped-def]
+    for i in range(labels.size):
+        found[labels[i]] += 1
+
+
+@compiled
+def _choose(labels, keep, chosen):  # type: ignore[no-untyped-def]
+    for i in range(labels.size):
+        chosen[i] = keep[labels[i]]
