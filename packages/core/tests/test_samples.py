@@ -153,6 +153,134 @@ def test_every_place_is_as_likely(tmp_path):
     assert ((counts[counts > 0] - 1000) ** 2 / 1000).sum() < 20.5  # χ², 5 degrees of freedom, p = 0.001
 
 
+def begins(samples, positions, seed=0, epoch=0, index=0):
+    """Where the patches of one sample begin that are drawn at these positions; field "place": (*grid, axes)."""
+    out = {n: np.empty((len(positions), *s.shape), s.dtype) for n, s in samples.spec.items()}
+    samples.fill(np.full(len(positions), index), np.asarray(positions), seed, epoch, out)
+    return out["place"][(slice(None), *(0,) * (out["place"].ndim - 2))]
+
+
+def places(*grid):
+    return np.stack(np.indices(grid), -1).astype(np.int16)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_patches_around_coordinates_hold_one_of_their_record(tmp_path_factory, data):
+    axes = data.draw(st.integers(1, 4))
+    patch = data.draw(st.tuples(*[st.integers(1, 4)] * axes))
+    grids = data.draw(st.lists(st.tuples(*[st.integers(p, 6) for p in patch]), min_size=1, max_size=3))
+    coordinate = [st.tuples(*[st.integers(0, side - 1) for side in grid]) for grid in grids]
+    points = [np.array(data.draw(st.lists(c, max_size=3)), np.int32).reshape(-1, axes) for c in coordinate]
+    store = store_of(tmp_path_factory.mktemp("around"), {"place": [places(*g) for g in grids], "points": points})
+    samples = PatchSamples(store, ["place"], patch, range(len(grids)), 20, around={"points": 1.0})
+    out = filled(samples, range(len(samples)))
+    for record, held in zip(out["record"].tolist(), out["place"].reshape(len(samples), -1, axes), strict=True):
+        found = (held[:, None] == points[record]).all(-1).any(0)
+        assert found.any() or not len(points[record])
+
+
+def test_each_share_is_drawn_around_its_own(tmp_path):
+    arrays = {"place": [places(40, 40)], "a": [np.array([[5, 5]])], "b": [np.array([[20, 30], [34, 6]])]}
+    store = store_of(tmp_path, arrays)
+    around = {"a": 0.5, "b": 0.25}
+    start = begins(PatchSamples(store, ["place"], (3, 2), [0], around=around), range(8000))
+
+    def share(point):
+        inside = point - start
+        return ((inside >= 0) & (inside < (3, 2))).all(1).mean()
+
+    by_chance = 0.25 * 6 / (38 * 39)
+    for point, expected in (((5, 5), 0.5), ((20, 30), 0.125), ((34, 6), 0.125)):
+        assert abs(share(point) - expected - by_chance) < 4 * (0.25 / 8000) ** 0.5
+    rest = np.array([s for s in start.tolist() if s[0] > 5 and s[1] not in (5, 6, 29, 30)])
+    assert len(np.unique(rest, axis=0)) > 500
+    alone = begins(PatchSamples(store, ["place"], (3, 2), [0]), range(8000))
+    assert 0.24 < (alone == start).all(1).mean() < 0.27  # those that lie anywhere lie where they would without
+
+
+def test_the_coordinate_is_anywhere_in_its_patch_which_stays_within_the_record(tmp_path):
+    store = store_of(tmp_path, {"place": [places(20), places(9)], "points": [np.array([[10]]), np.array([[8]])]})
+    samples = PatchSamples(store, ["place"], (6,), [0, 1], around={"points": 1})
+    inside = np.bincount(10 - begins(samples, range(6000))[:, 0], minlength=6)
+    assert len(inside) == 6
+    assert ((inside - 1000) ** 2 / 1000).sum() < 20.5  # χ², 5 degrees of freedom, p = 0.001
+    assert (begins(samples, range(50), index=1) == 3).all()  # 8 - 5 at the most, and 3 is the last place
+
+
+def test_a_record_without_a_coordinate_goes_on_to_the_next_array(tmp_path):
+    none = np.empty((0, 1), np.uint16)
+    arrays = {
+        "place": [places(30)] * 4,
+        "a": [none, np.array([[3]], np.uint16), none, none],
+        "b": [none, none, np.array([[25]], np.uint16), none],
+        "never": [none] * 4,
+    }
+    store = store_of(tmp_path, arrays)
+    samples = PatchSamples(store, ["place"], (1,), [1, 2, 3], around={"a": 0.5, "b": 0.5})
+    first, second, third = (begins(samples, range(400), index=i)[:, 0] for i in range(3))
+    assert 0.4 < (first == 3).mean() < 0.6  # `b` has none, and is the last: anywhere
+    assert (second == 25).all()
+    assert len(np.unique(third)) == 30
+    samples = PatchSamples(store, ["place"], (1,), [0, 3], around={"never": 1})
+    assert len(np.unique(begins(samples, range(400)))) == 30
+
+
+def test_patches_around_depend_on_seed_epoch_and_position_alone(tmp_path):
+    points = np.random.default_rng(0).integers(0, 40, (50, 3)).astype(np.int16)
+    store = store_of(tmp_path, {"place": [places(40, 40, 40)], "points": [points]})
+    samples = PatchSamples(store, ["place"], (2, 3, 4), [0], around={"points": 0.6})
+    whole = begins(samples, range(50))
+    assert np.array_equal(begins(sent(samples), [40, 7, 8]), whole[[40, 7, 8]])
+    assert len(begins(samples, [])) == 0
+    assert not np.array_equal(begins(samples, range(50), seed=1), whole)
+    assert not np.array_equal(begins(samples, range(50), epoch=1), whole)
+
+
+def test_patches_around_are_where_they_were(tmp_path):
+    """Changing these numbers changes every run that is resumed: raise a version if you must."""
+    store = store_of(tmp_path, {"place": [places(40, 40)], "points": [np.array([[7, 30], [21, 12]])]})
+    assert begins(PatchSamples(store, ["place"], (5, 6), [0]), range(3)).tolist() == [[0, 8], [18, 9], [9, 6]]
+    samples = PatchSamples(store, ["place"], (5, 6), [0], around={"points": 0.8})
+    assert begins(samples, range(4)).tolist() == [[7, 29], [5, 29], [6, 29], [5, 29]]
+
+
+@pytest.mark.parametrize(
+    ("around", "message"),
+    [
+        ({"a": 0.7, "b": 0.4}, "1 in all at most"),
+        ({"a": -0.1}, "are 0 or more"),
+        ({"a": float("nan")}, "are 0 or more"),
+        ({"c": 0.5}, "around 'c': `prepare` gives place, a, b, real, wide, flat"),
+        ({"real": 0.5}, "around 'real': coordinates are integers, these are float64"),
+        ({"wide": 0.5}, r"'wide': that of record r1 has shape \(2, 3\), not \(coordinates, 2\), for the 2 axes"),
+        ({"flat": 0.5}, r"'flat': that of record r0 has shape \(4,\)"),
+    ],
+)
+def test_around_what_is_none_is_refused(around, message, tmp_path):
+    two = np.zeros((1, 2), np.int64)
+    arrays = {
+        "place": [places(8, 8)] * 2,
+        "a": [two] * 2,
+        "b": [two] * 2,
+        "real": [two * 1.0] * 2,
+        "wide": [two, np.zeros((2, 3), np.int64)],
+        "flat": [np.zeros(4, np.int64), two],
+    }
+    with pytest.raises(BadInput, match=message):
+        PatchSamples(store_of(tmp_path, arrays), ["place"], (2, 2), [0, 1], around=around)
+
+
+@pytest.mark.parametrize("point", [(8, 0), (0, -1)])
+def test_a_coordinate_outside_its_record_is_said(point, tmp_path):
+    points = [np.zeros((1, 2), np.int32), np.array([point], np.int32)]
+    store = store_of(tmp_path, {"place": [places(9, 9), places(8, 9)], "points": points})
+    samples = PatchSamples(store, ["place"], (2, 2), [0, 1], around={"points": 1})
+    assert len(begins(samples, range(9))) == 9
+    with pytest.raises(BadInput, match=rf"'points' of record r1 has .*\({point[0]}, {point[1]}\), outside its"):
+        begins(samples, range(9), index=1)
+
+
 def test_patches_that_cannot_be_cut_are_refused(tmp_path):
     small = {"image": [np.zeros((8, 8, 8), np.uint8), np.zeros((8, 3, 8), np.uint8)]}
     store = store_of(tmp_path, small)

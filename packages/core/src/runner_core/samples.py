@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from runner_core import _around
 from runner_core._errors import BadInput
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
-from runner_core.sampling import words
+from runner_core.sampling import below, words
 
 _WORDS = 4
-"""Random words that a sample has: one for each side of its patch."""
+"""Random words of a patch's place: one for each of its sides."""
 _INT64 = SampleSpec((), np.dtype(np.int64))
 
 
@@ -110,11 +111,19 @@ class PatchSamples(_Cut):
     `fields` names stored arrays; `patch` is its size along their first axes (one to four), which all fields must
     share; further axes, channels say, are taken whole. An epoch has `patches` of each of `records` (numbers in the
     store): one number, or one for each record. Every place at which the patch lies within its record is as likely as
-    any other, and is a pure function of (seed, epoch, position): validation, whose epoch is always the same, sees the
-    same patches each time.
+    any other, unless `around` says otherwise. Places are a pure function of (seed, epoch, position): validation, whose
+    epoch is always the same, sees the same patches each time.
+
+    `around` draws a share of the patches where there is something to see: it maps a stored array of coordinates
+    (n, axes), integers, counted in voxels of the record's grid, n as many as the record has (none, too), to that share
+    of the patches. {"surface": 0.5, "valid": 0.25}: half of them hold one of the record's coordinates in `surface`, a
+    quarter one in `valid`, the rest lie anywhere. The coordinate, each as likely, is at a random place within the
+    patch, not always in its centre; a patch that would reach beyond the record is moved into it. Where a record has
+    no coordinate in the array that was drawn, the next one that has some takes its place, else anywhere.
 
     `spec`: the fields, (*patch, *further axes), and `record` (int64). Raises BadInput for a record smaller than the
-    patch (let `prepare` pad it), and with `cache.mode device`, where the engine gathers whole rows.
+    patch (let `prepare` pad it), for `around` that names no coordinates or has shares of more than 1 in all, and with
+    `cache.mode device`, where the engine gathers whole rows; `fill` does for a coordinate outside the record's grid.
     """
 
     def __init__(
@@ -124,6 +133,8 @@ class PatchSamples(_Cut):
         patch: Sequence[int],
         records: Sequence[int],
         patches: int | Sequence[int] = 1,
+        *,
+        around: Mapping[str, float] = {},
     ) -> None:
         super().__init__(store, fields, patch)
         counts = np.broadcast_to(np.asarray(patches, np.int64), len(records))
@@ -136,20 +147,28 @@ class PatchSamples(_Cut):
                     f"{store.keys[record]} has a grid of {_size(self.grids[record])}, smaller than the patch of "
                     f"{_size(self.patch)}: choose a smaller patch, or let `prepare` pad it"
                 )
+        self._around = _around.Around(store, around, self.grids, self.patch) if around else None
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the patches of samples `indices` into `out`."""
         records = self.record_of_sample[indices]
         out["record"][...] = records
-        places = self._places[records].astype(np.uint64)
-        drawn = words(seed, epoch, positions)[:, : len(self.patch)] >> np.uint64(32)
-        starts = (drawn * places >> np.uint64(32)).astype(np.int64)
+        starts = self._starts(records, positions, seed, epoch)
         where = zip(records.tolist(), starts.tolist(), (starts + self.patch).tolist(), strict=True)
         regions = [(record, tuple(map(slice, start, stop))) for record, start, stop in where]
         for name, array in self.arrays.items():
             target, read = out[name], array.read
             for i, (record, region) in enumerate(regions):
                 target[i] = read(record, region)
+
+    def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
+        """Where patches begin (samples, axes) that are drawn at `positions` in these records."""
+        drawn = words(seed, epoch, positions, _WORDS if self._around is None else _WORDS + _around.WORDS)
+        sides = drawn[:, : len(self.patch)]
+        starts = below(sides, self._places[records])
+        if self._around is not None:
+            self._around.move(starts, records, sides, drawn[:, _WORDS:])
+        return starts
 
 
 class TileSamples(_Cut):

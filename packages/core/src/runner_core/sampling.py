@@ -41,18 +41,32 @@ def sample_rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.
     return _generator(seed, 2 + stream, epoch, index)
 
 
-def words(seed: int, epoch: int, positions: Array) -> Array:
-    """Four random words (uint64) for each of `positions` (int64) in the epoch's sequence: (len(positions), 4).
+def words(seed: int, epoch: int, positions: Array, count: int = 4) -> Array:
+    """`count` random words (uint64) for each of `positions` (int64) in the epoch's sequence: (len(positions), count).
 
     For what a sample draws in a few numbers (where its patch lies): one call for the whole batch, where a generator
-    for each sample would take longer than copying the sample. What a position gets does not depend on the others.
+    for each sample would take longer than copying the sample. What a position gets does not depend on the others, and
+    its first words not on how many are asked for.
     """
     if not len(positions):
-        return np.empty((0, 4), np.uint64)
+        return np.empty((0, count), np.uint64)
     first = int(positions.min())
-    bits = np.random.Philox(key=seed % _WORD + _WORDS * _WORD, counter=epoch * _WORD**2 + first)
     span = int(positions.max()) - first + 1  # a batch's positions are a run, so that nothing is drawn in vain
-    return bits.random_raw(4 * span).reshape(span, 4)[positions - first]
+    blocks = []
+    for block in range(-(-count // 4)):  # Philox gives four words for a count
+        counter = (epoch * _WORD + block) * _WORD + first
+        bits = np.random.Philox(key=seed % _WORD + _WORDS * _WORD, counter=counter)
+        blocks.append(bits.random_raw(4 * span).reshape(span, 4)[positions - first])
+    return np.concatenate(blocks, axis=1)[:, :count]
+
+
+def below(words: Array, sizes: Array) -> Array:
+    """A whole number (int64) from 0 to `sizes` - 1 for each of `words` (uint64); sizes up to 2³².
+
+    >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), np.array([7, 7, 7]))
+    array([0, 3, 6])
+    """
+    return ((words >> np.uint64(32)) * np.asarray(sizes).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def _generator(seed: int, purpose: int, epoch: int, index: int) -> np.random.Generator:
