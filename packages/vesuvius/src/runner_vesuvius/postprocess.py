@@ -1,0 +1,29 @@
+"""From probabilities to surfaces: hysteresis, size of components, cavities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
+from runner_vesuvius.config import PredictConfig
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def surface(probability: Array, settings: PredictConfig) -> Array:
+    """Probability (D, H, W) uint8, 255 for certain → surface (D, H, W) uint8, 0 or 1."""
+    low, high = _steps(settings.threshold), _steps(settings.seed_threshold)
+    return tidied(hysteresis(probability, low, high), settings)
+
+
+def tidied(mask: Array, settings: PredictConfig) -> Array:
+    """A mask (D, H, W) bool → uint8, 0 or 1: small components removed, then small cavities filled."""
+    return fill_cavities(remove_small(mask, settings.min_size), settings.fill_holes).view(np.uint8)
+
+
+def _steps(probability: float) -> int:
+    """The lowest of 0…255 that stands for at least this probability."""
+    return math.ceil(probability * 255 - 1e-6)
