@@ -22,6 +22,9 @@ from runner_core.cache.storage import Layout, Region, Shapes, Storage
 from runner_core.project import Record
 from runner_core.protocols import Array, Json, Pipeline, StoredArray
 
+BLOCK = 1 << 14
+"""Bytes that blosc2 compresses by themselves."""
+
 
 class PreparedStore:
     """Records' prepared arrays, from a cache folder or prepared at each read. Picklable to a spawned process."""
@@ -104,7 +107,7 @@ class FlatArray(Layout):
 
 
 class BloscArray(Layout):
-    """A blosc2 file of the same bytes, in chunks of whole rows."""
+    """A blosc2 file of the same bytes, in chunks of whole rows and blocks of lines."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shapes: Shapes) -> None:
         super().__init__(dtype, shapes)
@@ -120,21 +123,36 @@ class BloscArray(Layout):
         return BloscArray, (self._path, self.dtype, self.shapes)
 
     def read(self, record: int, region: Region | None = None) -> Array:
-        """Decompresses only the rows that the region's first slice spans."""
+        """Decompresses only the rows that the region's first slice spans and, of rows larger than a block, only the
+        blocks with the lines that its second spans."""
         shape, begin = self.shapes[record], int(self.starts[record])
         if not region or not shape:
             return self._decompress(begin, shape)
-        first, last, step = region[0].indices(shape[0])
-        if step != 1:
+        rows = range(*region[0].indices(shape[0]))
+        if rows.step != 1:
             return self._decompress(begin, shape)[region]
         row = int(np.prod(shape[1:], dtype=np.int64))
-        return self._decompress(begin + first * row, (max(0, last - first), *shape[1:]))[(slice(None), *region[1:])]
+        begin += rows.start * row
+        if len(region) > 1 and row * self.dtype.itemsize > BLOCK:
+            lines = range(*region[1].indices(shape[1]))
+            if lines.step == 1 and len(lines) < shape[1]:
+                return self._lines(begin, (len(rows), *shape[1:]), lines)[(slice(None), slice(None), *region[2:])]
+        return self._decompress(begin, (len(rows), *shape[1:]))[(slice(None), *region[1:])]
 
     def take(self, rows: Array, out: Array) -> None:
         size = int(np.prod(self.row_shape(), dtype=np.int64))
         if size:
             for i, row in enumerate(rows.tolist()):
                 self._chunks.get_slice(row * size, (row + 1) * size, out[i : i + 1])
+
+    def _lines(self, begin: int, shape: tuple[int, ...], lines: range) -> Array:
+        """The same lines of each of the rows of an array (`shape`) that begins at item `begin`."""
+        out = np.empty((shape[0], len(lines), *shape[2:]), self.dtype)
+        line = int(np.prod(shape[2:], dtype=np.int64))
+        for i, row in enumerate(out if out.size else ()):
+            first = begin + (i * shape[1] + lines.start) * line
+            self._chunks.get_slice(first, first + row.size, row)
+        return out
 
     def _decompress(self, begin: int, shape: tuple[int, ...]) -> Array:
         out = np.empty(shape, self.dtype)

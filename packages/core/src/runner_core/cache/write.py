@@ -11,7 +11,7 @@ import xxhash
 
 from runner_core.cache.folder import ArrayMeta, Damaged, content_bytes, content_hash, flush_content
 from runner_core.cache.storage import ArrayFile, Shapes, Storage
-from runner_core.cache.stored import BloscArray, FlatArray, in_memory
+from runner_core.cache.stored import BLOCK, BloscArray, FlatArray, in_memory
 from runner_core.protocols import Array, StoredArray
 
 _CHUNK = 1 << 16
@@ -81,10 +81,12 @@ class FlatFile:
 
 
 class _BloscFile:
-    """Chunks hold whole rows, so that a row is one chunk to decompress.
+    """Chunks hold whole rows, so that a row is one chunk to decompress; their blocks are a few lines, so that of a
+    large row a patch needs only those that it touches.
 
     LZ4 without a filter decodes a 256 × 256 uint8 slice in 0.008 ms (ZSTD: 0.03 ms, for a fifth less space); wider
-    types are shuffled by byte first.
+    types are shuffled by byte first. Tiles of 32³ would give a patch of 72 × 136 × 136 in a third less time, and a
+    slice in 30 times as much.
     """
 
     def __init__(self, path: Path, first: Array) -> None:
@@ -118,15 +120,17 @@ def blosc_chunks(first: Array, path: Path | None = None) -> Any:
     row = int(np.prod(first.shape[1:], dtype=np.int64)) * first.itemsize
     if not 0 < row <= _LARGEST_CHUNK:
         row = first.itemsize
+    chunk = row * max(1, _CHUNK // row)
     bytewise = first.itemsize == 1
     return blosc2.SChunk(
-        chunksize=row * max(1, _CHUNK // row),
+        chunksize=chunk,
         urlpath=None if path is None else str(path),
         contiguous=True,
         cparams={
             "codec": blosc2.Codec.LZ4,
             "clevel": 5,
             "typesize": first.itemsize,
+            "blocksize": min(chunk, BLOCK - BLOCK % first.itemsize),
             "nthreads": 1,
             "filters": [blosc2.Filter.NOFILTER if bytewise else blosc2.Filter.SHUFFLE],
             "filters_meta": [0],
