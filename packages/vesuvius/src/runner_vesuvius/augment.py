@@ -1,0 +1,202 @@
+"""Augmentation of whole patches on the device: mirrored, turned, warped, and with other intensities.
+
+What is mirrored or turned is the stored volumes, bit for bit; only patches that are warped are resampled. Whether and
+how far is drawn on the host, from a generator that follows the engine's: nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import lru_cache
+from itertools import combinations
+from typing import Any
+
+import torch
+from runner_core.protocols import Tensors
+from torch import Tensor
+from torch.nn import functional
+
+from runner_vesuvius.config import AugmentConfig
+
+LABEL = 3
+"""The bits of a stored target that are its label."""
+SURFACE, IGNORE = 1, 2
+FARTHEST = math.sqrt(255)
+"""Voxels up to which the cache keeps distances."""
+SPACING = 24
+"""Voxels between the points at which an elastic warp is drawn: it never folds."""
+TAPS = 2
+"""Voxels to each side that a blur reaches."""
+
+
+def on_host(rng: torch.Generator) -> torch.Generator:
+    """A generator on the host that follows from the state of `rng`, which moves on."""
+    digest = hashlib.blake2b(rng.get_state().numpy().tobytes(), digest_size=7).digest()
+    torch.rand((), generator=rng, device=rng.device)
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+
+
+def turned(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> Tensors:
+    """Volumes (B, 1, D, H, W) of any dtype, all mirrored and turned alike, each patch in its own way.
+
+    Turns are by multiples of 90° in planes whose sides are equal: one, or all three of a cube.
+    """
+    shape = next(iter(volumes.values())).shape
+    planes = [(a, b) for a, b in combinations((1, 2, 3), 2) if shape[a + 1] == shape[b + 1]]
+    ways: list[tuple[list[bool], list[int]]] = []
+    for _ in range(shape[0]):
+        flips = (torch.rand(3, generator=host) < 0.5).tolist() if config.flip else [False] * 3
+        turns = torch.randint(4, (len(planes),), generator=host).tolist() if config.rotate90 else [0] * len(planes)
+        ways.append((flips, turns))
+    return {
+        name: torch.stack([_turn(patch, way, planes) for patch, way in zip(volume, ways, strict=True)])
+        for name, volume in volumes.items()
+    }
+
+
+def _turn(patch: Tensor, way: tuple[list[bool], list[int]], planes: list[tuple[int, int]]) -> Tensor:
+    """(1, D, H, W) → the same shape."""
+    flips, turns = way
+    if axes := [axis for axis, flip in enumerate(flips, 1) if flip]:
+        patch = patch.flip(axes)
+    for turn, plane in zip(turns, planes, strict=True):
+        if turn:
+            patch = torch.rot90(patch, turn, plane)
+    return patch
+
+
+def warp(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> None:
+    """Rotate and scale some patches, warp some elastically, some both, in one interpolation each; in place.
+
+    `volumes`, (B, 1, D, H, W): image (float) is interpolated linearly; target (the cache's bits) takes the nearest
+    voxel, so that its label, tube and medial surface stay what they are to each other, and is ignore where the patch
+    does not reach. distance (float, signed) is interpolated linearly and multiplied by the patch's size factor; its
+    sign follows the label. So it is right, up to interpolation, for what is rotated and scaled; an elastic warp
+    changes distances too, and those beyond the cache's largest were never known: there it is approximate.
+    """
+    shape = volumes["image"].shape
+    for i in range(shape[0]):
+        affine, elastic = (torch.rand(2, generator=host) < torch.tensor([config.affine, config.elastic])).tolist()
+        if not affine and not elastic:
+            continue
+        size, device = tuple(shape[2:]), volumes["image"].device
+        matrix, factor = _similarity(config, host) if affine else (torch.eye(3), 1.0)
+        places = _places(matrix, size, device)
+        if elastic:
+            places += _displacement(size, config.elastic_voxels, host, device)
+        for name, volume in volumes.items():
+            volume[i] = (_nearest if name == "target" else _linear)(volume[i], places)
+        if "distance" in volumes:
+            far = (volumes["distance"][i].abs() * factor).clamp(max=FARTHEST)
+            volumes["distance"][i] = torch.where(volumes["target"][i] & LABEL == SURFACE, -far, far)
+
+
+def _similarity(config: AugmentConfig, host: torch.Generator) -> tuple[Tensor, float]:
+    """Matrix (3, 3) from places (x, y, z) in the new patch, about its middle, to those in the old; the size factor."""
+    drawn = (2 * torch.rand(4, generator=host) - 1).tolist()
+    factor = math.exp(drawn[3] * config.scale)
+    matrix = torch.eye(3)
+    for axis, part in enumerate(drawn[:3]):
+        angle = math.radians(part * config.rotate)
+        a, b = (other for other in range(3) if other != axis)
+        turn = torch.eye(3)
+        turn[a, a] = turn[b, b] = math.cos(angle)
+        turn[a, b], turn[b, a] = -math.sin(angle), math.sin(angle)
+        matrix = turn @ matrix
+    return matrix / factor, factor
+
+
+def _places(matrix: Tensor, size: tuple[int, ...], device: Any) -> Tensor:
+    """(1, D, H, W, 3): where each voxel comes from, as `grid_sample` counts: x, y, z, each from −1 to 1."""
+    half = _half(size)
+    theta = torch.cat((matrix * half / half[:, None], torch.zeros(3, 1)), 1)
+    return functional.affine_grid(theta[None].to(device), [1, 1, *size], align_corners=True)
+
+
+def _displacement(size: tuple[int, ...], voxels: float, host: torch.Generator, device: Any) -> Tensor:
+    """Smooth and random, (1, D, H, W, 3), of standard deviation `voxels`; counted as `_places` are."""
+    depth, height, width = (_spread(n, device) for n in size)
+    drawn = torch.randn(3, *(m.shape[1] for m in (depth, height, width)), generator=host).to(device)
+    drawn *= voxels / _half(size).to(device)[:, None, None, None]
+    rows = (height @ (drawn @ width.T)).flatten(2)
+    return (depth @ rows).view(3, *size).permute(1, 2, 3, 0)[None]
+
+
+def _half(size: tuple[int, ...]) -> Tensor:
+    """Half the sides (x, y, z), from the middle of the first voxel to that of the last."""
+    return torch.tensor([(n - 1) / 2 for n in reversed(size)])
+
+
+@lru_cache(maxsize=16)
+def _spread(fine: int, device: Any) -> Tensor:
+    """(fine, coarse): cubic interpolation from points `SPACING` apart to all, of unit variance, as a matrix."""
+    coarse = max(4, round(fine / SPACING) + 1)
+    points = torch.eye(coarse, device=device)[None, None]
+    spread = functional.interpolate(points, (fine, coarse), mode="bicubic", align_corners=True)[0, 0]
+    return spread / spread.square().sum(1, keepdim=True).sqrt()
+
+
+def _linear(volume: Tensor, places: Tensor) -> Tensor:
+    """(1, D, H, W) float; beyond the border, what is on it."""
+    return _sampled(volume, places, "bilinear", "border")
+
+
+def _nearest(target: Tensor, places: Tensor) -> Tensor:
+    """(1, D, H, W) uint8; beyond the border, ignore: it is 0 while zeros are filled in."""
+    return _sampled((target ^ IGNORE).float(), places, "nearest", "zeros").to(target.dtype) ^ IGNORE
+
+
+def _sampled(volume: Tensor, places: Tensor, mode: str, beyond: str) -> Tensor:
+    """(1, D, H, W) at `places`. Each slice of the result is a sample of its own: a CPU's threads share samples."""
+    slices = places.shape[1]
+    found = functional.grid_sample(
+        volume.expand(slices, 1, *volume.shape[1:]), places.transpose(0, 1), mode, beyond, align_corners=True
+    )
+    return found[:, :, 0].transpose(0, 1)
+
+
+def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: torch.Generator) -> Tensor:
+    """`image` (B, 1, D, H, W) float of mean 0 and standard deviation 1 or about → blurred, of other brightness,
+    contrast and gamma, with noise. Each patch has its own; all in place or of new memory."""
+    count, device = len(image), image.device
+
+    def drawn(deviation: float) -> Tensor:
+        return torch.randn((count, 1, 1, 1, 1), generator=rng, device=device) * deviation
+
+    if config.blur:
+        _blur(image, config.blur, host)
+    if config.gamma:
+        low, high = torch.aminmax(image.flatten(1), dim=1)
+        low, span = (v[:, None, None, None, None] for v in (low, (high - low).clamp(min=1e-6)))
+        image = image.sub_(low).div_(span).pow_(torch.exp(drawn(config.gamma))).mul_(span).add_(low)
+    if config.contrast:
+        image *= torch.exp(drawn(config.contrast))
+    if config.brightness:
+        image += drawn(config.brightness)
+    if config.noise:
+        most = torch.rand((count, 1, 1, 1, 1), generator=rng, device=device) * config.noise
+        image += torch.randn(image.shape, generator=rng, device=device).mul_(most)
+    return image
+
+
+def _blur(image: Tensor, share: float, host: torch.Generator) -> None:
+    """A Gaussian of standard deviation 0.5 to 1 voxels, on this share of the patches; in place."""
+    for i in range(len(image)):
+        chance, part = torch.rand(2, generator=host).tolist()
+        if chance < share:
+            sigma = 0.5 + part / 2
+            weights = [math.exp(-0.5 * (offset / sigma) ** 2) for offset in range(-TAPS, TAPS + 1)]
+            image[i] = smooth(image[i], [weight / sum(weights) for weight in weights])
+
+
+def smooth(volume: Tensor, weights: list[float]) -> Tensor:
+    """(1, D, H, W) convolved along each axis; beyond the border, what is on it."""
+    for axis in (1, 2, 3):
+        length, reach = volume.shape[axis], len(weights) // 2
+        first, last = volume.narrow(axis, 0, 1), volume.narrow(axis, length - 1, 1)
+        padded = torch.cat([first] * reach + [volume] + [last] * reach, axis)
+        volume = padded.narrow(axis, 0, length) * weights[0]
+        for offset, weight in enumerate(weights[1:], 1):
+            volume.add_(padded.narrow(axis, offset, length), alpha=weight)
+    return volume

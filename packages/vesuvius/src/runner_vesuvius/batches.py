@@ -1,0 +1,67 @@
+"""Stored volumes → what the network and the losses read, on their device. PyTorch only."""
+
+from __future__ import annotations
+
+import torch
+from runner_core.project import Statistics
+from runner_core.protocols import Tensors
+from torch import Tensor
+
+from runner_vesuvius import augment
+from runner_vesuvius.augment import IGNORE, LABEL, SURFACE
+from runner_vesuvius.config import LossConfig, ScrollConfig
+from runner_vesuvius.limits import terms
+from runner_vesuvius.losses import LOSSES
+
+TUBE, MEDIAL = 4, 8
+"""Bits of a stored target."""
+STORED = ("image", "target", "distance")
+
+
+def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng: torch.Generator | None) -> Tensors:
+    """Volumes (B, D, H, W) uint8 → all (B, 1, D, H, W): image float32 of mean 0 and standard deviation 1 over the
+    training volumes; from target surface (float32, 0 and 1) and known (bool, label ≠ 2), and, where a loss reads
+    them, tube, medial (bool) and distance (float32, voxels, below 0 inside the surface).
+
+    `statistics`: mean and std of the grey values. Augmented with `rng`, if any. What else the batch holds is handed
+    on; with the image alone, as in prediction, there is nothing but the image.
+    """
+    wanted = needed(config.loss)
+    volumes = {
+        name: batch[name][:, None] for name in STORED if name in batch and (name != "distance" or name in wanted)
+    }
+    out = {name: tensor for name, tensor in batch.items() if name not in STORED}
+    host = None if rng is None else augment.on_host(rng)
+    if host is not None:
+        volumes = augment.turned(volumes, config.augment, host)
+    volumes["image"] = volumes["image"].float().sub_(statistics["mean"]).div_(statistics["std"])
+    if "distance" in volumes:
+        volumes["distance"] = signed(volumes["distance"], volumes["target"])
+    if host is not None and rng is not None:
+        augment.warp(volumes, config.augment, host)
+        volumes["image"] = augment.intensity(volumes["image"], config.augment, rng, host)
+    if (target := volumes.pop("target", None)) is not None:
+        out |= decoded(target, wanted)
+    return out | volumes
+
+
+def needed(config: LossConfig) -> set[str]:
+    """What the losses that have a weight read of a batch, besides surface and known."""
+    active = [name for name, term in terms(config).items() if term.weight > 0 and name in LOSSES]
+    return {field for name in active for field in LOSSES[name].needs}
+
+
+def decoded(target: Tensor, wanted: set[str]) -> Tensors:
+    """The bits of a stored target, one volume each."""
+    label = target & LABEL
+    out: Tensors = {"surface": (label == SURFACE).float(), "known": label != IGNORE}
+    for name, bit in (("tube", TUBE), ("medial", MEDIAL)):
+        if name in wanted:
+            out[name] = (target & bit) > 0
+    return out
+
+
+def signed(squared: Tensor, target: Tensor) -> Tensor:
+    """Stored squares of distances (uint8) → voxels, below 0 inside the surface."""
+    far = squared.float().sqrt_()
+    return torch.where(target & LABEL == SURFACE, -far, far)

@@ -1,0 +1,79 @@
+"""The soft skeleton of clDice (Shit et al. 2021, algorithm 1), by shifts of whole volumes: exact, and cheap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SPACE = (2, 3, 4)
+"""The axes of a volume in (B, C, D, H, W)."""
+
+
+def soft_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
+    """Where openings of p, eroded up to `iterations` times, take something away: (B, 1, D, H, W) in [0, 1].
+
+    Voxels that are not `known` (bool) are treated as those beyond the volume's border: erosions and dilations pass
+    over them, and the skeleton there is 0. So the end of what is annotated is no end of a sheet.
+    """
+    skeleton = torch.zeros_like(p)
+    for _ in range(iterations + 1):
+        eroded = _erode(p, known)
+        taken = functional.relu(p - _dilate(eroded, known))
+        skeleton = skeleton + functional.relu(taken - skeleton * taken)
+        p = eroded
+    return skeleton * known
+
+
+def _erode(p: Tensor, known: Tensor) -> Tensor:
+    """Lowest of a voxel and its six neighbours: the minimum of three min-pools, one along each axis."""
+    return -Highest.apply(-p.masked_fill(~known, 1), SPACE)
+
+
+def _dilate(p: Tensor, known: Tensor) -> Tensor:
+    """Highest of a voxel and its 26 neighbours: a max-pool along one axis after the other."""
+    p = p.masked_fill(~known, 0)
+    for axis in SPACE:
+        p = Highest.apply(p, (axis,))
+    return p
+
+
+class Highest(torch.autograd.Function):
+    """Highest of each voxel and its direct neighbours along `axes`; beyond the border there are none.
+
+    The gradient goes to the voxel that is the highest; of several, to the voxel itself, else to the first of its
+    neighbours. Max-pools of PyTorch do the same in eight times the time on a CPU, and on a GPU in no fixed order.
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        out = x.clone()
+        for source, target in _neighbours(x, out, axes):
+            torch.maximum(target, source, out=target)
+        context.save_for_backward(x, out)
+        context.axes = axes
+        return out
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, out = context.saved_tensors
+        left = gradient.masked_fill(x == out, 0)
+        passed = gradient - left
+        pairs = zip(_neighbours(x, out, context.axes), _neighbours(passed, left, context.axes), strict=True)
+        for (source, target), (to, of) in pairs:
+            share = of * (source == target)
+            to += share
+            of -= share
+        return passed, None
+
+
+def _neighbours(x: Tensor, out: Tensor, axes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Views of `x` and `out` such that voxels at the same place in both are neighbours."""
+    views = []
+    for axis in axes:
+        length = x.shape[axis] - 1
+        views.append((x.narrow(axis, 0, length), out.narrow(axis, 1, length)))
+        views.append((x.narrow(axis, 1, length), out.narrow(axis, 0, length)))
+    return views
