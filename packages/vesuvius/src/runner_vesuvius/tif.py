@@ -1,0 +1,115 @@
+"""Volumes in tif files, a page for each slice: LZW as the challenge's, any other compression that tifffile reads.
+
+tifffile reads what is left of a truncated file and only logs that something is missing. So what it is about to read is
+checked first: the chain of pages is whole, pages are alike, and all of their strips or tiles lie within the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import tifffile
+from runner_core._text import counted
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it would warn of is refused here
+
+
+def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype as the chain of pages and the first of them say. Raises any exception of a damaged file."""
+    count = _count_pages(path)
+    with tifffile.TiffFile(path) as tif:
+        first = tif.pages.first.aspage()
+        return _shape(count, first), np.dtype(first.dtype)
+
+
+def read(path: Path) -> Array:
+    """The volume (D, H, W), or whatever shape the pages have. Raises any exception of a damaged file, ValueError for
+    pages that differ."""
+    count, size = _count_pages(path), path.stat().st_size
+    with tifffile.TiffFile(path) as tif:
+        pages = [page.aspage() for page in tif.pages]
+        if len(pages) != count:
+            raise ValueError(f"{len(pages)} of {count} pages can be read")
+        _check(pages, size)
+        array: Array = tif.asarray(key=slice(None))
+        return array.reshape(_shape(count, pages[0]))
+
+
+def write(path: Path, volume: Array) -> None:
+    """Write a volume (D, H, W) uint8 as the challenge asks: a page for each slice, LZW. Whole or not at all.
+
+    Raises ValueError for anything else, OSError where it cannot be written.
+    """
+    if volume.ndim != 3 or volume.dtype != np.uint8 or not volume.size:
+        raise ValueError(f"{path.name}: a volume (D, H, W) of uint8 is written, not {volume.dtype} {volume.shape}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        tifffile.imwrite(temporary, volume, photometric="minisblack", compression="lzw", metadata=None)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _shape(count: int, page: tifffile.TiffPage) -> tuple[int, ...]:
+    return tuple(page.shape) if count == 1 else (count, *page.shape)
+
+
+def _check(pages: Sequence[tifffile.TiffPage], size: int) -> None:
+    """Raises ValueError unless all pages are like the first and their data lie in a file of `size` bytes."""
+    first = pages[0]
+    for number, page in enumerate(pages):
+        if page.shape != first.shape or page.dtype != first.dtype:
+            raise ValueError(
+                f"page {number + 1} is {page.dtype} {page.shape}, the first is {first.dtype} {first.shape}: the slices "
+                "of a volume have one size and type"
+            )
+        parts = list(zip(page.dataoffsets, page.databytecounts, strict=True))
+        if len(parts) < max(1, math.prod(page.chunked)):
+            raise ValueError(f"page {number + 1} lacks parts of its data")
+        if any(length < 1 or offset < 8 or offset + length > size for offset, length in parts):
+            raise ValueError(f"the data of page {number + 1} reach beyond the end of the file")
+
+
+def _count_pages(path: Path) -> int:
+    """Pages in the file's chain of directories. Raises ValueError where it breaks off or runs in a circle."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        order, wide, offset = _header(file)
+        entry, word, count_format = (20, 8, "Q") if wide else (12, 4, "H")
+        head = struct.calcsize(order + count_format)
+        seen: set[int] = set()
+        while offset:
+            if offset in seen:
+                raise ValueError("its pages run in a circle")
+            after = offset + head
+            if after <= size:
+                file.seek(offset)
+                after += entry * struct.unpack(order + count_format, file.read(head))[0]
+            if after + word > size:
+                raise ValueError(f"it breaks off after {counted(len(seen), 'page')}")
+            seen.add(offset)
+            file.seek(after)
+            offset = struct.unpack(order + ("Q" if wide else "I"), file.read(word))[0]
+        if not seen:
+            raise ValueError("it has no pages")
+        return len(seen)
+
+
+def _header(file: BinaryIO) -> tuple[str, bool, int]:
+    """Byte order, is it BigTIFF, and where the first directory lies."""
+    head = file.read(16).ljust(16, b"\0")
+    order = {b"II": "<", b"MM": ">"}.get(head[:2])
+    version = struct.unpack(f"{order}H", head[2:4])[0] if order else 0
+    if order is None or version not in (42, 43):
+        raise ValueError("not a tif file")
+    wide = version == 43
+    return order, wide, struct.unpack(order + "Q", head[8:])[0] if wide else struct.unpack(order + "I", head[4:8])[0]

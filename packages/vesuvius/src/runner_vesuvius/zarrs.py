@@ -1,0 +1,48 @@
+"""Volumes in .zarr folders: arrays of zarr version 2 or 3, groups of one array, OME-Zarr images.
+
+Of an OME-Zarr image (multiscales), level 0 is read: the full resolution. A chunk that is not stored has the array's
+fill value: that is how zarr stores chunks in which nothing else is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core._errors import BadInput
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype. Raises any exception of a damaged file, BadInput where there is more than one array."""
+    array = _array(path)
+    return tuple(array.shape), np.dtype(array.dtype)
+
+
+def read(path: Path) -> Array:
+    """The whole array. Raises as `outline` does."""
+    return np.asarray(_array(path)[...])
+
+
+def _array(path: Path) -> Any:
+    import zarr  # half a second, and few need it
+
+    if not path.is_dir():
+        raise BadInput(f"{path}: a file; zarr arrays are folders. Unpack it, if it is an archive.")
+    opened = zarr.open(path, mode="r")
+    if isinstance(opened, zarr.Array):
+        return opened
+    attributes = opened.attrs.asdict()
+    scales = attributes.get("multiscales") or attributes.get("ome", {}).get("multiscales")
+    if scales:
+        return opened[scales[0]["datasets"][0]["path"]]
+    arrays = dict(opened.arrays())
+    if len(arrays) != 1:
+        names = ", ".join(sorted(arrays)[:5]) or "none"
+        raise BadInput(
+            f"{path}: a zarr group of {len(arrays)} arrays ({names}); one is needed. Give the folder of one of them a "
+            "name that ends in .zarr."
+        )
+    return next(iter(arrays.values()))
