@@ -7,7 +7,8 @@ slice of the time; what cannot run, or found no time, is listed with the reason.
 from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md.
 
 A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
-benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework.
+benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework; and `DATA`, which writes the
+records for the variants where the phantom does not suit the preset.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,17 +109,19 @@ def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str
             left_out[name] = str(error)
             continue
         variants = list(VARIANTS[framework].items())[: 2 if quick else None]
-        cases = [Case(name, variant, settings) for variant, settings in variants]
-        own = [case for case in own_cases(name) if case.measure is not None or not quick]
+        module = own_module(name)
+        data = None if quick else getattr(module, "DATA", None)
+        cases = [Case(name, variant, settings, data=data) for variant, settings in variants]
+        own = [case for case in getattr(module, "CASES", ()) if case.measure is not None or not quick]
         columns.append(cases[:1] + own + cases[1:])
     longest = max(map(len, columns), default=0)
     return [column[i] for i in range(longest) for column in columns if i < len(column)], left_out
 
 
-def own_cases(project: str) -> list[Case]:
-    """Those of benchmarks/gpu_PROJECT.py, if it is there."""
+def own_module(project: str) -> ModuleType | None:
+    """benchmarks/gpu_PROJECT.py, if it is there."""
     name = f"benchmarks.gpu_{project}"
-    return list(importlib.import_module(name).CASES) if importlib.util.find_spec(name) else []
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 # ---------------------------------------------------------------- a case in its process

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core import defaults, discovery
+from runner_core._files import whole_folder
 from runner_core.cli.data import open_data
 from runner_core.config.resolve import from_preset
 from runner_core.config.values import overlay
@@ -124,14 +125,18 @@ def setup_of(case: Case, device: str, cache: Path, quick: bool) -> Setup:
     preset = "demo" if quick else case.preset
     nested: dict[str, Any] = {"train": {"device": device}, "cache": {"dir": str(cache)}, "data": {"split": "none"}}
     for name, value in case.settings.items():
-        section, key = name.split(".")
-        nested.setdefault(section, {})[key] = value
+        *sections, key = name.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
     config = overlay(from_preset(kind, preset), nested, f"case {case.name}")
     folder = None
     if case.data is not None:
-        folder = cache / "data" / case.project / case.name
-        folder.mkdir(parents=True, exist_ok=True)
-        case.data(folder)
+        folder = cache / "data" / case.project / case.data.__name__
+        if not folder.exists():
+            with whole_folder(folder) as temporary:
+                case.data(temporary)
     return Setup(kind(config), config, preset, folder, plugins)
 
 

@@ -1,0 +1,48 @@
+"""What vesuvius offers on a GPU besides its preset. Its phantom's volumes are smaller than the preset's patches: these
+are larger ones, made in the same way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.gpucase import Case
+
+SIDE = 208
+"""Of the volumes (voxels): as large as preset `large` needs, and a multiple of 16."""
+
+
+def volumes(folder: Path) -> None:
+    """Four volumes of two scrolls, in the challenge's layout."""
+    import csv
+
+    import numpy as np
+    from runner_vesuvius import phantom
+    from runner_vesuvius.tif import write_tif
+
+    rng = np.random.default_rng(0)
+    rows: list[tuple[str, str]] = []
+    for name in ("train_images", "train_labels"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for scroll, (rolling, scan) in enumerate(phantom.make_scrolls(2, rng)):
+        for number in range(2):
+            key = f"{scroll}{number}"
+            image, label = phantom.make_volume(rolling, scan, (SIDE, SIDE, SIDE), rng)
+            write_tif(folder / "train_images" / f"{key}.tif", image)
+            write_tif(folder / "train_labels" / f"{key}.tif", label)
+            rows.append((key, str(scroll)))
+    with (folder / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "scroll_id"), *rows])
+
+
+DATA = volumes
+
+ALL_LOSSES = {
+    f"loss.{name}.weight": 1.0 for name in ("cldice", "boundary", "surface_distance", "topology")
+}  # besides those that are on
+CASES = [
+    Case("vesuvius", "checkpointing", {"model.checkpointing": True}, data=volumes),
+    Case("vesuvius", "preset large", preset="large", data=volumes),
+    Case("vesuvius", "every loss", ALL_LOSSES, data=volumes),
+    Case("vesuvius", "without augmentation", {"augment.affine": 0.0, "augment.elastic": 0.0}, data=volumes),
+    Case("vesuvius", "batch 4", {"train.batch_size": 4}, data=volumes),
+]
