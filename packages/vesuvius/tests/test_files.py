@@ -1,0 +1,192 @@
+"""Finding volumes: each layout, and the one message of each way in which it can be incomplete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from runner_core import BadInput
+from runner_vesuvius import phantom
+from runner_vesuvius.files import find_inputs, find_records
+
+
+def make(root: Path, *names: str) -> Path:
+    """Empty files (folders where a name ends in .zarr): finding reads names only."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if name.endswith(".zarr") else path.touch()
+    return root
+
+
+def challenge(root: Path, rows: str = "11,s1\n12,s1\n21,s2\n", ids: tuple[str, ...] = ("11", "12", "21")) -> Path:
+    make(root, *(f"{folder}/{key}.tif" for folder in ("train_images", "train_labels") for key in ids))
+    (root / "train.csv").write_text(f"id,scroll_id\n{rows}")
+    return root
+
+
+def found(root: Path) -> dict[str, tuple[str, str, str]]:
+    """Scroll, image and label by key."""
+    return {r.key: (r.group, *(p.relative_to(root).as_posix() for p in r.files.values())) for r in find_records(root)}
+
+
+def refused(root: Path, message: str, named: str = "") -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        find_records(root)
+    assert str(root / named) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def test_the_challenges_layout(tmp_path: Path) -> None:
+    root = make(challenge(tmp_path), "test_images/31.tif", "test.csv", "sample_submission.csv")
+    assert found(root) == {
+        key: (scroll, f"train_images/{key}.tif", f"train_labels/{key}.tif")
+        for key, scroll in {"11": "s1", "12": "s1", "21": "s2"}.items()
+    }
+
+
+def test_any_manifest_beside_images(tmp_path: Path) -> None:
+    make(tmp_path, "images/a.npy", "labels/a.tif", "images/b.ZARR/zarr.json", "labels/b.TIFF", "volumes.CSV")
+    (tmp_path / "volumes.CSV").write_text("﻿Scroll_ID,shape, id \nx,1,a\n\ny,2,b\n")
+    assert found(tmp_path) == {
+        "a": ("x", "images/a.npy", "labels/a.tif"),
+        "b": ("y", "images/b.ZARR", "labels/b.TIFF"),
+    }
+
+
+def test_names_that_say_the_scroll(tmp_path: Path) -> None:
+    """Up to the first underscore: too wide a group leaks nothing."""
+    make(tmp_path, *(f"{f}/{n}.tif" for f in ("images", "labels") for n in ("A_1", "A_2_x", "B_1")))
+    assert {key: group for key, (group, _, _) in found(tmp_path).items()} == {"A_1": "A", "A_2_x": "A", "B_1": "B"}
+
+
+def test_nnunets_layout(tmp_path: Path) -> None:
+    make(tmp_path, "imagesTr/s1_7_0000.tif", "labelsTr/s1_7.tif", "imagesTs/s2_9_0000.tif", "dataset.json")
+    assert found(tmp_path) == {"s1_7": ("s1", "imagesTr/s1_7_0000.tif", "labelsTr/s1_7.tif")}
+    assert {r.key for r in find_inputs(tmp_path)} == {"s1_7", "s2_9"}
+
+
+def test_folders_that_say_the_split(tmp_path: Path) -> None:
+    make(tmp_path, *(f"{s}/{f}/A_1.tif" for s in ("train", "val") for f in ("images", "labels")), "test/images/C_1.tif")
+    assert {r.key: r.split for r in find_records(tmp_path)} == {
+        "train__images__A_1_tif": "train",
+        "val__images__A_1_tif": "validation",
+    }
+
+
+def test_hidden_files_and_the_inside_of_zarrs_are_no_volumes(tmp_path: Path) -> None:
+    challenge(tmp_path)
+    make(tmp_path, "train_images/.12.tif", "train_images/notes.txt", "x.zarr/images/A_1.tif", ".old/images/B_1.tif")
+    assert set(found(tmp_path)) == {"11", "12", "21"}
+
+
+def test_the_phantom_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phantom, "SHAPE", (32, 32, 32))
+    phantom.write_phantom(tmp_path, np.random.default_rng(0))
+    records = find_records(tmp_path)
+    assert len({r.group for r in records}) == 4
+    assert all(p.is_file() for r in records for p in r.files.values())
+    assert len(find_inputs(tmp_path)) == len(records) + 1
+    assert len(find_inputs(tmp_path / "test_images")) == 1
+
+
+# ---------------------------------------------------------------- faults of folders
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    refused(tmp_path / "no", "no such folder")
+    refused(make(tmp_path, "x.tif"), "no volumes with labels below it. Looked for train_images")
+    refused(tmp_path / "x.tif", "not a folder")
+    refused(make(tmp_path / "e", "images/.keep", "labels/.keep"), "no volumes with labels")
+
+
+@pytest.mark.parametrize("there, missing", [("train_images", "train_labels"), ("labelsTr", "imagestr")])
+def test_a_folder_without_its_partner(tmp_path: Path, there: str, missing: str) -> None:
+    refused(make(tmp_path, f"{there}/A_1.tif"), f"no folder {missing} beside it", there)
+
+
+def test_a_missing_partner_is_named_where_it_should_be(tmp_path: Path) -> None:
+    """Decoding then says so, for every record at once."""
+    make(tmp_path, "imagesTr/A_1_0000.tif", "labelsTr/A_2.tif")
+    assert found(tmp_path) == {
+        "A_1": ("A", "imagesTr/A_1_0000.tif", "labelsTr/A_1.tif"),
+        "A_2": ("A", "imagesTr/A_2_0000.tif", "labelsTr/A_2.tif"),
+    }
+
+
+def test_one_id_in_two_files(tmp_path: Path) -> None:
+    refused(make(challenge(tmp_path), "train_images/11.npy"), "11.npy beside it has the same id, 11", "train_images")
+
+
+def test_names_without_a_scroll(tmp_path: Path) -> None:
+    """The message says both ways, and which file it is among others that say theirs."""
+    for name in ("A_1", "12"):
+        make(tmp_path, f"images/{name}.tif", f"labels/{name}.tif")
+    refused(tmp_path, r"of which scroll is 12\?.*manifest.csv with the columns id,scroll_id.*SCROLL_ID", "images")
+    refused(make(tmp_path / "c", "train_images/7.tif", "train_labels/7.tif"), r"Write .*train\.csv", "train_images")
+    for odd in ("_1", "A_"):
+        refused(make(tmp_path / odd, f"images/{odd}.tif", f"labels/{odd}.tif"), f"of which scroll is {odd}")
+
+
+# ---------------------------------------------------------------- faults of manifests
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ("11,s1\n12,s1\n", "no row for 21, of which files are there"),
+        ("11,s1\n", r"no row for 12 and 1 other volume, .* Add the row"),
+        ("11,s1\n12,s1\n21,s2\n31,s3\n", r"1 row without files \(line 5: 31\)"),
+        ("11,s1\n12,s1\n21,s2\n../../x,s3\n", r"1 row without files \(line 5: \.\./\.\./x\)"),
+        ("11,s1\n12,s1\n21,s2\n11,s2\n", "id 11 is on line 2 and on line 5"),
+        ("11,s1\n12,s1\n21\n", "line 4 has 1 value, the first line 2 names"),
+        ("11,s1\n12,s1\n21,\n", "line 4 has no scroll_id"),
+        ("11,s1\n12,s1\n ,s2\n", "line 4 has no id"),
+        ('11,s1\n12,"s1\n', "not a readable CSV file"),
+    ],
+)
+def test_rows_that_do_not_fit(tmp_path: Path, rows: str, message: str) -> None:
+    refused(challenge(tmp_path, rows), message, "train.csv")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "no column 'id'"),
+        (b"id;scroll_id\n11;s1\n", "no column 'id'.*write it with commas"),
+        (b"id,scrol_id\n11,s1\n", "no column 'scroll_id'.*did you mean"),
+        (b"id,scroll_id\n\xff\xfe,s1\n", "not a readable CSV file"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "not a readable CSV file"),
+    ],
+)
+def test_other_files_named_csv(tmp_path: Path, content: bytes, message: str) -> None:
+    (challenge(tmp_path) / "train.csv").write_bytes(content)
+    refused(tmp_path, message, "train.csv")
+
+
+def test_two_manifests(tmp_path: Path) -> None:
+    make(tmp_path, "images/A_1.tif", "labels/A_1.tif", "one.csv", "two.csv")
+    refused(tmp_path, "which of one.csv, two.csv is the manifest")
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def test_inputs(tmp_path: Path) -> None:
+    make(tmp_path, "A_1.tif", "deep/B_2.npy", "c.zarr", "labels/A_1.tif", "notes.txt")
+    zarr.create_array(tmp_path / "c.zarr" / "0", data=np.zeros((2, 2, 2), np.uint8))
+    assert {r.key for r in find_inputs(tmp_path)} == {"A_1", "B_2", "c"}
+    for name in ("A_1.tif", "c.zarr"):
+        (record,) = find_inputs(tmp_path / name)
+        assert record.files == {"image": tmp_path / name}
+    with pytest.raises(BadInput, match=r"notes\.txt: not a volume"):
+        find_inputs(tmp_path / "notes.txt")
+    with pytest.raises(BadInput, match="no volume below it"):
+        find_inputs(make(tmp_path / "e", "x.txt"))
+    with pytest.raises(BadInput, match="no such folder"):
+        find_inputs(tmp_path / "no")
