@@ -57,5 +57,5 @@ def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.Monk
 def test_processes_that_start_at_once(tmp_path: Path) -> None:
     (tmp_path / "helper_of_test.py").write_text(HELPER.format(add=3))
     command = [sys.executable, "-c", "from helper_of_test import plus; print(plus(4))"]
-    started = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["7"] * 3
+    started = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0].strip() for process in started] == ["7"] * 2

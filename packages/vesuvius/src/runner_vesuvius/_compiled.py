@@ -37,15 +37,14 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def _made_from(function: Callable[..., Any]) -> str:
-    code = function.__code__
-    digest = hashlib.sha256(Path(code.co_filename).read_bytes())
+    """Of the module's names, all that there are so far count: what a kernel calls may use any of them."""
+    digest = hashlib.sha256(Path(function.__code__.co_filename).read_bytes())
     digest.update(llvmlite.binding.get_host_cpu_name().encode())
-    for name in sorted(set(code.co_names)):
-        value = function.__globals__.get(name)
+    for name, value in sorted(function.__globals__.items()):
         if isinstance(value, Dispatcher):
             digest.update(value.py_func.__qualname__.encode())
         elif isinstance(value, np.ndarray):
             digest.update(value.tobytes())
         elif isinstance(value, int | float | tuple | np.generic):
-            digest.update(repr(value).encode())
+            digest.update(f"{name}={value!r}".encode())
     return digest.hexdigest()[:12]
