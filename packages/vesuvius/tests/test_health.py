@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from runner_core.protocols import Finding, HealthEvent
-from runner_vesuvius.health import WildShare
+from runner_vesuvius.health import PullsAtNothing, WildShare
 
 
 def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Finding | None]:
@@ -46,3 +46,40 @@ def test_other_events_and_validations_without_the_metric_are_left_alone() -> Non
     for moment in ("first_step", "log", "end"):
         assert rule.observe(HealthEvent(moment, 500, 1, {"surface_ratio": 99.0})) is None
     assert rule.observe(HealthEvent("validation", 500, 1, {})) is None
+
+
+# ------------------------------------------------------------ losses that pull at nothing
+
+
+def measured(rule: PullsAtNothing, **norms: Sequence[float]) -> list[Finding | None]:
+    """What the rule says of measurements, one a log event."""
+    rows = [dict(zip(norms, row, strict=True)) for row in zip(*norms.values(), strict=True)]
+    return [
+        rule.observe(HealthEvent("log", 50 * i, 0, {"loss": 1.0, "losses": {"gradient_norm": row}}))
+        for i, row in enumerate(rows, 1)
+    ]
+
+
+def test_losses_that_pull_are_no_finding() -> None:
+    assert measured(PullsAtNothing(), bce=[0.1] * 9, dice=[0, 0, 0, 0, 1e-9, 0, 0, 0, 0]) == [None] * 9
+
+
+def test_a_loss_without_gradient_is_named_once() -> None:
+    found = measured(PullsAtNothing(), bce=[0.1] * 9, topology=[0.0] * 9)
+    assert [i for i, f in enumerate(found) if f is not None] == [4]
+    assert found[4].level == "warning"
+    assert "the loss topology pulls at nothing" in found[4].message
+    assert "bce" not in found[4].message
+
+
+def test_two_of_them_are_one_finding() -> None:
+    found = measured(PullsAtNothing(), dice=[0.0] * 5, topology=[0.0] * 5)[-1]
+    assert "dice and topology" in found.message
+
+
+def test_events_between_measurements_do_not_count() -> None:
+    rule = PullsAtNothing()
+    measured(rule, dice=[0.0] * 4)
+    for moment in ("log", "validation"):
+        assert rule.observe(HealthEvent(moment, 500, 1, {"loss": 1.0})) is None
+    assert measured(rule, dice=[0.0])[0] is not None

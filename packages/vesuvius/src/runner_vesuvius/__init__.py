@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from runner_core import hookimpl
+
+if TYPE_CHECKING:
+    from runner_core.protocols import HealthRule
 
 
 @hookimpl
@@ -10,3 +16,10 @@ def runner_project() -> type:
     from runner_vesuvius.project import Vesuvius
 
     return Vesuvius
+
+
+@hookimpl
+def runner_health() -> Sequence[HealthRule]:
+    from runner_vesuvius.health import PullsAtNothing, WildShare
+
+    return [PullsAtNothing(), WildShare()]

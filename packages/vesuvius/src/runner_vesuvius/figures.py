@@ -36,11 +36,11 @@ def montage(image: Array, prediction: Array, truth: Array | None) -> Array:
     """
     surface = prediction > 0 if truth is None else truth == 1
     places = [_fullest(surface, axis) for axis in range(3)]
-    zoom = _zoom(image.shape)
+    zoom, shades = _zoom(image.shape), _shades(image)
     columns = []
     for axis, (name, place) in enumerate(zip("zyx", places, strict=True)):
         known = None if truth is None else np.take(truth, place, axis)
-        bare, outlined = _panels(np.take(image, place, axis), np.take(prediction, place, axis), known, zoom)
+        bare, outlined = _panels(shades[np.take(image, place, axis)], np.take(prediction, place, axis), known, zoom)
         columns.append([_text({f"{name} = {place}": None}, bare.shape[1], _LINE), bare, outlined])
     rows = [_beside([column[row] for column in columns]) for row in range(3)]
     colours = {"prediction": PREDICTION}
@@ -64,10 +64,17 @@ def _zoom(shape: Sequence[int]) -> float:
     return min(_LARGEST, int(fits)) if fits >= 1 else fits
 
 
-def _panels(image: Array, prediction: Array, truth: Array | None, zoom: float) -> tuple[Array, Array]:
+def _shades(image: Array) -> Array:
+    """Intensity → brightness of the picture: (256,) float32, 0 to `BRIGHTEST` for all but the darkest and brightest."""
+    some = image.reshape(-1)[:: max(1, image.size // 1_000_000)]
+    low, high = np.percentile(some, (0.5, 99.8))
+    low, high = (low, high) if high > low else (0.0, 255.0)
+    return ((np.arange(256, dtype=np.float32) - low) * (BRIGHTEST / (high - low))).clip(0, BRIGHTEST).astype(np.float32)
+
+
+def _panels(grey: Array, prediction: Array, truth: Array | None, zoom: float) -> tuple[Array, Array]:
     """One slice bare and with outlines: (h, w, 3) uint8 each."""
-    grey = _scaled(image.astype(np.float32), zoom) * (BRIGHTEST / 255)
-    bare = np.repeat(grey[..., None], 3, axis=2).clip(0, BRIGHTEST).astype(np.uint8)
+    bare = np.repeat(_scaled(grey, zoom).astype(np.uint8)[..., None], 3, axis=2)
     outlined = bare.copy()
     found = _outline(prediction > 0, zoom)
     true = np.zeros_like(found) if truth is None else _outline(truth == 1, zoom)

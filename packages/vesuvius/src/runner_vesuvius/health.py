@@ -1,5 +1,4 @@
-"""Rules that say when a run only looks healthy: a loss that pulls at nothing, a prediction of another size than the
-labels'."""
+"""Rules that say when a run only looks healthy: a loss that pulls at nothing, a share of surface unlike the labels'."""
 
 from __future__ import annotations
 
@@ -13,6 +12,43 @@ WILD = 4.0
 """How many times too much, or too little, is no detection of the labelled surface."""
 IN_A_ROW, STEPS = 3, 100
 """Validations in a row, and optimizer steps before them, after which it is said."""
+
+
+MEASURED = 5
+"""Measurements in a row in which a loss had no gradient, after which it is said: one patch may hold nothing to find."""
+
+
+class PullsAtNothing:
+    """A loss that counts, and whose gradient is exactly zero whenever it is measured: it teaches nothing, and its name
+    in the settings says that it does.
+
+    Facts used: `losses` of log events, with `gradient_norm` by term. A warning, once for each loss. Where a run is
+    resumed, measurements are counted anew.
+    """
+
+    name = "loss without gradient"
+
+    def __init__(self) -> None:
+        self.in_a_row: dict[str, int] = {}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "log":
+            return None
+        norms = event.facts.get("losses", {}).get("gradient_norm", {})
+        self.in_a_row |= {name: self.in_a_row.get(name, 0) + 1 if norm == 0 else 0 for name, norm in norms.items()}
+        silent = [name for name in norms if self.in_a_row[name] == MEASURED]
+        if not silent:
+            return None
+        which = f"the loss {silent[0]} pulls" if len(silent) == 1 else f"the losses {' and '.join(silent)} pull"
+        why = (
+            "its gradient at the network's answer was exactly zero" if len(silent) == 1 else "their gradients were zero"
+        )
+        return Finding(
+            self.name,
+            "warning",
+            f"{which} at nothing: in {MEASURED} measurements in a row {why}. Do the labels hold what it looks for? "
+            f"`runner vesuvius check` says; else set loss.{silent[0]}.weight to 0",
+        )
 
 
 class WildShare:
