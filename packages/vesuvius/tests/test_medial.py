@@ -147,6 +147,14 @@ def test_neither_the_border_nor_unknown_voxels_erode_a_sheet() -> None:
     assert last[0] == last[1] == last[2] + 2  # where background is seen there is a rim
 
 
+def test_the_order_in_memory_is_of_no_matter() -> None:
+    sheet = np.abs(wavy(*grid())) <= 2
+    wanted = medial_surface(sheet)
+    for order in ((2, 1, 0), (1, 2, 0)):
+        other = np.ascontiguousarray(sheet.transpose(order)).transpose(np.argsort(order))
+        np.testing.assert_array_equal(medial_surface(other, ~other & False), wanted)
+
+
 def test_nothing_and_everything() -> None:
     assert not medial_surface(np.zeros((3, 4, 5), bool)).any()
     assert medial_surface(np.ones((3, 4, 5), bool)).all()  # no background is seen: nothing says where the middle is

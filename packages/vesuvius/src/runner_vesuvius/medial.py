@@ -61,13 +61,15 @@ def medial_surface(surface: NDArray[Any], unknown: NDArray[Any] | None = None) -
     """
     if surface.size > _MOST:
         raise ValueError(f"a volume of {surface.size:,} voxels; at most {_MOST:,} can be thinned at once: cut it")
-    state = np.pad(np.asarray(surface, bool).view(np.uint8), 1, constant_values=UNKNOWN)
+    state = np.full([n + 2 for n in surface.shape], UNKNOWN, np.uint8)
     inner = state[1:-1, 1:-1, 1:-1]
+    inner[:] = np.asarray(surface, bool)
     known = inner == 0
     if unknown is not None:
         known &= ~np.asarray(unknown, bool)
         inner[(inner == 0) & ~known] = UNKNOWN
-    distance = np.pad(squared_distance(known) * (inner & OBJECT), 1)
+    distance = np.zeros_like(state)
+    np.multiply(squared_distance(known), inner & OBJECT, out=distance[1:-1, 1:-1, 1:-1])
     flat, distances = state.reshape(-1), distance.reshape(-1)
     _thin(flat, distances, _by_distance(flat, distances), state.shape[1] * state.shape[2], state.shape[2])
     return (inner & OBJECT).astype(bool)

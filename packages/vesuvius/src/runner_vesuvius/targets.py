@@ -1,0 +1,84 @@
+"""What is prepared of a label, once a volume: everything that the losses and the sampling read. Imports no Numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BACKGROUND, SURFACE, IGNORE = 0, 1, 2
+"""Labels. What is ignored is not annotated: it may be surface or not."""
+LABEL, TUBE, MEDIAL = 3, 4, 8
+"""Bits of a target: the label, whether the voxel is in the tube, whether it is on the medial surface."""
+CAP = 255
+"""Squared distance (voxels²) from which on distances are not told apart."""
+COORDINATES = 16384
+"""Most coordinates of one kind that a volume keeps."""
+_KEY = 0x7E5_0A5
+"""Of the generator that draws them: the same for every volume."""
+
+
+def prepare(label: NDArray[np.uint8], tube: int) -> dict[str, NDArray[Any]]:
+    """A label (depth, height, width) of 0 background, 1 surface, 2 ignore → what the cache holds of it:
+
+    - target, uint8 of the same shape: the label, and the bits TUBE and MEDIAL;
+    - distance, uint8 of the same shape: squared distance (voxels², at most CAP) from a surface voxel to the nearest
+      that is none, from any other to the nearest surface voxel;
+    - surface, valid, int32 (n, 3): coordinates (z, y, x) of at most COORDINATES voxels that are surface, and that are
+      not ignored: a random subset, the same at every call, in the order of memory.
+
+    The tube is the medial surface widened by `tube` voxels (26 neighbours a step) and cut by the label, the target of
+    skeleton recall (Kirchhoff et al., "Skeleton Recall Loss", ECCV 2024), of which the medial surface is the skeleton
+    of a sheet. Ignored voxels are as the volume's outside: the annotation ends there, not the sheet, so it is not
+    thinned from that side.
+
+    A turned or mirrored label has the turned or mirrored distances exactly; where sheets are an even number of voxels
+    thick its medial surface, and so its tube, may lie one voxel further to a side (see `medial_surface`).
+
+    About 2.5 s and 11 bytes a voxel (the label and what is returned included) for 320³ voxels.
+    """
+    from runner_vesuvius.edt import distance_to_other
+    from runner_vesuvius.medial import medial_surface
+
+    surface, ignored = label == SURFACE, label == IGNORE
+    medial = medial_surface(surface, ignored)
+    target = label | np.where(medial, np.uint8(MEDIAL), np.uint8(0))
+    target |= np.where(widened(medial, tube) & surface, np.uint8(TUBE), np.uint8(0))
+    return {
+        "target": target,
+        "distance": distance_to_other(surface, CAP),
+        "surface": coordinates(surface),
+        "valid": coordinates(~ignored),
+    }
+
+
+def widened(mask: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
+    """Every voxel that at most `steps` steps to one of 26 neighbours bring to a true one."""
+    wide = mask
+    for axis in range(mask.ndim):
+        for _ in range(steps):
+            along = np.moveaxis(wide, axis, 0)
+            wide = wide.copy()
+            grown = np.moveaxis(wide, axis, 0)
+            grown[1:] |= along[:-1]
+            grown[:-1] |= along[1:]
+    return wide
+
+
+def coordinates(mask: NDArray[np.bool_], most: int = COORDINATES) -> NDArray[np.int32]:
+    """int32 (n, 3): where `mask` (depth, height, width) is true, at most at `most` places, each as likely as any."""
+    ends = np.cumsum(np.count_nonzero(mask, axis=(1, 2)))
+    count = int(ends[-1]) if len(ends) else 0
+    ranks = np.arange(count)
+    if count > most:
+        random = np.random.Generator(np.random.Philox(key=_KEY))
+        ranks = np.sort(random.choice(count, most, replace=False, shuffle=False))
+    planes = np.searchsorted(ends, ranks, side="right")
+    found = np.empty((len(ranks), 3), np.int32)
+    found[:, 0] = planes
+    for z in np.unique(planes):
+        here = planes == z
+        within = np.flatnonzero(mask[z])[ranks[here] - (ends[z] - np.count_nonzero(mask[z]))]
+        found[here, 1], found[here, 2] = np.divmod(within, mask.shape[2])
+    return found
