@@ -128,5 +128,6 @@ def annotated(piece: Piece, rng: np.random.Generator) -> Array:
     inner[(slice(RIM, -RIM),) * 3] = True
     left_out = rng.choice(np.unique(piece.winding), 1)
     inner &= ~np.isin(piece.winding, left_out)
-    field = np.where(inner, smooth(shape, 18, rng), -np.inf)
-    return field > np.quantile(field, 1 - rng.uniform(*KNOWN))
+    field = smooth(shape, 18, rng)
+    share = rng.uniform(*KNOWN) * inner.size / np.count_nonzero(inner)
+    return inner & (field > np.quantile(field[inner], max(0.2, 1 - share)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
@@ -24,7 +24,7 @@ from runner_core._text import counted
 from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.tif import write as write_tif
 
-__all__ = ["SUFFIXES", "Outline", "outline", "read_image", "read_label", "times", "write_tif"]
+__all__ = ["SUFFIXES", "Outline", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outline = tuple[tuple[int, int, int], np.dtype[Any]]
@@ -79,6 +79,20 @@ def read_label(path: Path) -> Array:
             "volume out."
         )
     return volume.astype(np.uint8, copy=False)
+
+
+def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
+    """The label among a record's files ("image", "label"), as `read_label`; `shape`: the image's.
+
+    Raises BadInput as `read_label`, and where the two differ in shape.
+    """
+    label = read_label(files["label"])
+    if label.shape != shape:
+        raise BadInput(
+            f"{files['label']}: {times(label.shape)} voxels, but its image {files['image']} has {times(shape)}. They "
+            "must be of one grid: is it another volume's label?"
+        )
+    return label
 
 
 def times(shape: tuple[int, ...]) -> str:

@@ -26,6 +26,12 @@ def read(path: Path) -> Array:
     return np.asarray(_array(path)[...])
 
 
+def chunks(path: Path) -> tuple[int, int]:
+    """How many chunks are stored, and how many the array has. Raises as `outline` does."""
+    array = _array(path)
+    return array.nchunks_initialized, array.nchunks
+
+
 def _array(path: Path) -> Any:
     import zarr  # half a second, and few need it
 

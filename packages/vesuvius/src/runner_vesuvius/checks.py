@@ -1,0 +1,169 @@
+"""What `runner vesuvius check` looks for in volumes that can be read."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runner_core import BadInput, Record
+from runner_core._text import counted
+from runner_core.protocols import Finding
+
+from runner_vesuvius import volumes, zarrs
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+THIN = 0.5
+"""Share of the annotated voxels above which a surface is none."""
+CLIPPED = 0.1
+"""Share of the annotated voxels at the darkest or the brightest value above which detail is lost."""
+FEW = 32
+"""Grey values below which a scan has too little detail to find surfaces in it."""
+APART = 1.5
+"""Standard deviations by which scrolls differ in brightness before it is noted."""
+
+
+def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
+    """What looks wrong in one volume and its label; `patch`: voxels that a training cuts out of it (none: not known).
+
+    Raises BadInput as reading does, also for an image and a label of different shapes.
+    """
+    path = record.files["image"]
+    _, dtype = volumes.outline(path)
+    image = volumes.read_image(path)
+    label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
+    counts = histogram(image, label)
+    if any(n < side for n, side in zip(image.shape, patch, strict=False)):
+        sizes = f"{volumes.times(image.shape)} voxels, smaller than the patch of {volumes.times(tuple(patch))}"
+        yield Finding("patch", "error", f"{path.name}: {sizes}. Set data.patch to sides that fit, or leave it out.")
+    yield from _image(path, dtype, counts.sum(0))
+    if label is not None:
+        yield from _label(record.files["label"].name, counts)
+        yield from _clipped(path.name, counts[:2].sum(0))
+
+
+def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
+    """What no volume shows alone: scrolls, and whether there is any surface. Reads one image of each scroll, and labels
+    until one has a surface; volumes that cannot be read are left out (`findings` names them)."""
+    scrolls: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        scrolls[record.group].append(record)
+    yield from _names(scrolls)
+    yield from _brightness(scrolls)
+    labelled = [record.files["label"] for record in records if "label" in record.files]
+    if labelled and not any(map(_has_surface, labelled)):
+        yield Finding("surface", "error", "no volume has a surface voxel (label 1): there is nothing to learn.")
+
+
+def histogram(image: Array, label: Array | None) -> Array:
+    """Voxels of each grey value by label (3, 256) int64, of uint8 arrays of one shape; without labels all are ignored
+    (the last row)."""
+    counts = np.zeros(3 * 256, np.int64)
+    for z in range(len(image)):
+        rows = np.uint16(2) if label is None else label[z].astype(np.uint16)
+        counts += np.bincount((rows * 256 + image[z]).ravel(), minlength=3 * 256)
+    return counts.reshape(3, 256)
+
+
+def _image(path: Path, dtype: np.dtype[Any], counts: Array) -> Iterator[Finding]:
+    used = int(np.count_nonzero(counts))
+    if used == 1:
+        yield Finding("intensity", "error", f"{path.name}: every voxel is {int(counts.argmax())}. Export it again.")
+    elif used < FEW:
+        why = (
+            "of the 16 bits only the high byte is read: scale the scan to the whole range first"
+            if dtype.itemsize == 2
+            else "is this a label or a mask?"
+        )
+        yield _warning("intensity", f"{path.name}: only {used} grey values; {why}")
+    if dtype.itemsize == 2:
+        yield Finding("depth", "note", f"{path.name}: 16 bits a voxel, of which the high byte is read (value >> 8).")
+    if path.suffix.lower() == ".zarr":
+        stored, chunks = zarrs.chunks(path)
+        if stored < chunks:
+            text = f"{path.name}: {stored} of {counted(chunks, 'chunk')} are stored, the others read as empty"
+            yield Finding("chunks", "note", f"{text}; was it copied whole?")
+
+
+def _label(name: str, counts: Array) -> Iterator[Finding]:
+    background, surface, ignored = counts.sum(1).tolist()
+    known = background + surface
+    if not known:
+        text = f"{name}: every voxel is 2 (ignore): nothing can be learned from it, nor scored. Leave it out."
+        yield Finding("label", "error", text)
+        return
+    share = surface / known
+    if not surface:
+        yield _warning("label", f"{name}: no surface voxel among {counted(known, 'annotated voxel')}.")
+    elif share > THIN:
+        text = f"{name}: {share:.0%} of the annotated voxels are surface, which is thin; are 0 and 1 exchanged?"
+        yield _warning("label", text)
+    if not ignored:
+        text = (
+            f"{name}: no voxel is 2 (ignore): where nobody looked, background is learned. Is it annotated throughout?"
+        )
+        yield Finding("label", "note", text)
+    if surface and background:
+        outside, inside = (counts[:2] * np.arange(256)).sum(1) / (background, surface)
+        if inside < outside:
+            text = f"{name}: surface is darker than background (on average {inside:.0f} and {outside:.0f})"
+            yield _warning("label", f"{text}; are the labels shifted, mirrored or another volume's?")
+
+
+def _clipped(name: str, known: Array) -> Iterator[Finding]:
+    for value in (0, 255):
+        share = known[value] / max(1, known.sum())
+        if share > CLIPPED:
+            text = (
+                f"{name}: {share:.0%} of the annotated voxels are {value}: clipped; export the scan with another range"
+            )
+            yield _warning("clipped", text)
+
+
+def _names(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in scrolls:
+        alike[re.sub(r"[\W_]+", "", name.casefold())].append(name)
+    for names in alike.values():
+        if len(names) > 1:
+            text = f"{' and '.join(map(repr, names))} look like one scroll"
+            yield _warning("scrolls", f"{text}: a split could put it on both sides. Write it in one way.")
+    single = [name for name, own in scrolls.items() if len(own) == 1]
+    if len(scrolls) == 1:
+        yield _warning("scrolls", f"all volumes are of scroll {single or next(iter(scrolls))!r}: none can validate.")
+    elif single:
+        shown = ", ".join(single[:5]) + (", …" if single[5:] else "")
+        yield Finding("scrolls", "note", f"{counted(len(single), 'scroll')} with one volume only: {shown}.")
+
+
+def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
+    """Mean and standard deviation of a volume of each scroll, where they are far apart."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, records in scrolls.items():
+        for record in records:
+            try:
+                counts = histogram(volumes.read_image(record.files["image"]), None)[2]
+            except BadInput:
+                continue
+            mean = float(np.average(np.arange(256), weights=counts))
+            found[name] = mean, float(np.average((np.arange(256) - mean) ** 2, weights=counts)) ** 0.5
+            break
+    means = [mean for mean, _ in found.values()]
+    if found and max(means) - min(means) > APART * float(np.mean([std for _, std in found.values()])):
+        shown = ", ".join(f"{name} {mean:.0f} ± {std:.0f}" for name, (mean, std) in list(found.items())[:8])
+        yield Finding("brightness", "note", f"scrolls differ in brightness (a volume of each: {shown}).")
+
+
+def _has_surface(label: Path) -> bool:
+    try:
+        return bool((volumes.read_label(label) == 1).any())
+    except BadInput:
+        return False
+
+
+def _warning(rule: str, message: str) -> Finding:
+    return Finding(rule, "warning", message)
