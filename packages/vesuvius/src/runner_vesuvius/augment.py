@@ -18,14 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_vesuvius.config import AugmentConfig
+from runner_vesuvius.targets import CAP, IGNORE, LABEL, SURFACE
 
-LABEL = 3
-"""The bits of a stored target that are its label."""
-SURFACE, IGNORE = 1, 2
-FARTHEST = math.sqrt(255)
-"""Voxels up to which the cache keeps distances."""
-SPACING = 24
-"""Voxels between the points at which an elastic warp is drawn: it never folds."""
+SPACING = 32
+"""Voxels, about, between the points at which an elastic warp is drawn: with closer ones space would fold."""
 TAPS = 2
 """Voxels to each side that a blur reaches."""
 
@@ -88,7 +84,7 @@ def warp(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> None
         for name, volume in volumes.items():
             volume[i] = (_nearest if name == "target" else _linear)(volume[i], places)
         if "distance" in volumes:
-            far = (volumes["distance"][i].abs() * factor).clamp(max=FARTHEST)
+            far = (volumes["distance"][i].abs() * factor).clamp(max=math.sqrt(CAP))
             volumes["distance"][i] = torch.where(volumes["target"][i] & LABEL == SURFACE, -far, far)
 
 
@@ -131,7 +127,7 @@ def _half(size: tuple[int, ...]) -> Tensor:
 @lru_cache(maxsize=16)
 def _spread(fine: int, device: Any) -> Tensor:
     """(fine, coarse): cubic interpolation from points `SPACING` apart to all, of unit variance, as a matrix."""
-    coarse = max(4, round(fine / SPACING) + 1)
+    coarse = max(2, round(fine / SPACING) + 1)
     points = torch.eye(coarse, device=device)[None, None]
     spread = functional.interpolate(points, (fine, coarse), mode="bicubic", align_corners=True)[0, 0]
     return spread / spread.square().sum(1, keepdim=True).sqrt()

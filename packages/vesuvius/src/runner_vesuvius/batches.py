@@ -8,13 +8,11 @@ from runner_core.protocols import Tensors
 from torch import Tensor
 
 from runner_vesuvius import augment
-from runner_vesuvius.augment import IGNORE, LABEL, SURFACE
 from runner_vesuvius.config import LossConfig, ScrollConfig
 from runner_vesuvius.limits import terms
 from runner_vesuvius.losses import LOSSES
+from runner_vesuvius.targets import IGNORE, LABEL, MEDIAL, SURFACE, TUBE
 
-TUBE, MEDIAL = 4, 8
-"""Bits of a stored target."""
 STORED = ("image", "target", "distance")
 
 
