@@ -121,7 +121,7 @@ def test_what_was_written_is_read(tmp_path: Path, name: str, dtype: Any) -> None
     assert kind.newbyteorder("=") == dtype
 
 
-@ON_FILES
+@settings(ON_FILES, max_examples=25)
 @given(data=st.data(), shape=st.tuples(st.integers(2, 6), st.integers(1, 6), st.integers(1, 6)))
 def test_any_label_comes_back(tmp_path: Path, data: st.DataObject, shape: tuple[int, int, int]) -> None:
     volume = data.draw(arrays(np.uint8, shape, elements=st.integers(0, 2)))
