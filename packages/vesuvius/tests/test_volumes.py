@@ -309,6 +309,16 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path: Path) -> None
     refused(volumes.read_image, path, "of memory are free|truncated or damaged")
 
 
+def test_what_is_mapped_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume larger than the memory can be predicted from an npy file of uint8."""
+    monkeypatch.setattr(volumes, "available_ram", lambda: 100)
+    read = volumes.read_image(as_npy(tmp_path, VOLUME))
+    assert not read.flags.owndata
+    assert np.array_equal(read, VOLUME)
+    refused(volumes.read_image, as_tif()(tmp_path, VOLUME), "of memory are free")
+    refused(volumes.read_image, as_npy(tmp_path, VOLUME.astype(np.uint16)), "of memory are free")
+
+
 def test_zarr_groups_that_say_too_little(tmp_path: Path) -> None:
     group = zarr.open_group(tmp_path / "v.zarr", mode="w")
     refused(volumes.read_image, tmp_path / "v.zarr", r"0 arrays \(none\)")

@@ -106,14 +106,16 @@ def times(shape: tuple[int, ...]) -> str:
 
 def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
     """The voxels of what its header calls `shape` and `dtype`. Raises BadInput where memory cannot hold them."""
+    reader = _reader(path)
+    mapped = reader is npy and dtype == np.uint8  # as large as its file, and on the disk
     needed, free = math.prod(shape) * dtype.itemsize, available_ram()
-    if needed > free:
+    if needed > free and not mapped:
         raise BadInput(
             f"{path}: {times(shape)} voxels of type {dtype} take {size_text(needed)}, and {size_text(free)} of memory "
             "are free. Cut the volume into pieces, or mend its header if that cannot be its size."
         )
     with _damage_refused(path):
-        volume: Array = _reader(path).read(path)
+        volume: Array = reader.read(path)
         if volume.shape != shape or volume.dtype != dtype:
             raise ValueError(f"its header says {dtype} {shape}, it holds {volume.dtype} {volume.shape}")
     return volume
