@@ -116,13 +116,22 @@ def test_the_log_may_be_replaced_before_the_first_event(tmp_path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) == 2
 
 
+LOSSES = {
+    "epoch": 1,
+    "gradient_norm": {"bce": 0.1234567, "dice": 0.5},
+    "timing": {"milliseconds": {"bce": 3.0, "dice": 4.0}},
+}
+
+
 def test_the_text_log_reads_as_lines(tmp_path: Path) -> None:
     sink = TextSink(tmp_path / "train.log")
     sink.event("validation", 7, {"dice": 0.912345678, "timing": {"seconds": 2.0}})
     sink.event("watch", 7, {"arrays": {"edges": [[1.5, 2.5]] * 1000}})  # for programs
+    sink.event("losses", 8, LOSSES)
     sink.close()
-    (line,) = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
+    line, losses = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
     assert "validation step 7  dice 0.91235  seconds 2" in line
+    assert "losses     step 8  epoch 1  gradient_norm bce 0.12346, dice 0.5  milliseconds bce 3, dice 4" in losses
 
 
 def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
@@ -134,13 +143,16 @@ def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path / "tb")
     sink.event("train", 3, {"epoch": 1, "loss": 0.25, "name": "text", "timing": {"samples_per_second": 9.0}})
     sink.event("watch", 3, {"epoch": 1, "arrays": {"edges": [[1.5, 2.5]], "count": 3}})
+    sink.event("losses", 4, LOSSES)
     sink.figure("a", 3, tmp_path / "a.png")
     sink.close()
     found = EventAccumulator(str(tmp_path / "tb"))
     found.Reload()
     assert [(e.step, e.value) for e in found.Scalars("train/loss")] == [(3, 0.25)]
     assert found.Tags()["images"] == ["a"]
-    assert found.Tags()["scalars"] == ["train/loss", "train/samples_per_second"]
+    losses = [f"losses/{what}/{name}" for what in ("gradient_norm", "milliseconds") for name in ("bce", "dice")]
+    assert found.Tags()["scalars"] == ["train/loss", "train/samples_per_second", *losses]
+    assert [(e.step, e.value) for e in found.Scalars("losses/gradient_norm/dice")] == [(4, 0.5)]
 
 
 def test_tensorboard_leaves_nothing_of_a_run_without_events(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runner_core.project import Statistics as Statistics
     from runner_core.project import Table as Table
     from runner_core.protocols import Box as Box
+    from runner_core.protocols import Cost as Cost
     from runner_core.protocols import Finding as Finding
     from runner_core.protocols import HealthEvent as HealthEvent
     from runner_core.protocols import Precision as Precision
@@ -49,6 +50,7 @@ _HOME = {
     "Statistics": "project",
     "Table": "project",
     "Box": "protocols",
+    "Cost": "protocols",
     "Finding": "protocols",
     "HealthEvent": "protocols",
     "Precision": "protocols",

@@ -1,7 +1,7 @@
 """The step loop: drives a `protocols.Trainer` from where a run stands to its end, for any framework.
 
-What happens after a step, and in which order, is the run's log: train line, validation line, what is watched, health
-findings, checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
+What happens after a step, and in which order, is the run's log: train line, what losses cost, validation line, what is
+watched, health findings, checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Loop:
         self.timing.compute += waited  # the device was computing meanwhile
         self.timing.total += waited
         self._tell_notes()
-        seen = values.pop("precision_seen", None)
+        seen, losses = values.pop("precision_seen", None), values.pop("losses", None)
         step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
         if step is not None:
             raise Unhealthy(not_finite(step, term))
@@ -199,6 +199,8 @@ class Loop:
         self._logged = replace(self.timing)
         self._shown = values
         self._event("train", {**values, "timing": window.shown()})
+        if losses is not None:
+            self._event("losses", losses)
         error = self._observe("log", values)
         return [] if error is None else [error]
 

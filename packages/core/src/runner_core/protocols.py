@@ -314,6 +314,8 @@ class Sink(Protocol):
         - start: `steps`, `samples`, `precision` of a new run; nothing where a run goes on;
         - precision: `asked`, and what layers were `seen` to compute in, by dtype;
         - train: every `log.every` steps, the loss, its terms, the learning rate;
+        - losses: after train, where the project has measured since the last: `gradient_norm` by term, weighted, with
+          respect to the prediction; under `timing`, `milliseconds` by term;
         - validation: the metrics, and whether they are the `best` so far;
         - watch: at the beginning and after a validation, what the project watches: `arrays` by name, as nested lists;
         - checkpoint: whether it is the `best`;
@@ -351,13 +353,29 @@ class Progress(NamedTuple):
         return self.step / max(1, self.steps)
 
 
+class Cost(NamedTuple):
+    """What one term of the loss costs, and how hard it pulls."""
+
+    gradient: Any
+    """Norm of its weighted gradient with respect to the prediction: a number or a 0-d tensor."""
+    seconds: Any
+    """For the term and that gradient, the device's work included: a number or a 0-d tensor."""
+
+
 class Step(NamedTuple):
     """What a project's `step` returns: the loss, its named terms (unweighted), and, where the project scores
-    batches, the prediction that its metrics read."""
+    batches, the prediction that its metrics read.
+
+    `costs`: what each term costs (seconds) and the norm of its weighted gradient with respect to the prediction, at
+    the steps at which the project measures them; else empty. In torch `runner_core.engines.torch.costs.measured`
+    measures a term. The newest since the last train line are logged, of accumulated micro-batches those of the last;
+    in validation, and in Keras, they are not looked at.
+    """
 
     loss: Any
     terms: Mapping[str, Any] = {}
     prediction: Any = None
+    costs: Mapping[str, Cost] = {}
 
 
 class HostBatch(NamedTuple):
@@ -385,7 +403,8 @@ class Trainer(Protocol):
 
     def read_log(self) -> dict[str, Any]:
         """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
-        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite."""
+        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite, `losses` (the
+        values of that event) when the project's `step` returned costs."""
         ...
 
     def notes(self) -> list[str]:

@@ -41,6 +41,7 @@ def render(run: RunFolder) -> str:
     sections = [
         _section("Health", _health(events, summary)),
         _section("Curves", _curves(events, summary)),
+        _section("Losses", _losses(events)),
         _section("Whole-record scores", _scores(run.path)),
         _section("Pictures", _pictures(run.figures)),
         *(_section(folder.name, _scores(folder) + _pictures(folder)) for folder in evaluations),
@@ -148,6 +149,18 @@ def _curves(events: list[dict[str, Any]], summary: Event) -> str:
 
 def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
     return [(float(e["step"]), float(e[name])) for e in events if _is_number(e.get(name))]
+
+
+def _losses(events: Iterable[Event]) -> str:
+    """How hard each term of the loss pulled and what it cost, as last measured."""
+    last = next((e for e in reversed(list(events)) if e.get("event") == "losses"), None)
+    if last is None:
+        return ""
+    milliseconds = last["timing"]["milliseconds"]
+    rows = [(name, norm, milliseconds.get(name)) for name, norm in last["gradient_norm"].items()]
+    return _table(f"Measured last, up to step {last['step']:,}", ("loss", "gradient norm", "ms"), rows, "losses") + (
+        "<p>The norm is of the weighted loss's gradient with respect to the prediction.</p>"
+    )
 
 
 def _scores(folder: Path) -> str:

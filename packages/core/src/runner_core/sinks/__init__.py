@@ -31,8 +31,8 @@ class Sinks:
         self._late: set[Sink] = set()
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        """`kind`: start, train, validation, watch, checkpoint, health, end. What varies from run to run (times, memory)
-        belongs in `values["timing"]`."""
+        """`kind`: start, train, losses, validation, watch, checkpoint, health, end. What varies from run to run (times,
+        memory) belongs in `values["timing"]`."""
         self._each(lambda sink: sink.event(kind, step, values))
 
     def figure(self, name: str, step: int, png: Path) -> None:
@@ -63,6 +63,9 @@ def _name(sink: Sink) -> str:
 
 
 def numbers(kind: str, values: Mapping[str, Json]) -> dict[str, float]:
-    """The numbers of an event as curves: {"train/loss": 0.1, …}, those of `timing` among them."""
+    """The numbers of an event as curves: {"train/loss": 0.1, …}, those of `timing` among them; of what losses cost,
+    {"losses/gradient_norm/dice": 0.1, "losses/milliseconds/dice": 2.0, …}."""
     found = {**values, **(values.get("timing") or {})}
+    if kind == "losses":
+        found = {f"{what}/{name}": v for what in ("gradient_norm", "milliseconds") for name, v in found[what].items()}
     return {f"{kind}/{k}": float(v) for k, v in found.items() if isinstance(v, (int, float)) and k != "epoch"}

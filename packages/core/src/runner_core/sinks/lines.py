@@ -98,4 +98,6 @@ class TextSink(_Lines):
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(part)}" for name, part in value.items())
     return f"{value:.5g}" if isinstance(value, float) else str(value)

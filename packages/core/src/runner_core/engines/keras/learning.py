@@ -137,7 +137,7 @@ class Learning:
         def loss() -> tuple[Any, dict[str, Any]]:
             step = self.project.step(self._bound, tensors, progress)
             refuse_no_step(self.project, step)
-            total, terms, _ = step
+            total, terms, *_ = step
             values = dict(terms)
             if extra := self.network.losses:  # of regularisers, and what layers add
                 values["regularization"] = sum(extra)

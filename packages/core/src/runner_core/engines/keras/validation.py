@@ -37,7 +37,7 @@ class Validating:
         tensors = self._project.on_device(tensors, dict(self._statistics), None)
         step = self._project.step(self._bound, tensors, self._progress)
         refuse_no_step(self._project, step)
-        loss, terms, prediction = step
+        loss, terms, prediction, _ = step
         values = {"loss": loss, **terms}
         if prediction is not None:
             decision = self._project.decision(prediction)

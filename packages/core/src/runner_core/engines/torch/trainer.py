@@ -19,6 +19,7 @@ from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch import precision
+from runner_core.engines.torch.costs import Costs
 from runner_core.engines.torch.ema import Average, averaged
 from runner_core.engines.torch.gather import DeviceRows
 from runner_core.engines.torch.inference import evaluating
@@ -71,6 +72,7 @@ class TorchTrainer:
         self._after_step = project.after_step if own("after_step") else None
         self._metrics = setup.metrics()
         self._log = StepLog(read)
+        self._costs = Costs(project)
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
         self._micro = MicroBatches(
@@ -134,7 +136,9 @@ class TorchTrainer:
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
         """Add `share` times the gradients; loss and terms (times `share`), without their graph."""
-        loss, terms, _ = self._step(tensors, progress)
+        loss, terms, _, costs = self._step(tensors, progress)
+        if costs:
+            self._costs.keep(costs)
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         values = {"loss": scaled.detach()}
@@ -196,6 +200,8 @@ class TorchTrainer:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
             values["precision_seen"] = dict(self._seen)
+        if (losses := self._costs.take()) is not None:
+            values["losses"] = losses
         return values
 
     def notes(self) -> list[str]:
@@ -252,6 +258,7 @@ class TorchTrainer:
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "generators": read_generators(self.device),
             "log": self._log.state(),
+            "costs": self._costs.state(),
             "micro": self._micro.size,
             "statistics": self.statistics,
         }
@@ -269,6 +276,7 @@ class TorchTrainer:
         if self._scaler is not None and saved["scaler"] is not None:
             self._scaler.load_state_dict(saved["scaler"])
         self._log.load(saved["log"])
+        self._costs.load(saved.get("costs", {}))  # checkpoints of version 0.1 have none
         self._micro.size = saved["micro"]
         self.statistics = self.project.statistics = saved["statistics"]
         write_generators(saved["generators"], self.device)
