@@ -36,7 +36,8 @@ def prepare(label: NDArray[np.uint8], tube: int) -> dict[str, NDArray[Any]]:
     A turned or mirrored label has the turned or mirrored distances exactly; where sheets are an even number of voxels
     thick its medial surface, and so its tube, may lie one voxel further to a side (see `medial_surface`).
 
-    About 2.5 s and 11 bytes a voxel (the label and what is returned included) for 320³ voxels.
+    320³ voxels of which 4 % (13 %) are surface take 1 s (2 s) of one core, and 15 bytes a voxel at the most, with the
+    label and what is returned.
     """
     from runner_vesuvius.edt import distance_to_other
     from runner_vesuvius.medial import medial_surface
@@ -68,17 +69,18 @@ def widened(mask: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
 
 def coordinates(mask: NDArray[np.bool_], most: int = COORDINATES) -> NDArray[np.int32]:
     """int32 (n, 3): where `mask` (depth, height, width) is true, at most at `most` places, each as likely as any."""
-    ends = np.cumsum(np.count_nonzero(mask, axis=(1, 2)))
-    count = int(ends[-1]) if len(ends) else 0
-    ranks = np.arange(count)
+    counts = np.count_nonzero(mask, axis=(1, 2))
+    ends = np.cumsum(counts)
+    count = int(counts.sum())
     if count > most:
         random = np.random.Generator(np.random.Philox(key=_KEY))
         ranks = np.sort(random.choice(count, most, replace=False, shuffle=False))
-    planes = np.searchsorted(ends, ranks, side="right")
+    else:
+        ranks = np.arange(count)
     found = np.empty((len(ranks), 3), np.int32)
-    found[:, 0] = planes
-    for z in np.unique(planes):
-        here = planes == z
-        within = np.flatnonzero(mask[z])[ranks[here] - (ends[z] - np.count_nonzero(mask[z]))]
-        found[here, 1], found[here, 2] = np.divmod(within, mask.shape[2])
+    begin = 0
+    for z, end in enumerate(np.searchsorted(ranks, ends)):
+        within = np.flatnonzero(mask[z])[ranks[begin:end] - (ends[z] - counts[z])]
+        found[begin:end] = np.stack([np.full_like(within, z), *np.divmod(within, mask.shape[2])], axis=1)
+        begin = end
     return found
