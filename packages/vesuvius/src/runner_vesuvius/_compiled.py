@@ -17,8 +17,8 @@ from numba.core.dispatcher import Dispatcher
 def compiled(function: Callable[..., Any]) -> Any:
     """Machine code made at the first call, without the interpreter's lock, kept on disk for the next process.
 
-    A first call compiles for half a second to several seconds (cold); from then on, a process reads the code in about
-    10 ms at its first call (warm). Numba itself takes 0.4 s to import: import kernels where they are used.
+    Cold, a kernel compiles at its first call for 0.3 to 2 s. Warm, it is read in a few ms; but Numba takes 0.6 s to
+    import, and 0.7 s to set itself up for the first kernel of a process: import kernels where they are used.
 
     Code is kept beside the source, or in the user's own cache folder; where neither can be written to, every process
     compiles for itself. It is kept under the content of what it is made from (the function's file, the kernels and
