@@ -1,0 +1,60 @@
+"""The loss of a step: the terms that count now, topology on a crop every so many steps, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from runner_core.engines.torch.costs import measured
+from runner_core.protocols import Progress, Step, Tensors
+from torch import Tensor
+
+from runner_vesuvius.config import LossConfig
+from runner_vesuvius.limits import terms
+from runner_vesuvius.losses import weight_at
+from runner_vesuvius.supervision import over_levels, supervised, targets
+
+TOPOLOGY = "topology"
+
+
+def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, progress: Progress, training: bool) -> Step:
+    """Σ weight · term over the losses that count at this point of the training; `logits`: finest first.
+
+    Topology is looked at in training only, at every `topology_every`-th step. At these steps and at every
+    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`).
+    """
+    step = progress.step + 1
+    weights = {name: weight_at(term, progress.fraction) for name, term in terms(config).items()}
+    looks = training and weights[TOPOLOGY] > 0 and step % config.topology_every == 0
+    measures = training and (looks or step % config.measure_every == 0)
+    total, values, costs = torch.zeros((), device=logits[0].device), {}, {}
+    for name, compute in _terms(logits, batch, config, weights, step if looks else None):
+        if measures:
+            values[name], costs[name] = measured(compute, logits, weights[name])
+        else:
+            values[name] = compute()
+        total = total + weights[name] * values[name]
+    return Step(total, values, logits[0], costs)
+
+
+def _terms(
+    logits: Sequence[Tensor], batch: Tensors, config: LossConfig, weights: dict[str, float], looks: int | None
+) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Each loss that counts now, by name, to be computed when it is called; topology at step `looks`, if any."""
+    levels = targets(batch, logits)
+    for name, weight in weights.items():
+        if weight > 0 and name != TOPOLOGY:
+            yield name, partial(_dense, name, logits, levels, config)
+    if looks is not None:
+        yield TOPOLOGY, partial(_topology, logits[0], batch, config.topology_crop, looks)
+
+
+def _dense(name: str, logits: Sequence[Tensor], levels: Sequence[Tensors], config: LossConfig) -> Tensor:
+    return over_levels(supervised(name, logits, levels, config))
+
+
+def _topology(logits: Tensor, batch: Tensors, side: int, step: int) -> Tensor:
+    from runner_vesuvius.topology import topology
+
+    return topology(logits.float().sigmoid(), batch["surface"] > 0, batch["known"], side, step)

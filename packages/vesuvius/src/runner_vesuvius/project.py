@@ -1,0 +1,219 @@
+"""vesuvius: what runner calls. Imports neither torch nor MONAI at its top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from runner_core import BadInput
+from runner_core.config import RunConfig
+from runner_core.project import Decoded, Project, Record, Statistics
+from runner_core.protocols import (
+    Array,
+    Arrays,
+    Finding,
+    Infer,
+    Json,
+    Metric,
+    Precision,
+    Progress,
+    Samples,
+    Step,
+    Store,
+    Tensors,
+)
+from runner_core.samples import PatchSamples
+
+from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
+from runner_vesuvius.config import PRESETS, ScrollConfig
+from runner_vesuvius.limits import fault
+from runner_vesuvius.outputs import Detected
+
+SURFACE, IGNORE = 1, 2
+
+
+@dataclass
+class ScrollPredictOptions:
+    probability: bool = False
+    """Also write the probabilities, KEY_probability.tif: 0 to 255 for 0 to 1."""
+
+
+class Vesuvius(Project):
+    """Surfaces of papyrus in CT of rolled scrolls."""
+
+    name: ClassVar[str] = "vesuvius"
+    framework: ClassVar[Literal["torch", "keras"]] = "torch"
+    Config: ClassVar[type[RunConfig]] = ScrollConfig
+    PredictOptions: ClassVar[type] = ScrollPredictOptions
+    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
+    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("proxy", "max")
+    splittable: ClassVar[bool] = True
+    shown: ClassVar[tuple[str, ...]] = scores.SHOWN
+    prepare_version: ClassVar[int] = 1
+    phantom_version: ClassVar[int] = 1
+    config: ScrollConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        if wrong := fault(self.config):
+            raise BadInput(wrong)
+
+    @property
+    def _cut(self) -> float:
+        """The logit of `predict.threshold`."""
+        threshold = self.config.predict.threshold
+        return math.log(threshold / (1 - threshold))
+
+    # ------------------------------------------------------------ data: files → prepared arrays
+
+    def records(self, root: Path) -> Sequence[Record]:
+        return files.find_records(root)
+
+    def inputs(self, path: Path) -> Sequence[Record]:
+        return files.find_inputs(path)
+
+    def decode(self, record: Record) -> Decoded:
+        """image and label, (D, H, W) uint8."""
+        arrays: Arrays = {"image": volumes.read_image(record.files["image"])}
+        if "label" in record.files:
+            arrays["label"] = volumes.read_truth(record.files, arrays["image"].shape)
+        return Decoded(arrays, (1.0, 1.0, 1.0), "image")
+
+    def prepare(self, decoded: Decoded) -> Arrays:
+        """image, target, distance (D, H, W) uint8, surface and valid (n, 3) int32, as `targets.prepare` says, and
+        histogram (2, 256) uint32; only the image of a record without labels."""
+        image, label = decoded.arrays["image"], decoded.arrays.get("label")
+        if label is None:
+            return {"image": image}
+        made = targets.prepare(label, self.config.data.tube)
+        return {"image": image, **made, "histogram": checks.histogram(image, label)[:2].astype(np.uint32)}
+
+    def prepare_settings(self) -> Mapping[str, Json]:
+        return {"tube": self.config.data.tube}
+
+    def fit(self, store: Store, training: Sequence[int]) -> Statistics:
+        return statistics.fit(store, training)
+
+    # ------------------------------------------------------------ data: prepared arrays → batches
+
+    def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
+        """Patches around surface voxels, and around any that are labelled; distances only where a loss reads them."""
+        from runner_vesuvius.batches import needed
+
+        data = self.config.data
+        self._refuse_small(store, records)
+        count = data.patches if split == "train" else data.validation_patches
+        around = {"surface": data.surface_share, "valid": 1 - data.surface_share}
+        fields = ("image", "target", *(["distance"] if "distance" in needed(self.config.loss) else []))
+        return PatchSamples(store, fields, data.patch, records, count, around=around)
+
+    def _refuse_small(self, store: Store, records: Sequence[int]) -> None:
+        patch = self.config.data.patch
+        for record in records:
+            shape = store.arrays["image"].shapes[record]
+            if any(n < side for n, side in zip(shape, patch, strict=True)):
+                raise BadInput(
+                    f"{store.keys[record]}: {volumes.times(shape)} voxels, smaller than the patch of "
+                    f"{volumes.times(patch)}. Set data.patch to sides that fit, or leave the volume out."
+                )
+
+    def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
+        """image (B, 1, D, H, W) float32, normalised; with labels surface float32 and known bool, and what the losses
+        read of tube, medial and distance, all of that shape (`batches.on_device`). Augmented with `rng`."""
+        from runner_vesuvius.batches import on_device
+
+        return on_device(batch, statistics, self.config, rng)
+
+    # ------------------------------------------------------------ learning
+
+    def model(self, precision: Precision) -> Any:
+        from runner_vesuvius.unet import SurfaceUNet
+
+        return SurfaceUNet(**asdict(self.config.model))
+
+    def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
+        from runner_vesuvius.objective import objective
+
+        return objective(model(batch["image"]), batch, self.config.loss, progress, model.training)
+
+    def infer(self, model: Any, batch: Tensors) -> Tensors:
+        return {"prediction": model(batch["image"])[0].float().sigmoid()}
+
+    def decision(self, prediction: Any) -> Any:
+        return prediction > self._cut
+
+    def metrics(self) -> Sequence[Metric]:
+        from runner_vesuvius.proxy import Proxy
+
+        return (Proxy(self._cut),)
+
+    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ whole records
+
+    def predict(self, record: Record, infer: Infer) -> Detected:
+        """Windows over the volume, then what `predict` says of components and cavities."""
+        from runner_vesuvius.postprocess import surface
+        from runner_vesuvius.windows import predict_volume
+
+        image = {"image": record.files["image"]}
+        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, image))
+        settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
+        patch = self.config.data.patch
+        probability = predict_volume(decoded.arrays["image"], infer, patch, settings.overlap, size)
+        probability = box.restore(probability)
+        return Detected(surface(probability, settings), probability)
+
+    def baseline(self, record: Record, statistics: Statistics) -> Detected:
+        """Every voxel that is as bright as the best threshold on the training volumes, and the same post-processing."""
+        from runner_vesuvius.postprocess import tidied
+
+        image = volumes.read_image(record.files["image"])
+        return Detected(tidied(image >= statistics["threshold"], self.config.predict), None)
+
+    def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
+        """KEY.tif, the submission's format (uint8, 0 and 1, LZW), and with `--probability` KEY_probability.tif."""
+        return outputs.write(prediction, record.key, out, self.predict_options.probability)
+
+    def grid(self, file: Path) -> Json:
+        return list(volumes.outline(file)[0])
+
+    def remarks(self, record: Record, prediction: Detected) -> Sequence[Finding]:
+        return list(outputs.remarks(prediction))
+
+    def score(self, record: Record, prediction: Detected) -> Mapping[str, float]:
+        """The challenge's score, its parts and theirs, and Dice (`scores.volume_scores`)."""
+        if "label" not in record.files:
+            return {}
+        return scores.volume_scores(prediction.mask, volumes.read_truth(record.files, prediction.mask.shape))
+
+    def figure(self, record: Record, prediction: Detected) -> Array:
+        from runner_vesuvius.figures import montage
+
+        image = volumes.read_image(record.files["image"])
+        return montage(
+            image, prediction.mask, volumes.read_truth(record.files, image.shape) if "label" in record.files else None
+        )
+
+    def check(self, record: Record) -> Sequence[Finding]:
+        return list(checks.findings(record, self.config.data.patch))
+
+    def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
+        return list(checks.set_findings(records))
+
+    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+        from runner_vesuvius.export import export
+
+        return export(model, folder, self.config, statistics)
+
+    # ------------------------------------------------------------ phantom
+
+    def phantom(self, folder: Path, rng: np.random.Generator) -> None:
+        from runner_vesuvius.phantom import write_phantom
+
+        write_phantom(folder, rng)

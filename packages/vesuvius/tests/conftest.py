@@ -1,0 +1,71 @@
+"""Fixtures: small volumes in the challenge's folders, and the project with its pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_core.crop import default_cropper
+from runner_core.pipeline import RecordPipeline
+from runner_vesuvius.config import ScrollConfig, demo
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def sheets(shape: tuple[int, int, int] = (24, 28, 32), seed: int = 0) -> Pair:
+    """Image and label (uint8) of two bright sheets, three voxels thick, that run through it; a rim is ignored."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[: shape[1], : shape[2]]
+    label = np.zeros(shape, np.uint8)
+    for at in (shape[0] // 4, 3 * shape[0] // 4):
+        height = at + np.rint(1.5 * np.sin((x + y + seed) / 6)).astype(int)
+        for thick in (-1, 0, 1):
+            label[np.clip(height + thick, 0, shape[0] - 1), y, x] = 1
+    image = np.clip(60 + 120 * label + rng.normal(0, 8, shape), 0, 255).astype(np.uint8)
+    label[:, :4] = 2
+    return image, label
+
+
+@pytest.fixture
+def config() -> ScrollConfig:
+    config = demo()
+    config.data.patch = (16, 16, 16)
+    config.loss.topology_crop = 12
+    config.model.base, config.model.multipliers, config.model.blocks = 2, (1, 2), 1
+    config.predict.min_size, config.predict.fill_holes = 0, 0
+    return config
+
+
+@pytest.fixture
+def project(config: ScrollConfig) -> Any:
+    from runner_vesuvius.project import Vesuvius
+
+    project = Vesuvius(config)
+    RecordPipeline(project, default_cropper(project, config))
+    return project
+
+
+@pytest.fixture
+def write_volumes(tmp_path: Path) -> Callable[..., Path]:
+    """write_volumes({id: scroll}, …) → the folder: train_images, train_labels and train.csv; `labelled=False`: images
+    alone."""
+
+    def write(scrolls: dict[str, str], labelled: bool = True, shape: tuple[int, int, int] = (24, 28, 32)) -> Path:
+        from runner_vesuvius.volumes import write_tif
+
+        root = tmp_path / "data"
+        for name in ("train_images", *(["train_labels"] if labelled else [])):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        for number, key in enumerate(scrolls):
+            image, label = sheets(shape, number)
+            write_tif(root / "train_images" / f"{key}.tif", image)
+            if labelled:
+                write_tif(root / "train_labels" / f"{key}.tif", label)
+        rows = [f"{key},{scroll}" for key, scroll in scrolls.items()]
+        (root / "train.csv").write_text("\n".join(["id,scroll_id", *rows]) + "\n", encoding="utf-8")
+        return root
+
+    return write

@@ -1,0 +1,165 @@
+"""From any volume to its surfaces: files, post-processing, scores; with a network that knows the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tifffile
+from runner_core import BadInput, Record
+from runner_core.protocols import Arrays
+from runner_vesuvius import outputs, postprocess
+from runner_vesuvius.config import PredictConfig
+from runner_vesuvius.outputs import Detected
+from runner_vesuvius.project import ScrollPredictOptions, Vesuvius
+from runner_vesuvius.volumes import write_tif
+
+
+def bright_is_surface(arrays: Arrays) -> Arrays:
+    """Stands in for a trained network."""
+    windows = arrays["image"]
+    assert windows.dtype == np.uint8
+    return {"prediction": 1 / (1 + np.exp(-(windows[:, None].astype(np.float32) - 120) / 8))}
+
+
+@pytest.fixture
+def record(project, write_volumes) -> Record:
+    return project.records(write_volumes({"1": "A", "2": "B"}))[0]
+
+
+def test_the_surface_is_found_where_it_is(project, record) -> None:
+    found = project.predict(record, bright_is_surface)
+    truth = tifffile.imread(record.files["label"])
+    image = tifffile.imread(record.files["image"])
+    assert found.mask.dtype == found.probability.dtype == np.uint8
+    assert (found.mask[truth != 2] == truth[truth != 2]).mean() > 0.99
+    assert np.abs(found.probability / 255 - bright_is_surface({"image": image[None]})["prediction"][0, 0]).max() < 0.003
+    scores = project.score(record, found)
+    assert scores["score"] > 0.9
+    assert scores["dice"] > 0.98
+    assert set(project.shown) <= set(scores)
+
+
+def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
+    from runner_core.crop import CentreCrop
+    from runner_core.pipeline import RecordPipeline
+
+    project = Vesuvius(config)
+    RecordPipeline(project, CentreCrop((16, 16, 16)))
+    record = project.records(write_volumes({"1": "A", "2": "B"}))[0]
+    found = project.predict(record, bright_is_surface)
+    assert found.mask.shape == (24, 28, 32)
+    assert not found.mask[:4].any()
+    assert found.mask[4:20, 6:22, 8:24].any()
+
+
+@pytest.mark.parametrize("probability", [False, True])
+def test_files_are_what_the_challenge_asks_for(project, record, tmp_path, probability) -> None:
+    project.predict_options = ScrollPredictOptions(probability=probability)
+    found = project.predict(record, bright_is_surface)
+    written = project.write(record, found, tmp_path / "out")
+    names = [f"{record.key}.tif"] + [f"{record.key}_probability.tif"] * probability
+    assert [path.name for path in written] == names
+    with tifffile.TiffFile(written[0]) as file:
+        assert file.pages[0].compression == tifffile.COMPRESSION.LZW
+        volume = file.asarray()
+    assert volume.dtype == np.uint8
+    assert np.array_equal(volume, found.mask)
+    assert set(np.unique(volume)) == {0, 1}
+    for path in written:
+        assert project.grid(path) == project.grid(record.files["image"]) == [24, 28, 32]
+    if probability:
+        assert np.array_equal(tifffile.imread(written[1]), found.probability)
+
+
+def test_a_folder_that_cannot_be_written_to_is_bad_input(project, record, tmp_path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(BadInput, match="cannot be written"):
+        project.write(record, project.predict(record, bright_is_surface), tmp_path / "out")
+
+
+def test_volumes_without_labels_are_predicted_and_not_scored(project, tmp_path) -> None:
+    path = tmp_path / "scan.npy"
+    np.save(path, np.full((20, 20, 20), 200, np.uint8))
+    (record,) = project.inputs(path)
+    found = project.predict(record, bright_is_surface)
+    assert found.mask.all()
+    assert project.score(record, found) == {}
+    assert project.figure(record, found).ndim == 3
+
+
+def test_a_volume_smaller_than_the_patch_is_predicted_all_the_same(project, tmp_path) -> None:
+    path = tmp_path / "scan.tif"
+    write_tif(path, np.full((5, 40, 9), 200, np.uint8))
+    (record,) = project.inputs(path)
+    assert project.predict(record, bright_is_surface).mask.shape == (5, 40, 9)
+
+
+# ------------------------------------------------------------ post-processing
+
+
+def probability() -> np.ndarray:
+    """A certain block with a cavity, a faint block, and a crumb."""
+    volume = np.zeros((20, 20, 20), np.uint8)
+    volume[2:8, 2:8, 2:8] = 250
+    volume[4:6, 4:6, 4:6] = 10
+    volume[12:16, 12:16, 12:16] = 140
+    volume[18, 2, 2] = 255
+    return volume
+
+
+def test_without_any_post_processing_the_threshold_decides() -> None:
+    settings = PredictConfig(threshold=0.5, seed_threshold=0.5, min_size=0, fill_holes=0)
+    found = postprocess.surface(probability(), settings)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, probability() >= 128)
+
+
+def test_a_probability_at_the_threshold_is_surface() -> None:
+    volume = np.full((3, 3, 3), 102, np.uint8)  # 0.4 exactly
+    assert postprocess.surface(volume, PredictConfig(threshold=0.4, seed_threshold=0.4, min_size=0)).all()
+    assert not postprocess.surface(volume, PredictConfig(threshold=0.41, seed_threshold=0, min_size=0)).any()
+
+
+def test_components_without_a_seed_go_and_the_others_stay() -> None:
+    settings = PredictConfig(threshold=0.5, seed_threshold=0.9, min_size=0, fill_holes=0)
+    found = postprocess.surface(probability(), settings)
+    assert not found[12:16, 12:16, 12:16].any()
+    assert found[2, 2, 2]
+    assert found[18, 2, 2]
+
+
+def test_crumbs_go_and_cavities_are_filled() -> None:
+    found = postprocess.surface(probability(), PredictConfig(min_size=20, fill_holes=8))
+    assert not found[18, 2, 2]
+    assert found[2:8, 2:8, 2:8].all()
+    left = postprocess.surface(probability(), PredictConfig(min_size=20, fill_holes=7))
+    assert not left[4:6, 4:6, 4:6].any()
+
+
+# ------------------------------------------------------------ remarks, baseline
+
+
+def remarks(mask: np.ndarray, probability: np.ndarray | None = None) -> list[str]:
+    return [finding.rule for finding in outputs.remarks(Detected(mask.astype(np.uint8), probability))]
+
+
+def test_remarks_on_predictions_that_cannot_be_right() -> None:
+    shape = (20, 20, 20)
+    assert remarks(np.zeros(shape)) == ["empty"]
+    assert "everywhere" in remarks(np.ones(shape))
+    comb = np.zeros(shape)
+    comb[::4] = 1
+    assert remarks(comb) == []
+    comb[:, :4] = 1
+    assert remarks(comb) == ["merged"]
+    empty = Detected(np.zeros(shape, np.uint8), np.full(shape, 51, np.uint8))
+    assert "the highest probability is 0.20" in next(outputs.remarks(empty)).message
+
+
+def test_the_baseline_is_the_threshold_with_the_same_post_processing(project, record) -> None:
+    image = tifffile.imread(record.files["image"])
+    found = project.baseline(record, {"threshold": 120})
+    assert np.array_equal(found.mask, image >= 120)
+    assert found.probability is None
+    project.config.predict.min_size = 10**6
+    assert not project.baseline(record, {"threshold": 120}).mask.any()
