@@ -3,4 +3,4 @@
 A benchmark is a module here with `run(options) -> Result`; its name is in `NAMES`, in the order of the page.
 """
 
-NAMES = ("startup", "loop", "cache", "metrics", "scan", "spectral", "brain", "openkbp", "volumes")
+NAMES = ("startup", "loop", "cache", "metrics", "scan", "spectral", "brain", "openkbp", "volumes", "targets")
