@@ -56,7 +56,7 @@ def test_windows_add_up_to_the_definition(shape, patch, overlap, batch) -> None:
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     found = predict_volume(image, answer, patch, overlap, batch)
     assert found.dtype == np.uint8
-    assert np.abs(found - reference(image, patch, overlap)).max() <= 0.5 + 1e-3
+    assert np.abs(found - reference(image, patch, overlap)).max() <= 0.5 + 2e-3
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,6 +64,12 @@ def test_windows_add_up_to_the_definition(shape, patch, overlap, batch) -> None:
 def test_a_constant_network_gives_a_constant_volume(shape, patch, overlap, value) -> None:
     found = predict_volume(np.zeros(shape, np.uint8), constant(value / 255), patch, overlap, 2)
     assert (found == value).all()
+
+
+def test_an_undecided_network_is_undecided_in_the_same_way_everywhere() -> None:
+    """What half a step of the answer makes of the last digit must not be a pattern."""
+    found = predict_volume(np.zeros((30, 30, 30), np.uint8), constant(0.5), (8, 9, 10), 0.4, 3)
+    assert (found == 128).all()
 
 
 @settings(max_examples=30, deadline=None)

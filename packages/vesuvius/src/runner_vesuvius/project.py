@@ -33,8 +33,6 @@ from runner_vesuvius.config import PRESETS, ScrollConfig
 from runner_vesuvius.limits import fault
 from runner_vesuvius.outputs import Detected
 
-SURFACE, IGNORE = 1, 2
-
 
 @dataclass
 class ScrollPredictOptions:
