@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from runner_core.protocols import Finding, HealthEvent
-from runner_vesuvius.health import PullsAtNothing, WildShare
+from runner_vesuvius import runner_health
+from runner_vesuvius.health import PullsAtNothing, SurfaceRatio, WildShare
 
 
 def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Finding | None]:
@@ -15,6 +17,29 @@ def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Findi
         rule.observe(HealthEvent("validation", first + 50 * i, i, {"surface_ratio": ratio}))
         for i, ratio in enumerate(ratios)
     ]
+
+
+def test_a_run_has_both_rules_each_time_anew() -> None:
+    rules = runner_health()
+    assert [rule.name for rule in rules] == ["loss without gradient", "share of surface"]
+    assert not any(one is other for one, other in zip(rules, runner_health(), strict=True))
+
+
+def test_the_ratio_is_of_annotated_voxels_of_all_batches() -> None:
+    import torch
+
+    metric = SurfaceRatio(0.0)
+    generator = torch.Generator().manual_seed(0)
+    found = true = 0
+    for count in (1, 3):
+        logits = torch.randn(count, 1, 4, 5, 6, generator=generator)
+        known = torch.rand(logits.shape, generator=generator) < 0.7
+        surface = ((torch.rand(logits.shape, generator=generator) < 0.3) & known).float()
+        metric.update(logits, {"known": known, "surface": surface})
+        found, true = found + int(((logits > 0) & known).sum()), true + int(surface.sum())
+    assert metric.compute() == {"surface_ratio": found / true}
+    metric.reset()
+    assert np.isnan(metric.compute()["surface_ratio"])
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 3.5, float("nan")])
@@ -52,12 +77,11 @@ def test_other_events_and_validations_without_the_metric_are_left_alone() -> Non
 
 
 def measured(rule: PullsAtNothing, **norms: Sequence[float]) -> list[Finding | None]:
-    """What the rule says of measurements, one a log event."""
-    rows = [dict(zip(norms, row, strict=True)) for row in zip(*norms.values(), strict=True)]
-    return [
-        rule.observe(HealthEvent("log", 50 * i, 0, {"loss": 1.0, "losses": {"gradient_norm": row}}))
-        for i, row in enumerate(rows, 1)
+    """What the rule says of measurements, one a validation."""
+    rows = [
+        {name: [1, norm] for name, norm in zip(norms, row, strict=True)} for row in zip(*norms.values(), strict=True)
     ]
+    return [rule.observe(HealthEvent("validation", 50 * i, 0, {"pulls": row})) for i, row in enumerate(rows, 1)]
 
 
 def test_losses_that_pull_are_no_finding() -> None:
@@ -83,3 +107,9 @@ def test_events_between_measurements_do_not_count() -> None:
     for moment in ("log", "validation"):
         assert rule.observe(HealthEvent(moment, 500, 1, {"loss": 1.0})) is None
     assert measured(rule, dice=[0.0])[0] is not None
+
+
+def test_many_measurements_between_two_validations_count_all() -> None:
+    pulls = {"dice": [7, 0.0], "bce": [7, 0.2]}
+    found = PullsAtNothing().observe(HealthEvent("validation", 50, 0, {"pulls": pulls}))
+    assert "the loss dice pulls at nothing" in found.message

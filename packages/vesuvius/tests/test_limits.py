@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from runner_core import BadInput
 from runner_core.config.values import overlay
 from runner_vesuvius.config import PRESETS, default
 from runner_vesuvius.limits import fault
@@ -64,6 +65,13 @@ def test_nonsense_is_named(name, value) -> None:
     wrong = fault(changed(**{name: value}))
     assert wrong is not None
     assert name in wrong
+
+
+def test_the_project_refuses_such_settings_when_it_is_made() -> None:
+    from runner_vesuvius.project import Vesuvius
+
+    with pytest.raises(BadInput, match=r"predict\.overlap is 0\.95"):
+        Vesuvius(changed(**{"predict.overlap": 0.95}))
 
 
 def test_something_must_be_learned_from_the_first_step_on() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from runner_core.protocols import Finding, HealthEvent
+from runner_core.protocols import Finding, HealthEvent, Tensors
 
 RATIO = "surface_ratio"
 """Metric: voxels predicted to be surface for each that is."""
@@ -12,18 +13,36 @@ WILD = 4.0
 """How many times too much, or too little, is no detection of the labelled surface."""
 IN_A_ROW, STEPS = 3, 100
 """Validations in a row, and optimizer steps before them, after which it is said."""
-
-
 MEASURED = 5
 """Measurements in a row in which a loss had no gradient, after which it is said: one patch may hold nothing to find."""
+
+
+class SurfaceRatio:
+    """The metric of that name, over all annotated voxels of the validation; NaN where none is surface. `cut`: the
+    logit from which on a voxel is predicted."""
+
+    def __init__(self, cut: float) -> None:
+        self._cut = cut
+        self.reset()
+
+    def reset(self) -> None:
+        self._found: Any = 0
+        self._true: Any = 0
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        self._found = self._found + ((prediction > self._cut) & batch["known"]).sum()
+        self._true = self._true + (batch["surface"] > 0).sum()
+
+    def compute(self) -> dict[str, float]:
+        true = int(self._true)
+        return {RATIO: int(self._found) / true if true else math.nan}
 
 
 class PullsAtNothing:
     """A loss that counts, and whose gradient is exactly zero whenever it is measured: it teaches nothing, and its name
     in the settings says that it does.
 
-    Facts used: `losses` of log events, with `gradient_norm` by term. A warning, once for each loss. Where a run is
-    resumed, measurements are counted anew.
+    Facts used: `pulls` of validations. A warning, once for each loss.
     """
 
     name = "loss without gradient"
@@ -32,22 +51,21 @@ class PullsAtNothing:
         self.in_a_row: dict[str, int] = {}
 
     def observe(self, event: HealthEvent) -> Finding | None:
-        if event.moment != "log":
+        if event.moment != "validation":
             return None
-        norms = event.facts.get("losses", {}).get("gradient_norm", {})
-        self.in_a_row |= {name: self.in_a_row.get(name, 0) + 1 if norm == 0 else 0 for name, norm in norms.items()}
-        silent = [name for name in norms if self.in_a_row[name] == MEASURED]
+        before = dict(self.in_a_row)
+        for name, (count, largest) in event.facts.get("pulls", {}).items():
+            self.in_a_row[name] = 0 if largest else before.get(name, 0) + int(count)
+        silent = [name for name, count in self.in_a_row.items() if count >= MEASURED > before.get(name, 0)]
         if not silent:
             return None
         which = f"the loss {silent[0]} pulls" if len(silent) == 1 else f"the losses {' and '.join(silent)} pull"
-        why = (
-            "its gradient at the network's answer was exactly zero" if len(silent) == 1 else "their gradients were zero"
-        )
         return Finding(
             self.name,
             "warning",
-            f"{which} at nothing: in {MEASURED} measurements in a row {why}. Do the labels hold what it looks for? "
-            f"`runner vesuvius check` says; else set loss.{silent[0]}.weight to 0",
+            f"{which} at nothing: every gradient at the network's answer was exactly zero, in {MEASURED} measurements "
+            "or more. Do the labels hold what it looks for? `runner vesuvius check` says; else set "
+            f"loss.{silent[0]}.weight to 0",
         )
 
 
