@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy  # noqa: E402
 from runner_core import BadInput, Cost, Step  # noqa: E402
 from runner_core.engines.torch.costs import Costs, measured  # noqa: E402
+from runner_core.health import Health  # noqa: E402
 from runner_core.protocols import HostBatch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -95,6 +96,15 @@ def test_the_newest_are_logged_once_after_the_train_line(tmp_path):
         assert line["gradient_norm"]["bce"] > 0
         assert line["timing"]["milliseconds"]["bce"] > 0
         assert line["timing"]["milliseconds"]["number"] == 250
+
+
+def test_health_rules_see_how_hard_losses_pulled_since_the_last_validation(tmp_path, monkeypatch):
+    seen = []
+    observe = Health.observe
+    monkeypatch.setattr(Health, "observe", lambda self, event: (seen.append(event), observe(self, event))[1])
+    toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Measuring)
+    pulls = [event.facts["pulls"] for event in seen if event.moment == "validation"]
+    assert [pull["number"] for pull in pulls] == [[2, 3], [1, 9]]
 
 
 EVERYTHING = {"train__epochs": 4, "train__accumulate": 3, "checkpoint__every_steps": 2, "log__every": 5}

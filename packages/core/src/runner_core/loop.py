@@ -52,6 +52,8 @@ class LoopState:
     without_progress: int = 0
     precision_seen: dict[str, int] | None = None
     validations: list[dict[str, Any]] = field(default_factory=list)
+    pulls: dict[str, list[float]] = field(default_factory=dict)
+    """Gradient norms of loss terms that were measured since the last validation: how many, and the largest."""
     findings: list[dict[str, Any]] = field(default_factory=list)
     """Of the health rules, for the summary."""
 
@@ -201,6 +203,9 @@ class Loop:
         self._event("train", {**values, "timing": window.shown()})
         if losses is not None:
             self._event("losses", losses)
+            for name, norm in losses["gradient_norm"].items():
+                count, largest = self.state.pulls.get(name, (0, 0.0))
+                self.state.pulls[name] = [count + 1, max(largest, norm)]
         error = self._observe("log", values)
         return [] if error is None else [error]
 
@@ -235,7 +240,8 @@ class Loop:
         self._tell_notes()
         state = self.state
         state.validated = state.step
-        state.validations.append({"step": state.step, "epoch": self.epoch, **facts})
+        seen, state.pulls = {**facts, "pulls": state.pulls}, {}
+        state.validations.append({"step": state.step, "epoch": self.epoch, **seen})
         metrics = {name: value for name, value in facts.items() if not name.startswith("decision_")}
         value = self.monitor.value(metrics)
         improved = self.monitor.better(value, None if state.best is None else state.best["value"])
@@ -243,7 +249,7 @@ class Loop:
         seconds = round((perf_counter_ns() - begun) / 1e9, 6)
         self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
         self.watch()
-        error = self._observe("validation", facts)
+        error = self._observe("validation", seen)
         if error is not None:
             errors.append(error)
         if improved:

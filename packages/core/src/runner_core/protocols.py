@@ -281,7 +281,8 @@ class HealthEvent:
 
     first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers}; none where no layer was seen);
     log: `loss`, one entry per loss term, `learning_rate`, `gradient_norm` (when clipping);
-    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split).
+    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split), `pulls`
+    (of each loss term whose gradient norm was measured since the last one: how often, and the largest).
     """
 
     moment: Literal["first_step", "log", "validation", "end"]
