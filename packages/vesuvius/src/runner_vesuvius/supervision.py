@@ -24,6 +24,8 @@ def targets(batch: Tensors, logits: Sequence[Tensor]) -> list[Tensors]:
     A coarse voxel is surface, and in the tube, if any known voxel in it is. It is known if it is surface, or if all
     its voxels are known: half-annotated background may hide a surface.
     """
+    if len(logits) == 1:
+        return [batch]
     names = ("surface", "tube") if "tube" in batch else ("surface",)
     known = batch["known"]
     layers = torch.cat([(batch[name] * known).float() for name in names] + [(~known).float()], 1)
