@@ -76,40 +76,39 @@ def test_other_events_and_validations_without_the_metric_are_left_alone() -> Non
 # ------------------------------------------------------------ losses that pull at nothing
 
 
-def measured(rule: PullsAtNothing, **norms: Sequence[float]) -> list[Finding | None]:
-    """What the rule says of measurements, one a validation."""
-    rows = [
-        {name: [1, norm] for name, norm in zip(norms, row, strict=True)} for row in zip(*norms.values(), strict=True)
+def measured(rule: PullsAtNothing, **pulls: Sequence[tuple[int, float]]) -> list[Finding | None]:
+    """What the rule says at validations, each after (so many measurements, the largest norm) of each term."""
+    rows = [dict(zip(pulls, row, strict=True)) for row in zip(*pulls.values(), strict=True)]
+    return [
+        rule.observe(HealthEvent("validation", 50 * i, 0, {"loss": 1.0, "pulls": row})) for i, row in enumerate(rows, 1)
     ]
-    return [rule.observe(HealthEvent("validation", 50 * i, 0, {"pulls": row})) for i, row in enumerate(rows, 1)]
 
 
 def test_losses_that_pull_are_no_finding() -> None:
-    assert measured(PullsAtNothing(), bce=[0.1] * 9, dice=[0, 0, 0, 0, 1e-9, 0, 0, 0, 0]) == [None] * 9
+    assert (
+        measured(PullsAtNothing(), bce_loss=[(2, 0.1)] * 5, dice_loss=[(4, 0), (1, 1e-9), (4, 0)] + [(0, 1)] * 2)
+        == [None] * 5
+    )
 
 
 def test_a_loss_without_gradient_is_named_once() -> None:
-    found = measured(PullsAtNothing(), bce=[0.1] * 9, topology=[0.0] * 9)
-    assert [i for i, f in enumerate(found) if f is not None] == [4]
-    assert found[4].level == "warning"
-    assert "the loss topology pulls at nothing" in found[4].message
-    assert "bce" not in found[4].message
+    found = measured(PullsAtNothing(), bce_loss=[(2, 0.1)] * 6, topology_loss=[(2, 0.0)] * 6)
+    assert [i for i, f in enumerate(found) if f is not None] == [2]
+    assert found[2].level == "warning"
+    assert "the loss topology pulls at nothing" in found[2].message
+    assert "loss.topology.weight" in found[2].message
+    assert "bce" not in found[2].message
 
 
 def test_two_of_them_are_one_finding() -> None:
-    found = measured(PullsAtNothing(), dice=[0.0] * 5, topology=[0.0] * 5)[-1]
+    (found,) = measured(PullsAtNothing(), dice_loss=[(40, 0.0)], topology_loss=[(40, 0.0)])
     assert "dice and topology" in found.message
 
 
-def test_events_between_measurements_do_not_count() -> None:
+def test_validations_without_measurements_do_not_count() -> None:
     rule = PullsAtNothing()
-    measured(rule, dice=[0.0] * 4)
-    for moment in ("log", "validation"):
-        assert rule.observe(HealthEvent(moment, 500, 1, {"loss": 1.0})) is None
-    assert measured(rule, dice=[0.0])[0] is not None
-
-
-def test_many_measurements_between_two_validations_count_all() -> None:
-    pulls = {"dice": [7, 0.0], "bce": [7, 0.2]}
-    found = PullsAtNothing().observe(HealthEvent("validation", 50, 0, {"pulls": pulls}))
-    assert "the loss dice pulls at nothing" in found.message
+    measured(rule, dice_loss=[(4, 0.0)])
+    for facts in ({"loss": 1.0}, {"loss": 1.0, "pulls": {}}):
+        assert rule.observe(HealthEvent("validation", 500, 1, facts)) is None
+    assert rule.observe(HealthEvent("log", 500, 1, {"loss": 1.0, "pulls": {"dice_loss": (9, 0.0)}})) is None
+    assert measured(rule, dice_loss=[(1, 0.0)])[0] is not None

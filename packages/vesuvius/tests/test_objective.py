@@ -47,8 +47,8 @@ def at(step: int, steps: int = 100) -> Progress:
 
 def test_the_loss_is_the_weighted_sum_of_its_terms_over_all_levels() -> None:
     made = objective(logits(), batch(), only(bce=1.0, dice=0.5, boundary=0.25), at(0), True)
-    assert set(made.terms) == {"bce", "dice", "boundary"}
-    expected = made.terms["bce"] + 0.5 * made.terms["dice"] + 0.25 * made.terms["boundary"]
+    assert set(made.terms) == {"bce_loss", "dice_loss", "boundary_loss"}
+    expected = made.terms["bce_loss"] + 0.5 * made.terms["dice_loss"] + 0.25 * made.terms["boundary_loss"]
     torch.testing.assert_close(made.loss, expected)
     one = logits(levels=1)
     alone = objective(one, batch(), only(bce=1.0, dice=1.0), at(0), True)
@@ -76,20 +76,20 @@ def test_a_loss_that_begins_later_is_not_computed_before() -> None:
     config = only(bce=1.0)
     config.boundary = TermConfig(1.0, begin=0.5, full=0.9)
     losses = {step: objective(logits(), batch(), config, at(step), True) for step in (0, 49, 70, 95)}
-    assert set(losses[0].terms) == set(losses[49].terms) == {"bce"}
+    assert set(losses[0].terms) == set(losses[49].terms) == {"bce_loss"}
     for step, weight in ((70, 0.5), (95, 1.0)):
         terms = losses[step].terms
-        torch.testing.assert_close(losses[step].loss, terms["bce"] + weight * terms["boundary"])
+        torch.testing.assert_close(losses[step].loss, terms["bce_loss"] + weight * terms["boundary_loss"])
 
 
 def test_topology_is_looked_at_every_so_many_steps_and_never_in_validation() -> None:
     config = only(bce=1.0, topology=1.0)
-    looked = [s for s in range(30) if "topology" in objective(logits(), batch(), config, at(s), True).terms]
+    looked = [s for s in range(30) if "topology_loss" in objective(logits(), batch(), config, at(s), True).terms]
     assert looked == [9, 19, 29]
-    assert "topology" not in objective(logits(), batch(), config, at(9), False).terms
+    assert "topology_loss" not in objective(logits(), batch(), config, at(9), False).terms
     answers = logits()
     made = objective(answers, batch(), config, at(9), True)
-    made.terms["topology"].backward()
+    made.terms["topology_loss"].backward()
     assert gradients(answers)[0] > 0
 
 
@@ -97,7 +97,7 @@ def test_what_is_not_known_has_no_gradient() -> None:
     answers, own = logits(levels=1), batch()
     config = only(**dict.fromkeys(NAMES, 1.0))
     made = objective(answers, own, config, at(9), True)
-    assert set(made.terms) == set(NAMES)
+    assert set(made.terms) == {f"{name}_loss" for name in NAMES}
     made.loss.backward()
     assert (answers[0].grad[~own["known"]] == 0).all()
     assert (answers[0].grad[own["known"]] != 0).any()
@@ -110,18 +110,18 @@ def test_costs_are_measured_at_their_steps_alone(training: bool) -> None:
     for step in range(20):
         if costs := objective(logits(), batch(), config, at(step), training).costs:
             measured[step] = sorted(costs)
-    both = ["bce", "dice"]
-    everything = {3: both, 7: both, 9: [*both, "topology"], 11: both, 15: both, 19: [*both, "topology"]}
+    both = ["bce_loss", "dice_loss"]
+    everything = {3: both, 7: both, 9: [*both, "topology_loss"], 11: both, 15: both, 19: [*both, "topology_loss"]}
     assert measured == (everything if training else {})
 
 
 def test_the_measured_gradient_is_that_of_the_weighted_term() -> None:
     answers = logits()
     made = objective(answers, batch(), only(bce=2.0, dice=1.0), at(3), True)
-    pulls = torch.autograd.grad(2 * made.terms["bce"], answers, retain_graph=True)
+    pulls = torch.autograd.grad(2 * made.terms["bce_loss"], answers, retain_graph=True)
     norm = torch.stack([p.square().sum() for p in pulls]).sum().sqrt()
-    torch.testing.assert_close(made.costs["bce"].gradient, norm)
-    assert made.costs["bce"].seconds > 0
+    torch.testing.assert_close(made.costs["bce_loss"].gradient, norm)
+    assert made.costs["bce_loss"].seconds > 0
     made.loss.backward()  # the graph is still there
     assert min(gradients(answers)) > 0
 

@@ -104,7 +104,8 @@ def test_a_batch_on_the_device_is_what_the_losses_read(project, write_volumes) -
     assert {"image", "surface", "known", "tube", "medial", "distance"} <= set(batch)
     assert all(batch[name].shape == (2, 1, 16, 16, 16) for name in set(batch) - {"record"})
     made = project.step(project.model(precision=None), batch, Progress(0, 10, 0))
-    assert set(made.terms) == {"bce", "dice", "skeleton_recall", "cldice", "boundary"}
+    names = ("bce", "dice", "skeleton_recall", "cldice", "boundary")
+    assert set(made.terms) == {f"{name}_loss" for name in names}
     assert torch.isfinite(made.loss)
     assert made.prediction.shape == (2, 1, 16, 16, 16)
     assert project.decision(made.prediction).dtype == torch.bool

@@ -42,7 +42,8 @@ class PullsAtNothing:
     """A loss that counts, and whose gradient is exactly zero whenever it is measured: it teaches nothing, and its name
     in the settings says that it does.
 
-    Facts used: `pulls` of validations. A warning, once for each loss.
+    Facts used: `pulls` of validations: of each term, how often its gradient's norm was measured since the last one, and
+    the largest. A warning, once for each loss.
     """
 
     name = "loss without gradient"
@@ -53,20 +54,18 @@ class PullsAtNothing:
     def observe(self, event: HealthEvent) -> Finding | None:
         if event.moment != "validation":
             return None
-        before = dict(self.in_a_row)
-        for name, (count, largest) in event.facts.get("pulls", {}).items():
-            self.in_a_row[name] = 0 if largest else before.get(name, 0) + int(count)
-        silent = [name for name, count in self.in_a_row.items() if count >= MEASURED > before.get(name, 0)]
+        silent = []
+        for term, (count, largest) in event.facts.get("pulls", {}).items():
+            before = self.in_a_row.get(term, 0)
+            self.in_a_row[term] = 0 if largest > 0 else before + int(count)
+            if before < MEASURED <= self.in_a_row[term]:
+                silent.append(term.removesuffix("_loss"))
         if not silent:
             return None
         which = f"the loss {silent[0]} pulls" if len(silent) == 1 else f"the losses {' and '.join(silent)} pull"
-        return Finding(
-            self.name,
-            "warning",
-            f"{which} at nothing: every gradient at the network's answer was exactly zero, in {MEASURED} measurements "
-            "or more. Do the labels hold what it looks for? `runner vesuvius check` says; else set "
-            f"loss.{silent[0]}.weight to 0",
-        )
+        text = f"{which} at nothing: in {MEASURED} measurements or more, no voxel's logit had a gradient of it. "
+        what = f"Do the labels hold what it looks for (`runner vesuvius check`)? Else set loss.{silent[0]}.weight to 0"
+        return Finding(self.name, "warning", text + what)
 
 
 class WildShare:

@@ -16,6 +16,8 @@ from runner_vesuvius.losses import weight_at
 from runner_vesuvius.supervision import over_levels, supervised, targets
 
 TOPOLOGY = "topology"
+SUFFIX = "_loss"
+"""Of a term's name in logs: the metrics of a validation have a dice and a skeleton recall as well."""
 
 
 def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, progress: Progress, training: bool) -> Step:
@@ -31,10 +33,11 @@ def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, prog
     total, values, costs = torch.zeros((), device=logits[0].device), {}, {}
     for name, compute in _terms(logits, batch, config, weights, step if looks else None):
         if measures:
-            values[name], costs[name] = measured(compute, logits, weights[name])
+            value, costs[name + SUFFIX] = measured(compute, logits, weights[name])
         else:
-            values[name] = compute()
-        total = total + weights[name] * values[name]
+            value = compute()
+        values[name + SUFFIX] = value
+        total = total + weights[name] * value
     return Step(total, values, logits[0], costs)
 
 

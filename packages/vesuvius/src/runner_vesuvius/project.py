@@ -30,6 +30,7 @@ from runner_core.samples import PatchSamples
 
 from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig
+from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.limits import fault
 from runner_vesuvius.outputs import Detected
 
@@ -145,12 +146,16 @@ class Vesuvius(Project):
         return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
+        """proxy and its parts (`proxy.Proxy`), surface_ratio: of the annotated voxels of all patches together."""
         from runner_vesuvius.proxy import Proxy
 
-        return (Proxy(self._cut),)
+        return Proxy(self._cut), SurfaceRatio(self._cut)
 
     def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
-        raise NotImplementedError
+        from runner_vesuvius.proxy import plain
+
+        found = np.count_nonzero((prediction > self._cut) & batch["known"])
+        return plain(prediction, batch, self._cut) | {RATIO: found / np.count_nonzero(batch["surface"])}
 
     # ------------------------------------------------------------ whole records
 
