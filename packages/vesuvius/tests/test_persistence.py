@@ -116,6 +116,16 @@ def test_matches_as_the_plain_algorithm_does(pair: list[np.ndarray]) -> None:
         assert ours(first, second, found) == expected
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_matches_a_truth_and_an_unsure_prediction_as_the_plain_algorithm_does(seed: int) -> None:
+    """Part of the work is taken over then from the comparison image."""
+    rng = np.random.default_rng(seed)
+    truth = (rng.random((3, 5, 4)) < 0.5).astype(float)
+    prediction = np.round(rng.uniform(0.01, 1, truth.shape), seed % 3 + 1) + 0.01
+    for found, expected in zip(match(prediction, truth), plain_match(prediction, truth), strict=True):
+        assert ours(prediction, truth, found) == expected
+
+
 @given(volumes(1))
 @settings(max_examples=30, deadline=None)
 def test_a_barcode_is_the_plain_algorithms(pair: list[np.ndarray]) -> None:

@@ -64,11 +64,19 @@ def match(first: Volume, second: Volume, elders: Volume | None = None) -> tuple[
     old = a if elders is None else Filtration(_checked(elders))
     own_a, own_b, own_both = _homology(a, a, old, old), _homology(b, b), _homology(both, both)
     squares = own_both[2][0]
-    image_a, image_b = _homology(a, both, old, squares=squares), _homology(b, both, squares=squares)
+    image_a = _homology(a, both, old, squares=squares)
+    image_b = own_both if _begins_as(b, both) else _homology(b, both, squares=squares)
     return tuple(  # type: ignore[return-value]
         _matched((a, own_a[k], image_a[k]), (b, own_b[k], image_b[k]), k, lasting(both, k, own_both[k])[1])
         for k in range(3)
     )
+
+
+def _begins_as(binary: Filtration, both: Filtration) -> bool:
+    """Whether the lower of two values is where the comparison image is lowest: a truth, and a prediction that is less
+    than sure everywhere else. All births of bars are there, and what of its image is born there is what of the
+    comparison image is: of the other cells, in which the orders differ, only the set matters."""
+    return len(binary.values) == 2 and bool(((binary.levels[0] == 0) == (both.levels[0] == 0)).all())
 
 
 def _homology(
