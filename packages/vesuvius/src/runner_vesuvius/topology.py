@@ -41,8 +41,8 @@ def topology_loss(probability: Tensor, truth: Tensor, known: Tensor) -> Tensor:
     number of the truth's bars: the pull on an error does not depend on how much noise there is besides. Bars of the
     truth that the prediction lacks count 1 each and have no gradient, as in the paper. 0: the same topology, and sure.
 
-    Where `known` (D, H, W, bool) is not set, prediction and truth are background, as in the official score: it cuts both
-    alike, whatever either has there, and no gradient comes from it.
+    Where `known` (D, H, W, bool) is not set, prediction and truth are background, as in the official score: it cuts
+    both alike, whatever either has there, and no gradient comes from it.
 
     In two things it goes beyond the paper:
 
