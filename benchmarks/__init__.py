@@ -3,4 +3,19 @@
 A benchmark is a module here with `run(options) -> Result`; its name is in `NAMES`, in the order of the page.
 """
 
-NAMES = ("startup", "loop", "cache", "metrics", "scan", "spectral", "brain", "openkbp", "volumes", "targets")
+NAMES = (
+    "startup",
+    "loop",
+    "cache",
+    "metrics",
+    "scan",
+    "spectral",
+    "brain",
+    "openkbp",
+    "volumes",
+    "targets",
+    "losses",
+    "topology",
+    "surface_metric",
+    "augment3d",
+)
