@@ -129,18 +129,42 @@ def settings_table() -> str:
     """A table for each section of RunConfig, then one for what each project adds."""
     core = kinds(CORE / "config/__init__.py")
     sections = [(f.name, core[ast.unparse(f.type)]) for f in core["RunConfig"].fields]
-    parts = [f"## `{name}`\n\n{_settings([(name, kind)])}" for name, kind in sections]
+    parts = [f"## `{name}`\n\n{_settings([(name, kind)], core)}" for name, kind in sections]
     for package in PACKAGES:
         for path in sorted(package.glob("src/**/*.py")):
             own = kinds(path)
             for kind in (k for k in own.values() if "RunConfig" in k.bases):
                 sections = [(f.name, own[name]) for f in kind.fields if (name := ast.unparse(f.type)) in own]
-                parts.append(f"## Settings of {package.name} alone\n\n{_settings(sections)}")
+                parts.append(f"## Settings of {package.name} alone\n\n{_settings(sections, own)}")
     return "\n\n".join(parts)
 
 
-def _settings(sections: list[tuple[str, Kind]]) -> str:
-    return _table("setting", ((f"`{name}.{f.name}`", f) for name, kind in sections for f in kind.fields))
+def _settings(sections: list[tuple[str, Kind]], own: dict[str, Kind]) -> str:
+    """`own`: classes of the module, of which a field may be one: its fields stand in its place."""
+    leaves = (leaf for section, kind in sections for leaf in _leaves(section, kind, own))
+    return _table("setting", ((f"`{name}`", f) for name, f in leaves))
+
+
+def _leaves(section: str, kind: Kind, own: dict[str, Kind]) -> Iterator[tuple[str, Field]]:
+    for f in kind.fields:
+        inner = own.get(ast.unparse(f.type))
+        if inner is None:
+            yield f"{section}.{f.name}", f
+            continue
+        given = _given(f.default, inner)
+        for i, leaf in enumerate(inner.fields):
+            text = f"{f.text} {leaf.text}" if i == 0 else leaf.text
+            default = given.get(leaf.name, leaf.default)
+            yield f"{section}.{f.name}.{leaf.name}", leaf._replace(default=default, text=text)
+
+
+def _given(default: ast.expr | None, kind: Kind) -> dict[str, ast.expr]:
+    """What `field(default_factory=lambda: Kind(…))` gives to which field."""
+    made = next((node for node in ast.walk(default) if isinstance(node, ast.Lambda)), None) if default else None
+    if made is None or not isinstance(made.body, ast.Call):
+        return {}
+    by_place = zip((f.name for f in kind.fields), made.body.args, strict=False)
+    return {**dict(by_place), **{word.arg: word.value for word in made.body.keywords if word.arg}}
 
 
 def commands_table() -> str:

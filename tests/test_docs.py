@@ -27,7 +27,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
-FILES = {"json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
+FILES = {"csv", "json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
 """Endings of file names that look like settings: `log.jsonl`."""
 OWN_FLAGS = {
     "cache": {"--dir", "--project", "--older-than-days", "--max-gb", "--all"},
