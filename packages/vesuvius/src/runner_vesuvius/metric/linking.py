@@ -19,6 +19,7 @@ probability of 2⁻⁶³).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,38 +49,34 @@ def deaths(union: Array, parts: Sequence[Loops]) -> list[Array]:
 
     `parts`: loops of each part, whose foreground is within the union's. Squares as 3 × index of the voxel + normal.
     """
-    first_bits = np.cumsum([0] + [-(-loops.number // 64) * 64 for loops in parts])
-    walls = _sweep(union.shape, parts, first_bits)
+    first = np.cumsum([0] + [loops.number for loops in parts])
+    walls = _sweep(union.shape, parts, first)
     tree, candidates = _scan(union.reshape(-1), *walls, *union.shape)
     directions, jumps = _paths(tree, *walls, *union.shape)
-    rows = np.zeros((len(candidates), first_bits[-1] // 64), np.uint64)
-    _link(candidates, directions, jumps, tuple(walls), *union.shape, rows)
-    words = first_bits // 64
-    return [
-        np.sort(candidates[_independent(rows[:, begin:end].copy(), part.number)])
-        for part, begin, end in zip(parts, words[:-1], words[1:], strict=True)
-    ]
+    linked, starts = _link(candidates, directions, jumps, tuple(walls), *union.shape, int(first[-1]))
+    return [np.sort(candidates[_independent(linked, starts, begin, end)]) for begin, end in pairwise(first.tolist())]
 
 
-def _sweep(shape: tuple[int, ...], groups: Sequence[Loops], first_bits: Array) -> _Walls:
-    _, height, width = shape
+def _sweep(shape: tuple[int, ...], groups: Sequence[Loops], first_loops: Array) -> _Walls:
+    depth, height, width = shape
+    plane, top = height * width, max(depth, height)
     columns, heights, loops = [], [], []
-    for group, first in zip(groups, first_bits, strict=False):
-        loop = np.repeat(np.arange(group.number) + first, np.diff(group.starts))
+    for group, first in zip(groups, first_loops, strict=False):
+        loop = (np.repeat(np.arange(group.number), np.diff(group.starts)) + first).astype(np.int32)
         axis, voxel = group.edges % 3, group.edges // 3
-        z, column = voxel // (height * width), voxel % (height * width)
         along_x, along_y = axis == 2, axis == 1
-        columns += [column[along_x], column[along_y] + height * width, 2 * height * width + column[along_x] % width]
-        heights += [z[along_x], z[along_y], column[along_x] // width]
+        z, column = np.divmod(voxel[along_x], plane)
+        columns += [column, voxel[along_y] % plane + plane, column % width + 2 * plane]
+        heights += [z, voxel[along_y] // plane, column // width]
         loops += [loop[along_x], loop[along_y], loop[along_x]]
-    at, level, which = np.concatenate(columns), np.concatenate(heights), np.concatenate(loops)
-    order = np.lexsort((-level, at))
-    at, level, which = at[order], level[order], which[order]
-    starts = np.searchsorted(at, np.arange(2 * height * width + width + 1))
-    words = np.random.Generator(np.random.Philox(0)).integers(1, 2**63, int(first_bits[-1]), np.int64)[which]
+    place = np.concatenate(columns) * top + (top - 1 - np.concatenate(heights))
+    order = np.argsort(place)
+    place, which = place[order], np.concatenate(loops)[order]
+    starts = np.searchsorted(place, np.arange(2 * plane + width + 1) * top)
+    words = np.random.Generator(np.random.Philox(0)).integers(1, 2**63, int(first_loops[-1]), np.int64)[which]
     sums = np.bitwise_xor.accumulate(np.append(0, words))
     own = sums[1:] ^ np.repeat(sums[starts[:-1]], np.diff(starts))
-    return _Walls(starts, level.astype(np.int32), which.astype(np.int32), own)
+    return _Walls(starts, (top - 1 - place % top).astype(np.int32), which, own)
 
 
 @compiled
@@ -228,65 +225,98 @@ def _paths(tree, starts, heights, loops, words, depth, height, width):  # type: 
 
 
 @compiled
-def _toggle(square, normal, height, width, starts, heights, loops, row):  # type: ignore[no-untyped-def]
+def _toggle(square, normal, height, width, starts, heights, loops, odd, touched, count):  # type: ignore[no-untyped-def]
+    """Changes the parity of the loops whose walls the square is in. Returns `touched` and its length, with them."""
     column, level = _column(square, normal, height, width)
     if column < 0:
-        return
+        return touched, count
     for k in range(starts[column], starts[column + 1]):
         if heights[k] <= level:
             break
-        row[loops[k] >> 6] ^= np.uint64(1) << np.uint64(loops[k] & 63)
+        odd[loops[k]] ^= 1
+        if count == touched.size:
+            touched = np.concatenate((touched, np.empty(count, np.int32)))
+        touched[count] = loops[k]
+        count += 1
+    return touched, count
 
 
 @compiled
-def _link(candidates, directions, jumps, walls, depth, height, width, rows):  # type: ignore[no-untyped-def]
-    """Linking numbers of each candidate's cycle with all loops, as bits."""
+def _link(candidates, directions, jumps, walls, depth, height, width, number):  # type: ignore[no-untyped-def]
+    """Loops with which each candidate's cycle is linked, in order: cycle k with linked[starts[k] : starts[k + 1]]."""
     starts, heights, loops, _ = walls
     step, ends = (height * width, width, 1), (depth - 1, height - 1, width - 1)
+    odd = np.zeros(number, np.uint8)
+    touched, linked = np.empty(1024, np.int32), np.empty(1024, np.int32)
+    rows = np.zeros(candidates.size + 1, np.int64)
+    size = 0
     for k in range(candidates.size):
         i, normal = candidates[k] // 3, candidates[k] % 3
         at = (i // step[0], i // width % height, i % width)
-        _toggle(i, normal, height, width, starts, heights, loops, rows[k])
+        touched, count = _toggle(i, normal, height, width, starts, heights, loops, odd, touched, 0)
         for side in range(2):
             if at[normal] == (0 if side else ends[normal]):
                 continue
-            cube = jumps[i - side * step[normal]]
+            cube = np.int64(jumps[i - side * step[normal]])
             while cube >= 0:
                 way = directions[cube]
-                axis = way % 3
-                square = cube + (step[axis] if way >= 3 else 0)
-                _toggle(np.int64(square), np.int64(axis), height, width, starts, heights, loops, rows[k])
-                at_end = cube // step[axis] % (ends[axis] + 1)
-                if at_end == (ends[axis] - 1 if way >= 3 else 0):
+                axis, up = np.int64(way % 3), way >= 3
+                square = cube + (step[axis] if up else 0)
+                touched, count = _toggle(square, axis, height, width, starts, heights, loops, odd, touched, count)
+                if cube // step[axis] % (ends[axis] + 1) == (ends[axis] - 1 if up else 0):
                     break
-                cube = jumps[cube + (step[axis] if way >= 3 else -step[axis])]
+                cube = np.int64(jumps[cube + (step[axis] if up else -step[axis])])
+        while size + count > linked.size:
+            linked = np.concatenate((linked, np.empty(linked.size, np.int32)))
+        begin = size
+        for t in range(count):
+            if odd[touched[t]]:
+                odd[touched[t]] = 0
+                linked[size] = touched[t]
+                size += 1
+        linked[begin:size].sort()
+        rows[k + 1] = size
+    return linked[:size].copy(), rows
 
 
 @compiled
-def _independent(rows, rank):  # type: ignore[no-untyped-def]
-    """Which rows (bits modulo 2; they are used up) do not depend on those before them; `rank`: no more than so many."""
-    number, words = rows.shape
-    pivots = np.full(64 * words, -1, np.int64)
-    found = np.zeros(number, np.bool_)
-    count = 0
-    for k in range(number):
-        if count == rank:
+def _independent(linked, starts, begin, end):  # type: ignore[no-untyped-def]
+    """Which rows, of their loops begin ≤ loop < end and modulo 2, do not depend on those before them."""
+    found = np.zeros(starts.size - 1, np.bool_)
+    first, last = np.full(end - begin, -1, np.int64), np.zeros(end - begin, np.int64)  # the row with each lowest loop
+    kept = np.empty(1024, np.int32)
+    row, other = np.empty(end - begin, np.int32), np.empty(end - begin, np.int32)
+    count = size = 0
+    for k in range(starts.size - 1):
+        if count == end - begin:
             break
-        for w in range(words):
-            while rows[k, w]:
-                low = rows[k, w] & (~rows[k, w] + np.uint64(1))
-                bit = 64 * w
-                while low > np.uint64(1):
-                    low >>= np.uint64(1)
-                    bit += 1
-                pivot = pivots[bit]
-                if pivot < 0:
-                    pivots[bit] = k
-                    found[k] = True
-                    count += 1
-                    break
-                for v in range(w, words):
-                    rows[k, v] ^= rows[pivot, v]
-            if found[k]:
-                break
+        length = 0
+        for t in range(starts[k], starts[k + 1]):
+            if begin <= linked[t] < end:
+                row[length] = linked[t]
+                length += 1
+        while length and first[row[0] - begin] >= 0:
+            low = row[0] - begin
+            a, b, filled = 0, first[low], 0
+            while a < length or b < last[low]:
+                if b == last[low] or (a < length and row[a] < kept[b]):
+                    other[filled] = row[a]
+                    a += 1
+                elif a == length or kept[b] < row[a]:
+                    other[filled] = kept[b]
+                    b += 1
+                else:
+                    a += 1
+                    b += 1
+                    continue
+                filled += 1
+            row, other, length = other, row, filled
+        if length:
+            while size + length > kept.size:
+                kept = np.concatenate((kept, np.empty(kept.size, np.int32)))
+            kept[size : size + length] = row[:length]
+            first[row[0] - begin], last[row[0] - begin] = size, size + length
+            size += length
+            count += 1
+            found[k] = True
     return found

@@ -33,9 +33,11 @@ def surface_dice(predicted: Array, truth: Array) -> float:
     codes = [_cells(np.ascontiguousarray(mask, bool)) for mask in (predicted, truth)]
     near, all_areas = 0.0, 0.0
     for ours, others in (codes, codes[::-1]):
-        close = squared_distance((others != 0) & (others != 255), TOLERANCE**2 + 1) <= TOLERANCE**2
-        near += float(np.bincount(ours[close], minlength=256) @ AREAS)
-        all_areas += float(np.bincount(ours.reshape(-1), minlength=256) @ AREAS)
+        squares = squared_distance((others != 0) & (others != 255), TOLERANCE**2 + 1)
+        far_and_near = np.zeros((2, 256), np.int64)
+        _count(ours.reshape(-1), squares.reshape(-1), TOLERANCE**2, far_and_near)
+        near += float(far_and_near[1] @ AREAS)
+        all_areas += float(far_and_near.sum(0) @ AREAS)
     return near / all_areas
 
 
@@ -63,6 +65,12 @@ def _encode(mask, codes):  # type: ignore[no-untyped-def]
                     if mask[row, line, x]:
                         codes[z, y, x + 1] |= first
                         codes[z, y, x] |= second
+
+
+@compiled
+def _count(codes, squares, limit, counts):  # type: ignore[no-untyped-def]
+    for i in range(codes.size):
+        counts[int(squares[i] <= limit), codes[i]] += 1
 
 
 def _areas() -> Array:
