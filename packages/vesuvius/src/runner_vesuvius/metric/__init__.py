@@ -49,9 +49,9 @@ def score(predicted: Array, truth: Array, threads: int = 1) -> Score:
     `predicted` and `truth`: (D, H, W), bool or integer, surface where not 0; where `truth` is 2, neither counts.
     Topology is compared in 2 × 2 × 2 tiles (the first of an axis has the larger part), `threads` of them at a time.
 
-    A volume of 320³ with a rough prediction (31,000 loops) takes 14 s on one core and 400 MB beyond the two volumes, each
-    further thread about 65 MB (measured; Betti-Matching-3D alone: 25 s and 5.1 GB for one of its eight tiles). White
-    noise is slower: 12 s and 0.5 GB for a tile of 96³.
+    A volume of 320³ with a rough prediction (31,000 loops) takes 14 s of one core and 400 MB beyond the two volumes,
+    each further thread about 65 MB (measured; Betti-Matching-3D alone: 25 s and 5.1 GB for one of its eight tiles).
+    White noise is slower: 12 s and 0.5 GB for a tile of 96³.
 
     Raises BadInput for other shapes and types.
     """

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runner_vesuvius._compiled import compiled
+from runner_vesuvius.metric.elimination import independent
 from runner_vesuvius.metric.loops import Loops
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +55,7 @@ def deaths(union: Array, parts: Sequence[Loops]) -> list[Array]:
     tree, candidates = _scan(union.reshape(-1), *walls, *union.shape)
     directions, jumps = _paths(tree, *walls, *union.shape)
     linked, starts = _link(candidates, directions, jumps, tuple(walls), *union.shape, int(first[-1]))
-    return [np.sort(candidates[_independent(linked, starts, begin, end)]) for begin, end in pairwise(first.tolist())]
+    return [np.sort(candidates[independent(linked, starts, begin, end)]) for begin, end in pairwise(first.tolist())]
 
 
 def _sweep(shape: tuple[int, ...], groups: Sequence[Loops], first_loops: Array) -> _Walls:
@@ -277,46 +278,3 @@ def _link(candidates, directions, jumps, walls, depth, height, width, number):  
         linked[begin:size].sort()
         rows[k + 1] = size
     return linked[:size].copy(), rows
-
-
-@compiled
-def _independent(linked, starts, begin, end):  # type: ignore[no-untyped-def]
-    """Which rows, of their loops begin ≤ loop < end and modulo 2, do not depend on those before them."""
-    found = np.zeros(starts.size - 1, np.bool_)
-    first, last = np.full(end - begin, -1, np.int64), np.zeros(end - begin, np.int64)  # the row with each lowest loop
-    kept = np.empty(1024, np.int32)
-    row, other = np.empty(end - begin, np.int32), np.empty(end - begin, np.int32)
-    count = size = 0
-    for k in range(starts.size - 1):
-        if count == end - begin:
-            break
-        length = 0
-        for t in range(starts[k], starts[k + 1]):
-            if begin <= linked[t] < end:
-                row[length] = linked[t]
-                length += 1
-        while length and first[row[0] - begin] >= 0:
-            low = row[0] - begin
-            a, b, filled = 0, first[low], 0
-            while a < length or b < last[low]:
-                if b == last[low] or (a < length and row[a] < kept[b]):
-                    other[filled] = row[a]
-                    a += 1
-                elif a == length or kept[b] < row[a]:
-                    other[filled] = kept[b]
-                    b += 1
-                else:
-                    a += 1
-                    b += 1
-                    continue
-                filled += 1
-            row, other, length = other, row, filled
-        if length:
-            while size + length > kept.size:
-                kept = np.concatenate((kept, np.empty(kept.size, np.int32)))
-            kept[size : size + length] = row[:length]
-            first[row[0] - begin], last[row[0] - begin] = size, size + length
-            size += length
-            count += 1
-            found[k] = True
-    return found
