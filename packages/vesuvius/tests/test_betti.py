@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from runner_vesuvius.metric.betti import betti_counts, find_cavities
+from runner_vesuvius.metric.elimination import independent
 from runner_vesuvius.metric.loops import find_loops
 from scipy import ndimage
 
@@ -111,6 +112,20 @@ def test_loops_are_cycles_within_the_mask(seed, share):
         assert len(np.unique(edges)) == len(edges)
         assert mask.ravel()[ends].all()
         assert (np.bincount(ends) % 2 == 0).all()
+
+
+@given(st.integers(0, 10**9), st.integers(1, 12), st.integers(0, 20))
+@settings(deadline=None)
+def test_elimination_finds_what_adds_to_the_rank(seed, columns, number):
+    rng = np.random.default_rng(seed)
+    rows = rng.random((number, columns + 4)) < rng.random()
+    linked = np.concatenate([np.flatnonzero(row) for row in rows] or [[]]).astype(np.int32)
+    found = independent(linked, np.cumsum([0, *rows.sum(1)]), 2, columns + 2)  # of the columns between two more
+    spanned = {0}
+    for row, is_new in zip(rows[:, 2:-2], found, strict=True):
+        value = int("".join(map(str, row.astype(int))), 2)
+        assert is_new == (value not in spanned)
+        spanned |= {value ^ other for other in spanned}
 
 
 def reduced(rows, columns, dimension):
