@@ -65,6 +65,12 @@ def test_small_gradients_do_not_vanish_in_float16():
     assert float(costs[1].gradient) == pytest.approx(float(costs[0].gradient), rel=1e-3)
 
 
+def test_double_precision_is_measured_too():
+    logits = torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True)
+    _, cost = measured(lambda: logits.square().sum(), logits)
+    assert (cost.gradient.dtype, float(cost.gradient)) == (torch.float32, 12)
+
+
 # ---------------------------------------------------------------- from the step to the log
 
 
@@ -105,6 +111,20 @@ def test_health_rules_see_how_hard_losses_pulled_since_the_last_validation(tmp_p
     toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Measuring)
     pulls = [event.facts["pulls"] for event in seen if event.moment == "validation"]
     assert [pull["number"] for pull in pulls] == [[2, 3], [1, 9]]
+
+
+@pytest.mark.parametrize("overflowed", [np.inf, np.nan])
+def test_a_gradient_that_overflowed_is_not_taken_for_one_of_nothing(tmp_path, monkeypatch, overflowed):
+    class Overflowing(Measuring):
+        def step(self, model, batch, progress):
+            step = super().step(model, batch, progress)
+            return step._replace(costs={name: Cost(overflowed, cost.seconds) for name, cost in step.costs.items()})
+
+    seen = []
+    observe = Health.observe
+    monkeypatch.setattr(Health, "observe", lambda self, event: (seen.append(event), observe(self, event))[1])
+    toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Overflowing)
+    assert [event.facts["pulls"] for event in seen if event.moment == "validation"] == [{}, {}]
 
 
 EVERYTHING = {"train__epochs": 4, "train__accumulate": 3, "checkpoint__every_steps": 2, "log__every": 5}

@@ -6,6 +6,7 @@ watched, health findings, checkpoint. Everything that is not a function of setti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from signal import Signals as Signal
@@ -205,7 +206,8 @@ class Loop:
             self._event("losses", losses)
             for name, norm in losses["gradient_norm"].items():
                 count, largest = self.state.pulls.get(name, (0, 0.0))
-                self.state.pulls[name] = [count + 1, max(largest, norm)]
+                if math.isfinite(norm):  # a gradient that overflowed in half precision is not one of nothing
+                    self.state.pulls[name] = [count + 1, max(largest, norm)]
         error = self._observe("log", values)
         return [] if error is None else [error]
 

@@ -45,9 +45,15 @@ def measured(
         outer = torch.full_like(value, scale)
         gradients = torch.autograd.grad(value, wanted, outer, retain_graph=True, allow_unused=True)
     seconds = _now(parts[0]) - begun
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients if g is not None]
+    norms = [_norm(g) for g in gradients if g is not None]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=value.device)
     return value, Cost(total * (abs(weight) / scale), seconds)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    """In float32, of a float64 gradient too; summed in float32 or better."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient, dtype=wide).float()
 
 
 def _now(tensor: Tensor) -> float:
