@@ -107,14 +107,15 @@ def _places(matrix: Tensor, size: tuple[int, ...], device: Any) -> Tensor:
     """(1, D, H, W, 3): where each voxel comes from, as `grid_sample` counts: x, y, z, each from −1 to 1."""
     half = _half(size)
     theta = torch.cat((matrix * half / half[:, None], torch.zeros(3, 1)), 1)
-    return functional.affine_grid(theta[None].to(device), [1, 1, *size], align_corners=True)
+    return functional.affine_grid(theta[None].to(device, non_blocking=True), [1, 1, *size], align_corners=True)
 
 
 def _displacement(size: tuple[int, ...], voxels: float, host: torch.Generator, device: Any) -> Tensor:
     """Smooth and random, (1, D, H, W, 3), of standard deviation `voxels`; counted as `_places` are."""
     depth, height, width = (_spread(n, device) for n in size)
-    drawn = torch.randn(3, *(m.shape[1] for m in (depth, height, width)), generator=host).to(device)
-    drawn *= voxels / _half(size).to(device)[:, None, None, None]
+    drawn = torch.randn(3, *(m.shape[1] for m in (depth, height, width)), generator=host)
+    drawn *= voxels / _half(size)[:, None, None, None]
+    drawn = drawn.to(device, non_blocking=True)
     rows = (height @ (drawn @ width.T)).flatten(2)
     return (depth @ rows).view(3, *size).permute(1, 2, 3, 0)[None]
 
