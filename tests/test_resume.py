@@ -27,6 +27,11 @@ CASES = {
         *["--model.layers", "2", "--model.dropout", "0.1", "--model.chunk", "200"],
     ],
     "brainunet, 2 workers": ["brainunet", "--train.batch-size", "4", "--train.workers", "2"],
+    "vesuvius, warps, topology, costs": [
+        *["vesuvius", "--data.patch", "32", "32", "32", "--model.base", "4", "--predict.overlap", "0"],
+        *["--augment.affine", "1", "--augment.elastic", "1", "--augment.blur", "1", "--loss.measure-every", "3"],
+        *["--loss.topology.weight", "0.1", "--loss.topology-every", "4", "--loss.topology-crop", "12"],
+    ],
     "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32", "--augment.rotate", "20"],
 }
 
