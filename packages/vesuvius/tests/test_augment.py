@@ -10,7 +10,8 @@ import pytest
 import torch
 from runner_vesuvius import augment
 from runner_vesuvius.config import AugmentConfig
-from runner_vesuvius.targets import IGNORE, LABEL, MEDIAL, SURFACE, TUBE
+from runner_vesuvius.labels import IGNORE, SURFACE
+from runner_vesuvius.targets import LABEL, MEDIAL, TUBE
 from scipy import ndimage
 
 NOTHING = AugmentConfig(

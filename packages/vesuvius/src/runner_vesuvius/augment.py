@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_vesuvius.config import AugmentConfig
-from runner_vesuvius.targets import CAP, IGNORE, LABEL, SURFACE
+from runner_vesuvius.labels import IGNORE, SURFACE
+from runner_vesuvius.targets import CAP, LABEL
 
 SPACING = 32
 """Voxels, about, between the points at which an elastic warp is drawn: with closer ones space would fold."""

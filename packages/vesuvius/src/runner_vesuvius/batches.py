@@ -9,9 +9,10 @@ from torch import Tensor
 
 from runner_vesuvius import augment
 from runner_vesuvius.config import LossConfig, ScrollConfig
+from runner_vesuvius.labels import IGNORE, SURFACE
 from runner_vesuvius.limits import terms
 from runner_vesuvius.losses import LOSSES
-from runner_vesuvius.targets import IGNORE, LABEL, MEDIAL, SURFACE, TUBE
+from runner_vesuvius.targets import LABEL, MEDIAL, TUBE
 
 STORED = ("image", "target", "distance")
 

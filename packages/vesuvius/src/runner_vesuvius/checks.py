@@ -14,6 +14,7 @@ from runner_core._text import counted
 from runner_core.protocols import Finding
 
 from runner_vesuvius import volumes, zarrs
+from runner_vesuvius.labels import IGNORE, SURFACE
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,7 +65,7 @@ def histogram(image: Array, label: Array | None) -> Array:
     (the last row)."""
     counts = np.zeros(3 * 256, np.int64)
     for z in range(len(image)):
-        rows = np.uint16(2) if label is None else label[z].astype(np.uint16)
+        rows = np.uint16(IGNORE) if label is None else label[z].astype(np.uint16)
         counts += np.bincount((rows * 256 + image[z]).ravel(), minlength=3 * 256)
     return counts.reshape(3, 256)
 
@@ -160,7 +161,7 @@ def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
 
 def _has_surface(label: Path) -> bool:
     try:
-        return bool((volumes.read_label(label) == 1).any())
+        return bool((volumes.read_label(label) == SURFACE).any())
     except BadInput:
         return False
 

@@ -9,6 +9,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
+from runner_vesuvius.labels import IGNORE, SURFACE
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Colour = tuple[int, int, int]
 
@@ -34,7 +36,7 @@ def montage(image: Array, prediction: Array, truth: Array | None) -> Array:
     `image` uint8, `prediction` (what is not 0 is surface), `truth` 0, 1, 2 (not annotated: dimmed): (D, H, W) each. A
     slice is the one with most true surface, or most predicted without truth, or the middle one where there is neither.
     """
-    surface = prediction > 0 if truth is None else truth == 1
+    surface = prediction > 0 if truth is None else truth == SURFACE
     places = [_fullest(surface, axis) for axis in range(3)]
     zoom, shades = _zoom(image.shape), _shades(image)
     columns = []
@@ -46,7 +48,7 @@ def montage(image: Array, prediction: Array, truth: Array | None) -> Array:
     colours = {"prediction": PREDICTION}
     if truth is not None:
         colours |= {"truth": TRUTH, "both": BOTH}
-        if (truth == 2).any():
+        if (truth == IGNORE).any():
             colours["not annotated"] = (round(BRIGHTEST * DIM),) * 3
     return np.concatenate([rows[0], rows[1], np.full((_GAP, *rows[1].shape[1:]), _PAPER, np.uint8), rows[2],
                            _text(colours, rows[1].shape[1])])  # fmt: skip
@@ -77,9 +79,9 @@ def _panels(grey: Array, prediction: Array, truth: Array | None, zoom: float) ->
     bare = np.repeat(_scaled(grey, zoom).astype(np.uint8)[..., None], 3, axis=2)
     outlined = bare.copy()
     found = _outline(prediction > 0, zoom)
-    true = np.zeros_like(found) if truth is None else _outline(truth == 1, zoom)
+    true = np.zeros_like(found) if truth is None else _outline(truth == SURFACE, zoom)
     if truth is not None:
-        unknown = _scaled((truth == 2).astype(np.float32), zoom) > 0.5
+        unknown = _scaled((truth == IGNORE).astype(np.float32), zoom) > 0.5
         outlined[unknown] = (outlined[unknown] * DIM).astype(np.uint8)
     for where, colour in ((found & ~true, PREDICTION), (true & ~found, TRUTH), (found & true, BOTH)):
         outlined[where] = colour

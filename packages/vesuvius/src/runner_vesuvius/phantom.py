@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
+from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.papyrus import Array, Piece, Rolling, roll, smooth
 from runner_vesuvius.volumes import write_tif
 
@@ -28,7 +29,6 @@ KNOWN = (0.3, 0.46)
 """Share of a volume that is annotated."""
 RIM = 4
 """Voxels at the faces of a volume that nobody annotated."""
-IGNORE = 2
 
 
 @dataclass(frozen=True)

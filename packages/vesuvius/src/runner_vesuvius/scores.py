@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from runner_vesuvius.labels import IGNORE, SURFACE
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHOWN = ("score", "topo", "surface_dice", "voi_score", "dice")
@@ -23,10 +25,10 @@ def volume_scores(mask: Array, truth: Array) -> dict[str, float]:
     topo_f1_0, 1, 2     of components, loops and cavities; NaN where neither has any
     split, merge        bits by which true sheets are in pieces, and by which pieces hold several sheets
     """
-    from runner_vesuvius.metric import IGNORE, score
+    from runner_vesuvius.metric import score
 
     found = score(mask, truth, threads=len(os.sched_getaffinity(0)))
-    predicted, true = (mask != 0) & (truth != IGNORE), truth == 1
+    predicted, true = (mask != 0) & (truth != IGNORE), truth == SURFACE
     both, total = int(np.count_nonzero(predicted & true)), int(np.count_nonzero(predicted) + np.count_nonzero(true))
     return {
         "score": found.score,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BACKGROUND, SURFACE, IGNORE = 0, 1, 2
-"""Labels. What is ignored is not annotated: it may be surface or not."""
+from runner_vesuvius.labels import IGNORE, SURFACE
+
 LABEL, TUBE, MEDIAL = 3, 4, 8
 """Bits of a target: the label, whether the voxel is in the tube, whether it is on the medial surface."""
 CAP = 255

@@ -22,6 +22,7 @@ from runner_core._memory import available_ram
 from runner_core._text import counted
 
 from runner_vesuvius import npy, tif, zarrs
+from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.tif import write as write_tif
 
 __all__ = ["SUFFIXES", "Outline", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
@@ -32,7 +33,6 @@ Outline = tuple[tuple[int, int, int], np.dtype[Any]]
 
 _FORMATS: dict[str, ModuleType] = {".tif": tif, ".tiff": tif, ".npy": npy, ".zarr": zarrs}
 SUFFIXES = tuple(_FORMATS)
-IGNORE = 2
 
 
 def outline(path: Path) -> Outline:

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from runner_core import BadInput
 
+from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.metric.betti import betti_counts
 from runner_vesuvius.metric.surface import surface_dice
 from runner_vesuvius.metric.voi import variation_of_information
 
 Array = np.ndarray[Any, Any]
 
-IGNORE = 2
-"""Label of voxels that nobody annotated."""
 TOPOLOGY, SURFACE, COMPONENTS = 0.30, 0.35, 0.35
 """Weights of the three parts."""
 DIMENSIONS = (0.34, 0.33, 0.33)
