@@ -65,8 +65,8 @@ class LossConfig:
     topology: TermConfig = field(default_factory=TermConfig)
     """Betti matching of persistent homology (Stucki 2023) on a crop, every `topology_every` steps. A weight of 0.01
     pulls about as hard as the cross-entropy does; early predictions have no topology to speak of: begin at 0.3."""
-    positive: float = 2.0
-    """Weight of surface voxels in the cross-entropy."""
+    positive: float = 1.0
+    """Weight of surface voxels in the cross-entropy; 2 marked the whole papyrus in trials, not only its surface."""
     cldice_iterations: int = 3
     """Erosions of clDice's soft skeleton."""
     tau: float = 5.0
@@ -158,15 +158,20 @@ def large() -> ScrollConfig:
 
 
 def demo() -> ScrollConfig:
-    """The phantom in less than two minutes: a small network on patches of 48³."""
+    """The phantom in less than two minutes: a small network on patches of 32³."""
     config = ScrollConfig()
-    config.data.patch = (48, 48, 48)
+    # More of a small patch around a labelled voxel is labelled: eight of them taught more than two of 48³.
+    config.data.patch = (32, 32, 32)
+    config.data.patches = 32
     config.model.base, config.model.multipliers, config.model.blocks = 8, (1, 2, 4), 1
-    config.train.batch_size = 2
-    config.train.epochs = 10
+    config.loss.topology_crop = 32
+    config.train.batch_size = 8
+    config.train.epochs = 16
     config.train.learning_rate = 5e-3
-    config.train.ema = 0.98
+    config.train.clip = 1.0
+    config.train.ema = 0.97
     config.train.channels_last = "on"
+    config.log.every = 14
     return config
 
 
