@@ -49,18 +49,19 @@ def remove_small(mask: np.ndarray[Any, Any], min_size: int) -> Mask:
 def fill_cavities(mask: np.ndarray[Any, Any], max_size: int) -> Mask:
     """The mask (bool) with its cavities of at most `max_size` voxels filled.
 
-    A cavity is a 6-connected component of the background that does not touch the border of the volume.
+    A cavity is a 6-connected component of the background that does not touch the border of the volume. Takes 5 bytes a
+    voxel beyond the mask.
     """
-    filled = _boolean(mask).copy()
-    if max_size <= 0 or min(filled.shape) < 3:
-        return filled
-    labels, count = label6(~filled)
+    mask = _boolean(mask)
+    if max_size <= 0 or min(mask.shape) < 3:
+        return mask.copy()
+    labels, count = label6(~mask)
     small = sizes(labels, count) <= max_size
     for axis in range(3):
         for side in (0, -1):
             small[np.take(labels, side, axis)] = False
-    small[0] = False
-    filled |= _chosen(labels, small)
+    filled = _chosen(labels, small)
+    filled |= mask
     return filled
 
 
@@ -77,7 +78,6 @@ def hysteresis(probability: np.ndarray[Any, Any], low: int, high: int) -> Mask:
     seeded = np.zeros(count + 1, bool)
     for plane, values in zip(labels, probability, strict=True):  # a plane at a time: no copy of the volume
         seeded[plane[values >= high]] = True
-    seeded[0] = False
     return _chosen(labels, seeded)
 
 
@@ -96,6 +96,7 @@ def _forest(mask: Mask, full: bool) -> Labels:
 
 
 def _chosen(labels: Labels, keep: Mask) -> Mask:
+    """Voxels of the labels to keep; those of none are not, whatever `keep` has for 0."""
     keep[0] = False
     chosen = np.empty(labels.shape, bool)
     _choose(labels.reshape(-1), keep, chosen.reshape(-1))

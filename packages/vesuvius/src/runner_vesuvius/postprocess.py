@@ -20,8 +20,12 @@ def surface(probability: Array, settings: PredictConfig) -> Array:
 
 
 def tidied(mask: Array, settings: PredictConfig) -> Array:
-    """A mask (D, H, W) bool → uint8, 0 or 1: small components removed, then small cavities filled."""
-    return fill_cavities(remove_small(mask, settings.min_size), settings.fill_holes).view(np.uint8)
+    """A mask (D, H, W) bool → uint8, 0 or 1: small components removed, then small cavities filled.
+
+    Takes 6 bytes a voxel, the mask's included, where nobody else holds on to it.
+    """
+    mask = remove_small(mask, settings.min_size)  # the one before is let go
+    return fill_cavities(mask, settings.fill_holes).view(np.uint8)
 
 
 def _steps(probability: float) -> int:
