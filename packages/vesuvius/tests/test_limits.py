@@ -21,13 +21,16 @@ WRONG: list[tuple[str, Any]] = [
     ("model.base", 0),
     ("model.blocks", 0),
     ("model.multipliers", []),
+    ("model.multipliers", [2]),
+    ("loss.positive", float("inf")),
+    ("loss.dice.weight", float("inf")),
+    ("augment.noise", float("inf")),
     ("model.multipliers", [1, 0]),
     ("loss.positive", -1.0),
     ("loss.tau", 15.5),
     ("loss.tau", 0.0),
     ("loss.cldice_iterations", 0),
     ("loss.topology_every", 0),
-    ("loss.topology_crop", 73),
     ("loss.topology_crop", 2),
     ("loss.measure_every", 0),
     ("loss.bce.weight", -1.0),
@@ -80,6 +83,8 @@ def test_something_must_be_learned_from_the_first_step_on() -> None:
     late = silent | {"loss.bce.weight": 1.0, "loss.bce.begin": 0.5}
     assert "first step" in (fault(changed(**late)) or "")
     assert "first step" in (fault(changed(**silent, **{"loss.topology.weight": 1.0})) or "")
+    rising = silent | {"loss.bce.weight": 1.0, "loss.bce.full": 0.5}
+    assert "first step" in (fault(changed(**rising)) or "")
     assert fault(changed(**silent, **{"loss.cldice.weight": 1.0})) is None
 
 

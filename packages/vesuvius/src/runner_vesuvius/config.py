@@ -74,7 +74,7 @@ class LossConfig:
     topology_every: int = 50
     """Steps between two computations of the topology loss."""
     topology_crop: int = 48
-    """Side (voxels) of the crop that the topology loss looks at."""
+    """Side (voxels) of the crop that the topology loss looks at; at most the patch's."""
     measure_every: int = 50
     """Steps between two measurements of what each loss costs and how hard it pulls (log.jsonl, event losses)."""
 
@@ -164,7 +164,6 @@ def demo() -> ScrollConfig:
     config.data.patch = (32, 32, 32)
     config.data.patches = 32
     config.model.base, config.model.multipliers, config.model.blocks = 8, (1, 2, 4), 1
-    config.loss.topology_crop = 32
     config.train.batch_size = 8
     config.train.epochs = 16
     config.train.learning_rate = 5e-3

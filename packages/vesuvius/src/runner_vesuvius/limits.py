@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -28,7 +29,7 @@ LARGEST_TAU = 15
 
 def fault(config: ScrollConfig) -> str | None:
     """The first thing that is wrong with the settings, or None."""
-    checks = (_bounds(config), _patches(config), _losses(config.loss, config), _prediction(config))
+    checks = (_bounds(config), _patches(config), _losses(config.loss), _prediction(config))
     return next((wrong for check in checks for wrong in check), None)
 
 
@@ -42,8 +43,8 @@ def _bounds(config: ScrollConfig) -> Iterator[str]:
     for section, names in LEAST.items():
         for name, least in names.items():
             value = getattr(getattr(config, section), name)
-            if not value >= least:
-                yield f"{section}.{name} is {value}; {least:g} is the least"
+            if not (value >= least and math.isfinite(value)):
+                yield f"{section}.{name} is {value}; {least:g} is the least, and it is finite"
     for section, names in MOST.items():
         for name, most in names.items():
             value = getattr(getattr(config, section), name)
@@ -55,36 +56,34 @@ def _patches(config: ScrollConfig) -> Iterator[str]:
     patch, levels = config.data.patch, len(config.model.multipliers)
     if min(patch) < SIDE:
         yield f"data.patch is {patch}; {SIDE} is the least side"
-    if not config.model.multipliers or min(config.model.multipliers) < 1:
-        yield f"model.multipliers is {config.model.multipliers}; one number of 1 or more for each level"
+    if levels < 2 or min(config.model.multipliers) < 1:
+        yield f"model.multipliers is {config.model.multipliers}; two levels or more, and 1 or more for each"
     halvings = max(0, levels - 1)
     if max(-(-side // 2**halvings) for side in patch) < 2:
         yield (
-            f"data.patch {patch} leaves one voxel after {halvings} halvings, of which normalisation makes nothing: "
+            f"data.patch {patch} leaves one voxel after {halvings} halvings, in which there is nothing to see: "
             "take a larger patch or fewer model.multipliers"
         )
 
 
-def _losses(loss: LossConfig, config: ScrollConfig) -> Iterator[str]:
+def _losses(loss: LossConfig) -> Iterator[str]:
     own = terms(loss)
     for name, term in own.items():
-        if not term.weight >= 0:
-            yield f"loss.{name}.weight is {term.weight}; 0 is the least"
+        if not 0 <= term.weight < math.inf:
+            yield f"loss.{name}.weight is {term.weight}; 0 is the least, and it is finite"
         if not 0 <= term.begin <= 1 or not 0 <= term.full <= 1:
             yield f"loss.{name}.begin and .full are {term.begin} and {term.full}; a share lies from 0 to 1"
         if term.full < term.begin and term.full > 0:
             yield f"loss.{name}.full {term.full} comes before loss.{name}.begin {term.begin}"
     if not any(term.weight > 0 for term in own.values()):
         yield f"the losses ({', '.join(own)}) all have weight 0: nothing would be learned. Set loss.NAME.weight"
-    if not any(term.weight > 0 and term.begin == 0 for name, term in own.items() if name != "topology"):
-        yield "no loss but topology counts from the first step on: set the begin of another to 0"
+    at_once = [name for name, term in own.items() if term.weight > 0 and term.begin == term.full == 0]
+    if not set(at_once) - {"topology"}:
+        yield "no loss but topology counts from the first step on: set begin and full of another to 0"
     if not 0 < loss.tau <= LARGEST_TAU:
         yield f"loss.tau is {loss.tau}; distances are kept up to {LARGEST_TAU} voxels"
-    if not 4 <= loss.topology_crop <= min(config.data.patch):
-        yield (
-            f"loss.topology_crop is {loss.topology_crop}; it lies from 4 to the patch's shortest side, "
-            f"{min(config.data.patch)}"
-        )
+    if loss.topology_crop < 4:
+        yield f"loss.topology_crop is {loss.topology_crop}; 4 is the least"
 
 
 def _prediction(config: ScrollConfig) -> Iterator[str]:

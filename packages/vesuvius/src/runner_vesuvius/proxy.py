@@ -168,10 +168,13 @@ def _block_euler(mask: Tensor) -> Tensor:
 
 def _plain_euler(mask: Array) -> Array:
     """As `_block_euler`, of one volume."""
-    padded = np.pad(mask, [(0, 1)] * 3).astype(int)
-    blocks = np.zeros([-(-n // BLOCK) for n in mask.shape], int)
+    padded = np.pad(mask, [(0, 1)] * 3)
+    kept = tuple(slice(0, n) for n in mask.shape)
+    total = np.zeros(mask.shape, int)
     for spans in itertools.product((0, 1), repeat=3):
-        for corner in np.argwhere(mask):
-            cell = padded[tuple(slice(c, c + s + 1) for c, s in zip(corner, spans, strict=True))]
-            blocks[tuple(corner // BLOCK)] += (-1) ** sum(spans) * int(cell.all())
-    return blocks
+        corners = itertools.product(*(range(s + 1) for s in spans))
+        shifted = [np.roll(padded, [-c for c in corner], (0, 1, 2))[kept] for corner in corners]
+        total += (-1) ** sum(spans) * np.logical_and.reduce(shifted)
+    for axis in range(3):
+        total = np.add.reduceat(total, range(0, total.shape[axis], BLOCK), axis)
+    return total
