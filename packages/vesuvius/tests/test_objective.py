@@ -53,7 +53,9 @@ def test_the_loss_is_the_weighted_sum_of_its_terms_over_all_levels() -> None:
     one = logits(levels=1)
     alone = objective(one, batch(), only(bce=1.0, dice=1.0), at(0), True)
     known = batch()["known"]
-    by_hand = weighted_bce(one[0], batch()["surface"], known, 2.0) + soft_dice(one[0], batch()["surface"], known)
+    by_hand = weighted_bce(one[0], batch()["surface"], known, LossConfig().positive) + soft_dice(
+        one[0], batch()["surface"], known
+    )
     torch.testing.assert_close(alone.loss, by_hand)
     assert made.prediction.shape == (2, 1, 12, 12, 12)
 
