@@ -126,10 +126,6 @@ def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: P
 
 def test_written_volumes_from_training_to_masks(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
     """Every step of the way, from every format; how good it gets is measured on the phantom."""
-    done = runner("vesuvius", "check", "--data", scrolls, *TINY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 records in 3 groups" in done.stdout
-
     run = tmp_path / "run"
     done = runner("vesuvius", "train", "--data", scrolls, "--run-dir", run, *TINY, "--data.split", "group:C")
     assert done.returncode == 0, done.stderr
@@ -265,18 +261,12 @@ def test_a_volume_of_which_nothing_can_be_learned(runner: Runner, scrolls: Path,
 def test_scrolls_without_any_surface(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
     for key in SCROLLS:
         changed_label(lambda x: np.where(x == 1, 0, x))(scrolls, key)
-    refused(runner, scrolls, tmp_path, "no volume has a surface voxel", "check")
     refused(runner, scrolls, tmp_path, "surface voxel", "train")
 
 
 def test_a_volume_that_the_manifest_lacks(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
     manifest(scrolls, {key: scroll for key, scroll in SCROLLS.items() if key != "104"})
     refused(runner, scrolls, tmp_path, "train.csv: no row for 104", "train")
-
-
-def test_volumes_of_one_scroll_are_never_split(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
-    manifest(scrolls, dict.fromkeys(SCROLLS, "A"))
-    refused(runner, scrolls, tmp_path, "none can validate without leaking", "train")
 
 
 def test_a_scroll_on_both_sides_is_refused(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
