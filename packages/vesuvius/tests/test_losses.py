@@ -314,9 +314,8 @@ def test_sums_have_an_order_on_a_gpu(name: str) -> None:
 
 
 def test_every_loss_of_the_settings_is_there() -> None:
-    from runner_vesuvius.limits import terms
 
-    assert set(LOSSES) == set(terms(LossConfig())) - {"topology"}
+    assert set(LOSSES) == set(LossConfig().terms()) - {"topology"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import Tensor
 from runner_vesuvius import augment
 from runner_vesuvius.config import LossConfig, ScrollConfig
 from runner_vesuvius.labels import IGNORE, SURFACE
-from runner_vesuvius.limits import terms
 from runner_vesuvius.losses import LOSSES
 from runner_vesuvius.targets import LABEL, MEDIAL, TUBE
 
@@ -46,7 +45,7 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
 
 def needed(config: LossConfig) -> set[str]:
     """What the losses that have a weight read of a batch, besides surface and known."""
-    active = [name for name, term in terms(config).items() if term.weight > 0 and name in LOSSES]
+    active = [name for name, term in config.terms().items() if term.weight > 0 and name in LOSSES]
     return {field for name in active for field in LOSSES[name].needs}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from runner_core.config import DataConfig, RunConfig
 
@@ -77,6 +77,11 @@ class LossConfig:
     """Side (voxels) of the crop that the topology loss looks at; at most the patch's."""
     measure_every: int = 50
     """Steps between two measurements of what each loss costs and how hard it pulls (log.jsonl, event losses)."""
+
+    def terms(self) -> dict[str, TermConfig]:
+        """The losses by name."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, TermConfig)}
 
 
 @dataclass

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 
-from runner_vesuvius.config import LossConfig, ScrollConfig, TermConfig
+from runner_vesuvius.config import LossConfig, ScrollConfig
 
 LEAST: dict[str, dict[str, float]] = {
     "data": {"patches": 1, "validation_patches": 1, "tube": 0},
@@ -31,12 +30,6 @@ def fault(config: ScrollConfig) -> str | None:
     """The first thing that is wrong with the settings, or None."""
     checks = (_bounds(config), _patches(config), _losses(config.loss), _prediction(config))
     return next((wrong for check in checks for wrong in check), None)
-
-
-def terms(loss: LossConfig) -> dict[str, TermConfig]:
-    """The losses' settings by name."""
-    found = {field.name: getattr(loss, field.name) for field in fields(loss)}
-    return {name: value for name, value in found.items() if isinstance(value, TermConfig)}
 
 
 def _bounds(config: ScrollConfig) -> Iterator[str]:
@@ -67,7 +60,7 @@ def _patches(config: ScrollConfig) -> Iterator[str]:
 
 
 def _losses(loss: LossConfig) -> Iterator[str]:
-    own = terms(loss)
+    own = loss.terms()
     for name, term in own.items():
         if not 0 <= term.weight < math.inf:
             yield f"loss.{name}.weight is {term.weight}; 0 is the least, and it is finite"

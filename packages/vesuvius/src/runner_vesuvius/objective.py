@@ -11,7 +11,6 @@ from runner_core.protocols import Progress, Step, Tensors
 from torch import Tensor
 
 from runner_vesuvius.config import LossConfig
-from runner_vesuvius.limits import terms
 from runner_vesuvius.losses import weight_at
 from runner_vesuvius.supervision import over_levels, supervised, targets
 
@@ -27,7 +26,7 @@ def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, prog
     `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`).
     """
     step = progress.step + 1
-    weights = {name: weight_at(term, progress.fraction) for name, term in terms(config).items()}
+    weights = {name: weight_at(term, progress.fraction) for name, term in config.terms().items()}
     looks = training and weights[TOPOLOGY] > 0 and step % config.topology_every == 0
     measures = training and (looks or step % config.measure_every == 0)
     total, values, costs = torch.zeros((), device=logits[0].device), {}, {}

@@ -15,6 +15,7 @@ from runner_core.project import Decoded, Project, Record, Statistics
 from runner_core.protocols import (
     Array,
     Arrays,
+    Box,
     Finding,
     Infer,
     Json,
@@ -155,7 +156,8 @@ class Vesuvius(Project):
         from runner_vesuvius.proxy import plain
 
         found = np.count_nonzero((prediction > self._cut) & batch["known"])
-        return plain(prediction, batch, self._cut) | {RATIO: found / np.count_nonzero(batch["surface"])}
+        true = np.count_nonzero(batch["surface"])
+        return plain(prediction, batch, self._cut) | {RATIO: found / true if true else math.nan}
 
     # ------------------------------------------------------------ whole records
 
@@ -164,20 +166,23 @@ class Vesuvius(Project):
         from runner_vesuvius.postprocess import surface
         from runner_vesuvius.windows import predict_volume
 
-        image = {"image": record.files["image"]}
-        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, image))
+        image, box = self._unlabelled(record)
         settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
-        patch = self.config.data.patch
-        probability = predict_volume(decoded.arrays["image"], infer, patch, settings.overlap, size)
-        probability = box.restore(probability)
+        probability = box.restore(predict_volume(image, infer, self.config.data.patch, settings.overlap, size))
         return Detected(surface(probability, settings), probability)
+
+    def _unlabelled(self, record: Record) -> tuple[Array, Box]:
+        """The image as it was for training, and where it lies in the record's grid."""
+        alone = Record(record.key, record.group, {"image": record.files["image"]})
+        decoded, box = self.pipeline.decode_cropped(alone)
+        return decoded.arrays["image"], box
 
     def baseline(self, record: Record, statistics: Statistics) -> Detected:
         """Every voxel that is as bright as the best threshold on the training volumes, and the same post-processing."""
         from runner_vesuvius.postprocess import tidied
 
-        image = volumes.read_image(record.files["image"])
-        return Detected(tidied(image >= statistics["threshold"], self.config.predict), None)
+        image, box = self._unlabelled(record)
+        return Detected(tidied(box.restore(image >= statistics["threshold"]), self.config.predict), None)
 
     def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
         """KEY.tif, the submission's format (uint8, 0 and 1, LZW), and with `--probability` KEY_probability.tif."""
