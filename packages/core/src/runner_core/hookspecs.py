@@ -52,7 +52,8 @@ def runner_project() -> type[Project]:
     Returns:
         A subclass of `Project`. The core makes one object of it for each command, with the resolved settings.
 
-    In the core: nothing. In `runner-ssmunet`, `runner-brainunet` and `runner-openkbp`: their project.
+    In the core: nothing. In `runner-ssmunet`, `runner-brainunet`, `runner-openkbp` and `runner-vesuvius`: their
+    project.
 
     Example:
         ```python
@@ -254,7 +255,7 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
         a run is resumed, they are shown to it again.
 
     In the core: constant prediction, finite validation, precision not as asked. In `runner-ssmunet`: unannotated pixels
-    learned as a class.
+    learned as a class. In `runner-vesuvius`: a loss without gradient, a share of surface unlike the labels'.
 
     Example:
         ```python

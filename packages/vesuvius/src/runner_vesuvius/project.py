@@ -32,6 +32,7 @@ from runner_core.samples import PatchSamples
 from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig
 from runner_vesuvius.health import RATIO, SurfaceRatio
+from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.limits import fault
 from runner_vesuvius.outputs import Detected
 
@@ -81,6 +82,11 @@ class Vesuvius(Project):
         arrays: Arrays = {"image": volumes.read_image(record.files["image"])}
         if "label" in record.files:
             arrays["label"] = volumes.read_truth(record.files, arrays["image"].shape)
+            if (arrays["label"] == IGNORE).all():
+                raise BadInput(
+                    f"{record.files['label']}: every voxel is 2 (ignore): nothing can be learned from it, nor scored. "
+                    "Leave the volume out."
+                )
         return Decoded(arrays, (1.0, 1.0, 1.0), "image")
 
     def prepare(self, decoded: Decoded) -> Arrays:
