@@ -11,7 +11,7 @@ import pytest
 import zarr
 from runner_core import BadInput, Record
 from runner_core.protocols import Finding
-from runner_vesuvius import checks, phantom
+from runner_vesuvius import checks, phantom, zarrs
 from runner_vesuvius.files import find_records
 
 SHAPE = (20, 24, 28)
@@ -112,12 +112,32 @@ def test_constant_and_poor_images(tmp_path: Path) -> None:
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
-    """The high byte is read, of which a 12-bit scan leaves sixteen values."""
+    """The high byte is read, of which a 12-bit scan leaves sixteen values, and 8 bits in a 16-bit file none."""
     wide = scan().astype(np.uint16) * 256
     assert only(told(saved(tmp_path, wide, None))).startswith("depth note: A_1.npy: 16 bits a voxel")
     poor, note = told(saved(tmp_path, wide // 16, None))
-    assert "only 11 grey values; of the 16 bits only the high byte is read" in poor
+    assert poor.startswith("intensity warning: A_1.npy: the highest value is 3184: the high byte of 16 bits leaves 11")
     assert note.startswith("depth note")
+    assert "only 20 grey values; scale the scan" in told(saved(tmp_path, wide // 256 % 20 * 2560, None))[0]
+    narrow = told(saved(tmp_path, wide // 256, None))[0]
+    assert narrow.startswith("intensity error: A_1.npy: all values are below 256: these are 8 bits in a 16-bit file")
+    assert told(saved(tmp_path, wide * 0, None))[0].startswith("intensity error: A_1.npy: every voxel is 0.")
+
+
+def test_remarks_on_what_is_predicted(tmp_path: Path) -> None:
+    """The same of the image, and never an error: the prediction is there."""
+    image = scan()
+    assert list(checks.remarks(saved(tmp_path, image, None))) == []
+    for odd, text in (
+        (image * 0, "every voxel is 0"),
+        (image.astype(np.uint16), "these are 8 bits in a 16-bit file"),
+        (image % 3, "only 3 grey values"),
+    ):
+        (found,) = (f for f in checks.remarks(saved(tmp_path, odd, None)) if f.level != "note")
+        assert found.level == "warning"
+        assert text in found.message
+    (note,) = checks.remarks(saved(tmp_path, image.astype(np.uint16) * 256, None))
+    assert (note.rule, note.level) == ("depth", "note")
 
 
 def test_clipped_images(tmp_path: Path) -> None:
@@ -136,7 +156,30 @@ def test_chunks_that_are_not_stored(tmp_path: Path) -> None:
     record = Record("A_1", "A", {"image": path})
     assert told(record) == []
     shutil.rmtree(path / "c" / "1")
-    assert "1 of 2 chunks are stored" in only(told(record))
+    text = only(told(record))
+    assert text.startswith("chunks warning: A_1.zarr: 1 of 2 chunks are stored, the others read as 0; was it copied")
+    assert [f.level for f in checks.remarks(record)] == ["warning"]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("fill", [0, 1, 2])
+def test_chunks_of_labels_that_are_not_stored(tmp_path: Path, version: int, fill: int) -> None:
+    """They are learned as what they are read as, unless that is: not annotated."""
+    image = scan()
+    label = annotation(image)
+    label[10:] = np.where(label[10:] == 1, 1, 0)
+    record = saved(tmp_path, image, None)
+    path = record.files["label"] = tmp_path / "A_1_label.zarr"
+    zarr.create_array(path, data=label, chunks=(5, 24, 28), fill_value=fill, zarr_format=version)
+    if fill < 2:
+        assert told(record) == []
+        gone = path / "0.0.0" if version == 2 else path / "c" / "0" / "0" / "0"
+        gone.unlink()
+        text = next(line for line in told(record) if line.startswith("chunks warning"))
+        assert f"3 of 4 chunks are stored, the others read as {fill} ({['background', 'surface'][fill]})" in text
+    else:
+        assert zarrs.chunks(path) == (2, 4)
+        assert told(record) == []
 
 
 # ---------------------------------------------------------------- sets

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from runner_core import BadInput, Record
@@ -34,17 +35,24 @@ def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
     Raises BadInput as reading does, also for an image and a label of different shapes.
     """
     path = record.files["image"]
-    _, dtype = volumes.outline(path)
     image = volumes.read_image(path)
     label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
     counts = histogram(image, label)
     if any(n < side for n, side in zip(image.shape, patch, strict=False)):
         sizes = f"{volumes.times(image.shape)} voxels, smaller than the patch of {volumes.times(tuple(patch))}"
         yield Finding("patch", "error", f"{path.name}: {sizes}. Set data.patch to sides that fit, or leave it out.")
-    yield from _image(path, dtype, counts.sum(0))
+    yield from _image(path, counts.sum(0))
     if label is not None:
         yield from _label(record.files["label"].name, counts)
+        yield from _missing(record.files["label"], labels=True)
         yield from _clipped(path.name, counts[:2].sum(0))
+
+
+def remarks(record: Record) -> Iterator[Finding]:
+    """What looks wrong in a volume to predict: what `findings` says of its image, no more than warnings."""
+    path = record.files["image"]
+    for finding in _image(path, histogram(volumes.read_image(path), None).sum(0)):
+        yield replace(finding, level="warning") if finding.level == "error" else finding
 
 
 def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
@@ -70,24 +78,49 @@ def histogram(image: Array, label: Array | None) -> Array:
     return counts.reshape(3, 256)
 
 
-def _image(path: Path, dtype: np.dtype[Any], counts: Array) -> Iterator[Finding]:
+def _image(path: Path, counts: Array) -> Iterator[Finding]:
+    wide = volumes.outline(path)[1].itemsize == 2
     used = int(np.count_nonzero(counts))
-    if used == 1:
+    if wide and (used == 1 or not counts[FEW:].any()):
+        yield _little_of_16_bits(path, used)
+    elif used == 1:
         yield Finding("intensity", "error", f"{path.name}: every voxel is {int(counts.argmax())}. Export it again.")
     elif used < FEW:
-        why = (
-            "of the 16 bits only the high byte is read: scale the scan to the whole range first"
-            if dtype.itemsize == 2
-            else "is this a label or a mask?"
-        )
+        why = "scale the scan to the whole range first" if wide else "is this a label or a mask?"
         yield _warning("intensity", f"{path.name}: only {used} grey values; {why}")
-    if dtype.itemsize == 2:
+    if wide:
         yield Finding("depth", "note", f"{path.name}: 16 bits a voxel, of which the high byte is read (value >> 8).")
-    if path.suffix.lower() == ".zarr":
-        stored, chunks = zarrs.chunks(path)
-        if stored < chunks:
-            text = f"{path.name}: {stored} of {counted(chunks, 'chunk')} are stored, the others read as empty"
-            yield Finding("chunks", "note", f"{text}; was it copied whole?")
+    yield from _missing(path, labels=False)
+
+
+def _little_of_16_bits(path: Path, used: int) -> Finding:
+    """Of a scan of 16 bits whose high bytes are all alike, or all low."""
+    highest = volumes.highest(path)
+    if not highest:
+        return Finding("intensity", "error", f"{path.name}: every voxel is 0. Export it again.")
+    if highest < 256:
+        text = f"{path.name}: all values are below 256: these are 8 bits in a 16-bit file, of which the high byte"
+        return Finding("intensity", "error", f"{text} is read. Save it as uint8.")
+    text = f"{path.name}: the highest value is {highest}: the high byte of 16 bits leaves {counted(used, 'grey value')}"
+    level: Literal["warning", "error"] = "error" if used == 1 else "warning"
+    return Finding("intensity", level, f"{text} of 256. Scale the scan to 16 or to 8 bits first.")
+
+
+def _missing(path: Path, labels: bool) -> Iterator[Finding]:
+    """Chunks of a zarr array that are not stored. Writers leave out those that hold the fill value alone, so that they
+    may be right; labels of fill value 2 are not annotated there, and nothing is learned from that."""
+    if path.suffix.lower() != ".zarr":
+        return
+    (stored, chunks), value = zarrs.chunks(path), zarrs.fill(path)
+    if stored == chunks or (labels and value == IGNORE):
+        return
+    text = f"{path.name}: {stored} of {counted(chunks, 'chunk')} are stored, the others read as {value}"
+    if labels:
+        learned = "background" if value == 0 else "surface"
+        text += f" ({learned}), which is learned. Copy it whole; or, if it is, write it with write_empty_chunks=True."
+    else:
+        text += "; was it copied whole?"
+    yield _warning("chunks", text)
 
 
 def _label(name: str, counts: Array) -> Iterator[Finding]:

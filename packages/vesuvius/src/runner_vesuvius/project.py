@@ -198,7 +198,7 @@ class Vesuvius(Project):
         return list(volumes.outline(file)[0])
 
     def remarks(self, record: Record, prediction: Detected) -> Sequence[Finding]:
-        return list(outputs.remarks(prediction))
+        return [*checks.remarks(record), *outputs.remarks(prediction)]
 
     def score(self, record: Record, prediction: Detected) -> Mapping[str, float]:
         """The challenge's score, its parts and theirs, and Dice (`scores.volume_scores`)."""

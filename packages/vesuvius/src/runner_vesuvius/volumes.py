@@ -25,7 +25,7 @@ from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.tif import write as write_tif
 
-__all__ = ["SUFFIXES", "Outline", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
+__all__ = ["SUFFIXES", "Outline", "highest", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Outline = tuple[tuple[int, int, int], np.dtype[Any]]
@@ -55,6 +55,11 @@ def read_image(path: Path) -> Array:
         raise BadInput(f"{path}: voxels of type {dtype}; scans are uint8 or uint16. {_how_to_convert(dtype)}")
     volume = _read(path, shape, dtype)
     return volume if volume.dtype == np.uint8 else (volume >> 8).astype(np.uint8)
+
+
+def highest(path: Path) -> int:
+    """The highest value as the file has it, of 16 bits too. Raises BadInput as `read_image`."""
+    return int(_read(path, *outline(path)).max())
 
 
 def read_label(path: Path) -> Array:

@@ -32,6 +32,11 @@ def chunks(path: Path) -> tuple[int, int]:
     return array.nchunks_initialized, array.nchunks
 
 
+def fill(path: Path) -> int:
+    """What chunks that are not stored are read as. Raises as `outline` does."""
+    return int(_array(path).fill_value or 0)
+
+
 def _array(path: Path) -> Any:
     import zarr  # half a second, and few need it
 
