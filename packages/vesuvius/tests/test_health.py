@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from runner_core.protocols import Finding, HealthEvent
 from runner_vesuvius import runner_health
-from runner_vesuvius.health import PullsAtNothing, SurfaceRatio, WildShare
+from runner_vesuvius.config import TermConfig, demo
+from runner_vesuvius.health import NeverComputed, PullsAtNothing, SurfaceRatio, WildShare
 
 
 def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Finding | None]:
@@ -19,10 +20,10 @@ def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Findi
     ]
 
 
-def test_a_run_has_both_rules_each_time_anew() -> None:
-    rules = runner_health()
-    assert [rule.name for rule in rules] == ["loss without gradient", "share of surface"]
-    assert not any(one is other for one, other in zip(rules, runner_health(), strict=True))
+def test_a_run_has_its_rules_each_time_anew() -> None:
+    rules = runner_health(demo())
+    assert [rule.name for rule in rules] == ["loss without gradient", "loss never computed", "share of surface"]
+    assert not any(one is other for one, other in zip(rules, runner_health(demo()), strict=True))
 
 
 def test_the_ratio_is_of_annotated_voxels_of_all_batches() -> None:
@@ -112,3 +113,54 @@ def test_validations_without_measurements_do_not_count() -> None:
         assert rule.observe(HealthEvent("validation", 500, 1, facts)) is None
     assert rule.observe(HealthEvent("log", 500, 1, {"loss": 1.0, "pulls": {"dice_loss": (9, 0.0)}})) is None
     assert measured(rule, dice_loss=[(1, 0.0)])[0] is not None
+
+
+# ------------------------------------------------------------ losses that no step computed
+
+
+def at_the_end(steps: int, epochs: int, planned: int, every: int = 50, **terms: TermConfig) -> str:
+    """What is said after so many steps in so many of the planned epochs; the losses are demo's and `terms`."""
+    config = demo()
+    config.train.epochs, config.loss.topology_every = planned, every
+    for name, term in terms.items():
+        setattr(config.loss, name, term)
+    finding = NeverComputed(config).observe(HealthEvent("end", steps, epochs, {}))
+    assert finding is None or finding.level == "warning"
+    return "" if finding is None else finding.message
+
+
+def test_losses_that_steps_computed_are_no_finding() -> None:
+    assert at_the_end(448, 16, 16) == ""
+    assert at_the_end(50, 1, 1, topology=TermConfig(0.01)) == ""
+    assert at_the_end(100, 10, 10, boundary=TermConfig(1.0, begin=0.99)) == ""
+    assert at_the_end(6, 1, 1, topology=TermConfig(0.0, begin=0.9)) == ""
+
+
+def test_too_few_steps_for_topology_are_said() -> None:
+    text = at_the_end(6, 2, 2, topology=TermConfig(0.01))
+    assert "the loss topology has the weight 0.01" in text
+    assert "loss.topology_every is 50, and there were 6 steps" in text
+    assert "bce" not in text
+
+
+def test_a_loss_that_begins_after_the_end_is_said() -> None:
+    text = at_the_end(6, 2, 2, boundary=TermConfig(1.0, begin=0.9))
+    assert "loss.boundary.begin is 0.9, and the last of 6 steps came after 0.833 of the training" in text
+    text = at_the_end(120, 4, 4, topology=TermConfig(1.0, begin=0.9))
+    assert "step 100, the last at which it is looked at, came after 0.825" in text
+    assert "loss.topology_every" in text
+
+
+def test_a_training_that_patience_ended_early_is_measured_by_its_plan() -> None:
+    assert "the last of 40 steps came after 0.39" in at_the_end(40, 4, 10, boundary=TermConfig(1.0, begin=0.5))
+    assert at_the_end(40, 4, 10, boundary=TermConfig(1.0, begin=0.3)) == ""
+
+
+def test_two_that_were_missed_are_one_finding_at_the_end_alone() -> None:
+    late = {"boundary": TermConfig(1.0, begin=1.0), "cldice": TermConfig(1.0, begin=1.0)}
+    text = at_the_end(40, 4, 4, **late)
+    assert "loss boundary" in text
+    assert "loss cldice" in text
+    config = demo()
+    config.loss.boundary = late["boundary"]
+    assert NeverComputed(config).observe(HealthEvent("validation", 40, 4, {})) is None

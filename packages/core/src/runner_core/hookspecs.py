@@ -255,7 +255,8 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
         a run is resumed, they are shown to it again.
 
     In the core: constant prediction, finite validation, precision not as asked. In `runner-ssmunet`: unannotated pixels
-    learned as a class. In `runner-vesuvius`: a loss without gradient, a share of surface unlike the labels'.
+    learned as a class. In `runner-vesuvius`: a loss without gradient or in no step, a share of surface unlike the
+    labels'.
 
     Example:
         ```python

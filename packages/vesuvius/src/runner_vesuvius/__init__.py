@@ -10,6 +10,8 @@ from runner_core import hookimpl
 if TYPE_CHECKING:
     from runner_core.protocols import HealthRule
 
+    from runner_vesuvius.config import ScrollConfig
+
 
 @hookimpl
 def runner_project() -> type:
@@ -19,7 +21,7 @@ def runner_project() -> type:
 
 
 @hookimpl
-def runner_health() -> Sequence[HealthRule]:
-    from runner_vesuvius.health import PullsAtNothing, WildShare
+def runner_health(config: ScrollConfig) -> Sequence[HealthRule]:
+    from runner_vesuvius.health import NeverComputed, PullsAtNothing, WildShare
 
-    return [PullsAtNothing(), WildShare()]
+    return [PullsAtNothing(), NeverComputed(config), WildShare()]

@@ -1,4 +1,5 @@
-"""Rules that say when a run only looks healthy: a loss that pulls at nothing, a share of surface unlike the labels'."""
+"""Rules that say when a run only looks healthy: a loss that pulls at nothing or is never computed, a share of surface
+unlike the labels'."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import math
 from typing import Any
 
 from runner_core.protocols import Finding, HealthEvent, Tensors
+
+from runner_vesuvius.config import ScrollConfig
 
 RATIO = "surface_ratio"
 """Metric: voxels predicted to be surface for each that is."""
@@ -66,6 +69,42 @@ class PullsAtNothing:
         text = f"{which} at nothing: in {MEASURED} measurements or more, no voxel's logit had a gradient of it. "
         what = f"Do the labels hold what it looks for (`runner vesuvius check`)? Else set loss.{silent[0]}.weight to 0"
         return Finding(self.name, "warning", text + what)
+
+
+class NeverComputed:
+    """A loss that is switched on and that no step of the whole training computed.
+
+    Follows from the settings and the number of steps alone. A warning at the end.
+    """
+
+    name = "loss never computed"
+
+    def __init__(self, config: ScrollConfig) -> None:
+        self._config = config
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "end" or event.step == 0:
+            return None
+        epochs = self._config.train.epochs
+        steps = event.step // event.epoch * epochs if event.epoch else event.step  # planned: patience may have ended it
+        missed = [text for name in self._config.loss.terms() if (text := self._missed(name, event.step, steps))]
+        return Finding(self.name, "warning", "; ".join(missed)) if missed else None
+
+    def _missed(self, name: str, done: int, steps: int) -> str | None:
+        """Why none of the first `done` of `steps` steps computed a loss that is on; None where one did."""
+        from runner_vesuvius.losses import weight_at
+
+        loss = self._config.loss
+        term, every = loss.terms()[name], loss.topology_every if name == "topology" else 1
+        last = done // every * every  # weights never fall: if this step did not, none did
+        if term.weight == 0 or (last and weight_at(term, (last - 1) / steps) > 0):
+            return None
+        text = f"the loss {name} has the weight {term.weight:g} and was in no step: "
+        if not last:
+            return text + f"loss.topology_every is {every}, and there were {done} steps; lower it, or train longer"
+        ended = f"the last of {done} steps" if last == done else f"step {last}, the last at which it is looked at,"
+        share = f"loss.{name}.begin is {term.begin:g}, and {ended} came after {(last - 1) / steps:.3g} of the training"
+        return text + share + f"; lower loss.{name}.begin" + (" or loss.topology_every" if last < done else "")
 
 
 class WildShare:
