@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from runner_core.protocols import Progress
+from runner_core.protocols import Cost, Progress
 from runner_vesuvius.config import LossConfig, TermConfig
 from runner_vesuvius.losses import soft_dice, weighted_bce
 from runner_vesuvius.objective import objective
@@ -115,6 +116,24 @@ def test_costs_are_measured_at_their_steps_alone(training: bool) -> None:
     both = ["bce_loss", "dice_loss"]
     everything = {3: both, 7: both, 9: [*both, "topology_loss"], 11: both, 15: both, 19: [*both, "topology_loss"]}
     assert measured == (everything if training else {})
+
+
+def test_the_first_measurement_does_not_time_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Counter[float]()
+
+    def measured(term: Callable[[], Tensor], _: Any, weight: float = 1.0) -> tuple[Tensor, Cost]:
+        """The first call of each term is slow: it compiles."""
+        value = term()
+        key = float(value.detach())
+        times[key] += 1
+        return value, Cost(0.0, 40.0 if times[key] == 1 else 0.5)
+
+    monkeypatch.setattr("runner_vesuvius.objective._WARM", set())
+    monkeypatch.setattr("runner_vesuvius.objective.measured", measured)
+    config = only(bce=1.0, topology=1.0)
+    costs = [objective(logits(), batch(), config, at(9), True).costs for _ in range(2)]
+    assert [cost.seconds for made in costs for cost in made.values()] == [0.5] * 4
+    assert sorted(times.values()) == [3, 3]  # twice at first, then once
 
 
 def test_the_measured_gradient_is_that_of_the_weighted_term() -> None:

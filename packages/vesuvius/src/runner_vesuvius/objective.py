@@ -17,13 +17,16 @@ from runner_vesuvius.supervision import over_levels, supervised, targets
 TOPOLOGY = "topology"
 SUFFIX = "_loss"
 """Of a term's name in logs: the metrics of a validation have a dice and a skeleton recall as well."""
+_WARM: set[str] = set()
+"""Terms that this process has computed with their gradient: what compiling them takes is no cost of theirs."""
 
 
 def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, progress: Progress, training: bool) -> Step:
     """Σ weight · term over the losses that count at this point of the training; `logits`: finest first.
 
     Topology is looked at in training only, at every `topology_every`-th step. At these steps and at every
-    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`).
+    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`); the first time in a
+    process it is computed once before: Numba compiles (a minute), libraries load.
     """
     step = progress.step + 1
     weights = {name: weight_at(term, progress.fraction) for name, term in config.terms().items()}
@@ -32,6 +35,9 @@ def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, prog
     total, values, costs = torch.zeros((), device=logits[0].device), {}, {}
     for name, compute in _terms(logits, batch, config, weights, step if looks else None):
         if measures:
+            if name not in _WARM:
+                measured(compute, logits)
+                _WARM.add(name)
             value, costs[name + SUFFIX] = measured(compute, logits, weights[name])
         else:
             value = compute()
