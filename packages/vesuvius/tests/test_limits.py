@@ -92,3 +92,12 @@ def test_a_weight_that_rises_does_so_forwards() -> None:
     back = {"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5, "loss.boundary.full": 0.2}
     assert "loss.boundary.full" in (fault(changed(**back)) or "")
     assert fault(changed(**{"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5})) is None
+
+
+def test_the_crop_of_the_topology_loss_fits_in_the_patch_where_it_is_looked_at() -> None:
+    crop = {"loss.topology_crop": 73}
+    assert fault(changed(**crop)) is None
+    wrong = fault(changed(**crop, **{"loss.topology.weight": 0.01})) or ""
+    assert "loss.topology_crop is 73" in wrong
+    assert "data.patch is 72" in wrong
+    assert fault(changed(**{"loss.topology_crop": 72, "loss.topology.weight": 0.01})) is None

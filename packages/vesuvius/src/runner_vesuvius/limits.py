@@ -28,7 +28,7 @@ LARGEST_TAU = 15
 
 def fault(config: ScrollConfig) -> str | None:
     """The first thing that is wrong with the settings, or None."""
-    checks = (_bounds(config), _patches(config), _losses(config.loss), _prediction(config))
+    checks = (_bounds(config), _patches(config), _losses(config.loss), _crop(config), _prediction(config))
     return next((wrong for check in checks for wrong in check), None)
 
 
@@ -77,6 +77,15 @@ def _losses(loss: LossConfig) -> Iterator[str]:
         yield f"loss.tau is {loss.tau}; distances are kept up to {LARGEST_TAU} voxels"
     if loss.topology_crop < 4:
         yield f"loss.topology_crop is {loss.topology_crop}; 4 is the least"
+
+
+def _crop(config: ScrollConfig) -> Iterator[str]:
+    side, shortest = config.loss.topology_crop, min(config.data.patch)
+    if config.loss.topology.weight > 0 and side > shortest:
+        yield (
+            f"loss.topology_crop is {side}, but the shortest side of data.patch is {shortest}: "
+            f"set it to {shortest} or less"
+        )
 
 
 def _prediction(config: ScrollConfig) -> Iterator[str]:
