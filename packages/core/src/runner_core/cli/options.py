@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -163,13 +164,38 @@ def parse(
 ) -> tuple[Parsed, RunConfig, Any]:
     """Parse a whole command line: the command's own flags, the project's settings, and, for predict, the project's
     own options. tyro prints help and errors itself and exits (code 2). `defaults`: where those of the settings come
-    from."""
+    from.
+
+    Raises BadInput where a setting that is on or off is given a value, of which tyro says only that it is an unknown
+    word."""
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
+    for value in nested.values():
+        _refuse_values(value, arguments)
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
     about = f"{kind.__doc__}\n\nThe defaults of the settings below are those of {defaults}."
     parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=about)
     return parsed, parsed.settings, getattr(parsed, "extra", None)
+
+
+def _refuse_values(settings: Any, arguments: Sequence[str]) -> None:
+    switches = dict(_switches(settings))
+    for word, after in pairwise([*arguments, ""]):
+        flag, joined, value = word.replace("_", "-").partition("=")
+        if flag in switches and (value if joined else after).lower() in ("true", "false"):
+            on, off = switches[flag]
+            raise BadInput(f"{flag} takes no value: {on} alone switches it on, {off} off")
+
+
+def _switches(settings: Any, prefix: str = "--") -> Iterator[tuple[str, tuple[str, str]]]:
+    """Of each setting that is on or off its two flags, by either."""
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), field.name.replace("_", "-")
+        if dataclasses.is_dataclass(value):
+            yield from _switches(value, f"{prefix}{name}.")
+        elif isinstance(value, bool):
+            pair = f"{prefix}{name}", f"{prefix}no-{name}"
+            yield from ((flag, pair) for flag in pair)
 
 
 def _default(value: Any) -> Any:
