@@ -71,7 +71,7 @@ def test_the_demo_learns_tissues(runner: Runner, cache_home: Path, tmp_path: Pat
     run = tmp_path / "run"
     done = runner("ssmunet", "train", "--run-dir", run)
     assert done.returncode == 0, done.stderr
-    assert "made smaller than the preset default" in done.stdout
+    assert "differs from the preset default in" in done.stdout
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("ssmunet", "demo", "phantom")
     assert summary["status"] == "done"

@@ -91,7 +91,7 @@ def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: P
     run = tmp_path / "run"
     done = runner("vesuvius", "train", "--run-dir", run)
     assert done.returncode == 0, done.stderr
-    assert "made smaller than the preset default" in done.stdout
+    assert "differs from the preset default in" in done.stdout
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("vesuvius", "demo", "phantom")
     assert summary["status"] == "done"

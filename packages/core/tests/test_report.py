@@ -179,6 +179,12 @@ def test_tables_remarks_and_later_evaluations_are_shown(folder: RunFolder) -> No
     assert "hidden" not in words
 
 
+def test_one_epoch_is_one_epoch(folder: RunFolder) -> None:
+    for epochs, steps, said in ((1, 1, "1epoch (1 step)"), (2, 1200, "2epochs (1,200 steps)")):
+        folder.write_summary({"project": "toy", "status": "done", "epochs": epochs, "steps": steps})
+        assert said in Page(render(folder)).words
+
+
 def test_a_run_that_has_only_begun_has_a_report(folder: RunFolder) -> None:
     page = Page(render(folder))
     assert "running" in page.words

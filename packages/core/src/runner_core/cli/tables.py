@@ -15,7 +15,7 @@ _SHOWN = 12
 
 
 def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
-    """What is about to be trained, on what, and what the demo made smaller."""
+    """What is about to be trained, on what, and how the demo differs."""
     verb = "continuing" if resume else "run"
     yield f"{setup.name}: preset {setup.preset}, {verb} {folder.path}"
     if setup.source is None:
@@ -26,12 +26,12 @@ def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
     if extensions:
         yield f"with {', '.join(extensions)}"
     if setup.preset == "demo":
-        changed = smaller(setup)
+        changed = unlike_default(setup)
         if changed:
-            yield "made smaller than the preset default, by: " + "; ".join(changed)
+            yield "differs from the preset default in: " + "; ".join(changed)
 
 
-def smaller(setup: Setup) -> list[str]:
+def unlike_default(setup: Setup) -> list[str]:
     """Where the settings differ from the preset default, model and training first; not how the run is kept."""
     usual = from_preset(type(setup.project), "default")
     changed = [

@@ -84,7 +84,8 @@ def _warnings(summary: Event) -> int:
 def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
     tiles = [*_score_tiles(summary)]
     if "steps" in summary:
-        tiles.append((f"{summary['epochs']:,}", f"epochs ({summary['steps']:,} steps)", ""))
+        number, noun = counted(summary["epochs"], "epoch").split()
+        tiles.append((number, f"{noun} ({counted(summary['steps'], 'step')})", ""))
     elif events:
         tiles.append((f"{events[-1].get('step', 0):,}", "steps so far", ""))
     if "wall_seconds" in summary:
