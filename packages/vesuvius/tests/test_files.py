@@ -10,6 +10,7 @@ import zarr
 from runner_core import BadInput
 from runner_vesuvius import phantom
 from runner_vesuvius.files import find_inputs, find_records
+from runner_vesuvius.volumes import read_image
 
 
 def make(root: Path, *names: str) -> Path:
@@ -119,6 +120,19 @@ def test_a_missing_partner_is_named_where_it_should_be(tmp_path: Path) -> None:
     }
 
 
+def test_a_partner_of_another_format_is_named(tmp_path: Path) -> None:
+    """Decoding then says which are read."""
+    make(tmp_path, "images/A_1.nii.gz", "labels/A_1.tif", "images/B_1.tif", "labels/B_1.nrrd", "labels/B_1.json")
+    assert set(found(tmp_path).values()) == {
+        ("A", "images/A_1.nii.gz", "labels/A_1.tif"),
+        ("B", "images/B_1.tif", "labels/B_1.nrrd"),
+    }
+    with pytest.raises(BadInput, match=r"A_1\.nii\.gz: not a format that is read here \(\.tif, .*Convert it"):
+        read_image(tmp_path / "images" / "A_1.nii.gz")
+    make(tmp_path / "nii", "images/A_1.nii.gz", "labels/A_1.nii.gz")
+    refused(tmp_path / "nii", r"no volumes with labels .* \.npy or \.zarr volumes\. .*A_1\.nii\.gz is not read")
+
+
 def test_one_id_in_two_files(tmp_path: Path) -> None:
     refused(make(challenge(tmp_path), "train_images/11.npy"), "11.npy beside it has the same id, 11", "train_images")
 
@@ -144,6 +158,8 @@ def test_names_without_a_scroll(tmp_path: Path) -> None:
         ("11,s1\n12,s1\n21,s2\n31,s3\n", r"1 row without files \(line 5: 31\)"),
         ("11,s1\n12,s1\n21,s2\n../../x,s3\n", r"1 row without files \(line 5: \.\./\.\./x\)"),
         ("11,s1\n12,s1\n21,s2\n11,s2\n", "id 11 is on line 2 and on line 5"),
+        ("11,s1\n12,s1\n21,s2\n11.tif,s2\n", "id 11 is on line 2 and on line 5"),
+        ("11.0,s1\n12.0,s1\n21.0,s2\n", r"no row for 11 .*did you mean '11\.0'\?"),
         ("11,s1\n12,s1\n21\n", "line 4 has 1 value, the first line 2 names"),
         ("11,s1\n12,s1\n21,\n", "line 4 has no scroll_id"),
         ("11,s1\n12,s1\n ,s2\n", "line 4 has no id"),
@@ -160,13 +176,21 @@ def test_rows_that_do_not_fit(tmp_path: Path, rows: str, message: str) -> None:
         (b"", "no column 'id'"),
         (b"id;scroll_id\n11;s1\n", "no column 'id'.*write it with commas"),
         (b"id,scrol_id\n11,s1\n", "no column 'scroll_id'.*did you mean"),
-        (b"id,scroll_id\n\xff\xfe,s1\n", "not a readable CSV file"),
-        (b"\x89PNG\r\n\x1a\n\0\0", "not a readable CSV file"),
+        (b"id,scroll_id\n", "its first line is all there is; write a row"),
+        (b"id,scroll_id\n\xff\xfe,s1\n", "is not UTF-8 text. Save it as CSV UTF-8"),
+        ("id,scroll_id\n11,s1\n".encode("utf-16"), "is not UTF-8 text"),
+        ("id,scroll_id\n11,s1\n".encode("utf-16-le"), "is not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n\0\0", "is not UTF-8 text"),
     ],
 )
 def test_other_files_named_csv(tmp_path: Path, content: bytes, message: str) -> None:
     (challenge(tmp_path) / "train.csv").write_bytes(content)
     refused(tmp_path, message, "train.csv")
+
+
+def test_rows_that_name_the_files(tmp_path: Path) -> None:
+    root = challenge(tmp_path, "11.tif,s1\n12.TIF,s1\n21.npy,s2\n")
+    assert {key: scroll for key, (scroll, _, _) in found(root).items()} == {"11": "s1", "12": "s1", "21": "s2"}
 
 
 def test_two_manifests(tmp_path: Path) -> None:

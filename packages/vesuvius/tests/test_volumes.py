@@ -236,7 +236,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_missing_other_and_unreadable_files(tmp_path: Path) -> None:
     refused(volumes.read_image, tmp_path / "v.tif", "no such file")
     (tmp_path / "v.png").write_bytes(b"")
-    refused(volumes.read_image, tmp_path / "v.png", r"not a format that is read here: \.tif, \.tiff, \.npy, \.zarr")
+    refused(volumes.read_image, tmp_path / "v.png", r"not a format that is read here \(\.tif, \.tiff, \.npy, \.zarr\)")
     (tmp_path / "w.tif").mkdir()
     refused(volumes.read_image, tmp_path / "w.tif", "a folder")
     (tmp_path / "w.zarr").write_bytes(b"")
@@ -297,7 +297,7 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path: Path) -> None
     header = json.loads((path / "zarr.json").read_text())
     header["shape"] = [10**6] * 3
     (path / "zarr.json").write_text(json.dumps(header))
-    refused(volumes.read_image, path, r"1000000 × 1000000 × 1000000 .* of memory are free")
+    refused(volumes.read_image, path, r"1000000 × 1000000 × 1000000 .* take 1000000\.0 TB, and .* of memory are free")
     path = as_tif(compression="lzw", metadata=None)(tmp_path, VOLUME)
     data = bytearray(path.read_bytes())
     with tifffile.TiffFile(path) as tif:
@@ -355,4 +355,22 @@ def test_labels_with_other_values(tmp_path: Path) -> None:
 
 def test_labels_of_other_types(tmp_path: Path) -> None:
     refused(volumes.read_label, as_npy(tmp_path, (VOLUME % 3).astype(np.float32)), "labels of type float32")
-    refused(volumes.read_label, as_npy(tmp_path, VOLUME > 3), "labels of type bool")
+
+
+@pytest.mark.parametrize("write", [as_npy, as_zarr(2), as_zarr(3)])
+def test_labels_of_true_and_false(tmp_path: Path, write: Any) -> None:
+    read = volumes.read_label(write(tmp_path, VOLUME > 3))
+    assert read.dtype == np.uint8
+    assert np.array_equal(read, VOLUME > 3)
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_axes_of_length_1_before_a_zarrs_volume_are_dropped(tmp_path: Path, version: str) -> None:
+    """Of OME-Zarr's five, time and channel; not where they hold more than one volume."""
+    write = as_zarr(2 if version == "0.4" else 3, "0", version)
+    path = write(tmp_path, VOLUME[None, None])
+    assert volumes.outline(path) == (VOLUME.shape, VOLUME.dtype)
+    assert np.array_equal(volumes.read_image(path), VOLUME)
+    label = volumes.read_label(write(tmp_path, (VOLUME % 3)[None]))
+    assert np.array_equal(label, VOLUME % 3)
+    refused(volumes.read_image, write(tmp_path, np.stack([VOLUME, VOLUME])[None]), r"4-D \(2 × 5 × 16 × 19\)")

@@ -120,10 +120,10 @@ def full_disk(error: BaseException) -> OSError | None:
 def size_text(size: float) -> str:
     """Bytes as people read them.
 
-    >>> size_text(3_200_000_000)
-    '3.2 GB'
+    >>> size_text(3_200_000_000), size_text(1e18)
+    ('3.2 GB', '1000000.0 TB')
     """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
     return f"{size:.0f} B"

@@ -27,6 +27,8 @@ LAYOUT = (
 _PAIRS = {"train_images": "train_labels", "images": "labels", "imagestr": "labelstr"}
 """Folders of images, in small letters, and of their labels."""
 _UNLABELLED = ("test_images", "imagests")
+_TEXT = (".json", ".txt", ".csv", ".xml", ".yaml", ".md")
+"""Suffixes of what is written beside volumes; nnU-Net has ID.json of each."""
 _CHANNEL = ("imagestr", "imagests")
 """Folders of nnU-Net's, in whose names _0000 is the channel."""
 
@@ -42,7 +44,9 @@ def find_records(root: Path) -> list[Record]:
     for images, labels in _pairs_below(root):
         found += _paired(images, labels)
     if not found:
-        raise BadInput(f"{root}: no volumes with labels below it. Looked for {LAYOUT}.")
+        other = next((path for folders in _pairs_below(root) for f in folders for path in _others(f)), None)
+        there = f" {other} is not read." if other else ""
+        raise BadInput(f"{root}: no volumes with labels below it. Looked for {LAYOUT}.{there}")
     keys = unique_keys([image for image, _, _ in found], root, stem)
     records = [
         Record(keys[image], scroll, {"image": image, "label": label}, folder_split(image, root))
@@ -94,12 +98,28 @@ def _pairs_below(root: Path) -> Iterator[tuple[Path, Path]]:
 def _paired(images: Path, labels: Path) -> list[tuple[Path, Path, str]]:
     """Image, label and scroll of every volume of two folders."""
     here, there = _by_id(images), _by_id(labels)
-    pairs = {key: (path, there.get(key) or labels / f"{key}{path.suffix}") for key, path in here.items()}
+    others = _others(labels)
+    pairs = {
+        key: (path, there.get(key) or _partner(labels / f"{key}{path.suffix}", others)) for key, path in here.items()
+    }
+    channel = "_0000" if images.name.lower() in _CHANNEL else ""
+    others = _others(images)
     for key, path in there.items():  # labels whose image is gone
-        channel = "_0000" if images.name.lower() in _CHANNEL else ""
-        pairs.setdefault(key, (images / f"{key}{channel}{path.suffix}", path))
+        pairs.setdefault(key, (_partner(images / f"{key}{channel}{path.suffix}", others), path))
     scrolls = _scrolls(images, list(pairs)) if pairs else {}
     return [(image, label, scrolls[key]) for key, (image, label) in pairs.items()]
+
+
+def _partner(missing: Path, others: Sequence[Path]) -> Path:
+    """The one of the folder's other files that is `missing` in a format that is not read, if there is one: decoding
+    then says so."""
+    return next((p for p in others if p.name.startswith(f"{missing.stem}.")), missing)
+
+
+def _others(folder: Path) -> list[Path]:
+    """What lies in a folder of volumes and may be one of a format that is not read."""
+    there = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
+    return [p for p in there if p.suffix.lower() not in (*SUFFIXES, *_TEXT)]
 
 
 def _by_id(folder: Path) -> dict[str, Path]:

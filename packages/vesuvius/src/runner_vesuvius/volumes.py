@@ -65,15 +65,16 @@ def highest(path: Path) -> int:
 def read_label(path: Path) -> Array:
     """A label (D, H, W) as uint8: 0 background, 1 surface, 2 ignore; read-only where it is memory-mapped.
 
-    Raises BadInput as `read_image`, for types that are no integers, and for other values.
+    Raises BadInput as `read_image`, for types that are neither integers nor bool, and for other values.
     """
     shape, dtype = outline(path)
-    if dtype.kind not in "iu":
+    if dtype.kind not in "iub":
         raise BadInput(
             f"{path}: labels of type {dtype}; integers are needed (0 background, 1 surface, 2 ignore). Save "
             "them as uint8."
         )
     volume = _read(path, shape, dtype)
+    volume = volume.view(np.uint8) if dtype.kind == "b" else volume
     if volume.max() > IGNORE or volume.min() < 0:
         values, counts = np.unique(volume, return_counts=True)
         odd = [(v, n) for v, n in zip(values.tolist(), counts.tolist(), strict=True) if not 0 <= v <= IGNORE]
@@ -133,7 +134,7 @@ def _reader(path: Path) -> ModuleType:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}).") from error
     if path.suffix.lower() not in _FORMATS:
-        raise BadInput(f"{path}: not a format that is read here: {', '.join(_FORMATS)}.")
+        raise BadInput(f"{path}: not a format that is read here ({', '.join(_FORMATS)}). Convert it.")
     if path.is_dir() and path.suffix.lower() != ".zarr":
         raise BadInput(f"{path}: a folder; a file is needed.")
     return _FORMATS[path.suffix.lower()]

@@ -1,7 +1,8 @@
 """Volumes in .zarr folders: arrays of zarr version 2 or 3, groups of one array, OME-Zarr images.
 
 Of an OME-Zarr image (multiscales), level 0 is read: the full resolution. A chunk that is not stored has the array's
-fill value: that is how zarr stores chunks in which nothing else is.
+fill value: that is how zarr stores chunks in which nothing else is. Axes of length 1 before the volume's three, such as
+OME-Zarr's time and channel, are dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype. Raises any exception of a damaged file, BadInput where there is more than one array."""
     array = _array(path)
-    return tuple(array.shape), np.dtype(array.dtype)
+    return _dropped(array.shape), np.dtype(array.dtype)
 
 
 def read(path: Path) -> Array:
     """The whole array. Raises as `outline` does."""
-    return np.asarray(_array(path)[...])
+    array = np.asarray(_array(path)[...])
+    return array.reshape(_dropped(array.shape))
 
 
 def chunks(path: Path) -> tuple[int, int]:
@@ -35,6 +37,17 @@ def chunks(path: Path) -> tuple[int, int]:
 def fill(path: Path) -> int:
     """What chunks that are not stored are read as. Raises as `outline` does."""
     return int(_array(path).fill_value or 0)
+
+
+def _dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of length 1 before the last three.
+
+    >>> _dropped((1, 1, 1, 6, 7)), _dropped((1, 2, 5, 6, 7))
+    ((1, 6, 7), (2, 5, 6, 7))
+    """
+    while len(shape) > 3 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
 
 
 def _array(path: Path) -> Any:
