@@ -146,12 +146,15 @@ def remarks(mask: np.ndarray, probability: np.ndarray | None = None) -> list[str
 def test_remarks_on_predictions_that_cannot_be_right() -> None:
     shape = (20, 20, 20)
     assert remarks(np.zeros(shape)) == ["empty"]
-    assert "everywhere" in remarks(np.ones(shape))
+    assert remarks(np.ones(shape)) == ["everywhere"]
     comb = np.zeros(shape)
     comb[::4] = 1
     assert remarks(comb) == []
     comb[:, :4] = 1
     assert remarks(comb) == ["merged"]
+    (merged,) = outputs.remarks(Detected(comb.astype(np.uint8), None))
+    assert merged.level == "note"
+    assert "100% of the surface, which fills 40% of the volume, is one piece" in merged.message
     empty = Detected(np.zeros(shape, np.uint8), np.full(shape, 51, np.uint8))
     assert "the highest probability is 0.20" in next(outputs.remarks(empty)).message
 

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EVERYWHERE = 0.6
 """Share of a volume that sheets with air between them do not hold."""
 MERGED = (0.9, 0.15)
-"""Share of the surface in one component, and of the volume in the surface, beyond which sheets have probably merged."""
+"""Share of the surface in one component, and of the volume in the surface, beyond which sheets have merged."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def write(prediction: Detected, key: str, folder: Path, probability: bool) -> li
 
 
 def remarks(prediction: Detected) -> Iterator[Finding]:
-    """Warnings of a prediction that cannot be right."""
+    """Warnings of a prediction that cannot be right, and a note of sheets in one piece: most honest ones have them."""
     from runner_vesuvius.components import label26, sizes
 
     mask = prediction.mask
@@ -60,11 +60,13 @@ def remarks(prediction: Detected) -> Iterator[Finding]:
         return
     if share > EVERYWHERE:
         yield Finding("everywhere", "warning", f"{share:.0%} of the volume is surface: that is no sheet any more")
+        return
     labels, count = label26(mask)
     largest = int(sizes(labels, count)[1:].max()) / found
     if largest > MERGED[0] and share > MERGED[1]:
-        text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: have sheets merged?"
-        yield Finding("merged", "warning", f"{text} A higher predict.threshold parts them.")
+        text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: sheets touch. "
+        remedy = "A higher predict.threshold parts them where the probability between them is lower"
+        yield Finding("merged", "note", text + remedy)
 
 
 def _highest(prediction: Detected) -> float:
