@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -135,6 +136,29 @@ def test_export(trained, tmp_path):
     assert description["project"] == "enginetoy"
     assert description["settings"]["net.dropout"] == 0.3
     assert description["statistics"] == {"mean": 127.5, "weights": [1.0, 2.0]}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_an_export_has_the_permissions_of_other_files(trained, tmp_path, own, mask, mode):
+    from safetensors.torch import save_file
+
+    class Exports(Predicts):
+        def export(self, model, folder, statistics):
+            if not own:
+                return []
+            save_file(model.state_dict(), folder / "mine.safetensors")
+            return [folder / "mine.safetensors"]
+
+    setup = toy.ToySetup(Exports(trained[1]))
+    before = os.umask(mask)
+    try:
+        written = setup.engine.export(setup, trained[2], tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in written} == {mode}
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in written)
 
 
 def test_a_projects_own_export(trained, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +25,14 @@ def describe(setup: Setup, statistics: Mapping[str, Any], folder: Path, **more: 
     file = folder / "model.json"
     file.write_text(json.dumps(description, indent=1, default=str) + "\n", encoding="utf-8")
     return file
+
+
+def let_others_read(files: Sequence[Path]) -> None:
+    """safetensors makes files that only their owner can read: they get the permissions of other new files here."""
+    for file in files:
+        if file.suffix == ".safetensors":
+            usual = file.with_name(f".{file.name}.permissions")
+            usual.touch()
+            mode = usual.stat().st_mode
+            usual.unlink()
+            file.chmod(mode)

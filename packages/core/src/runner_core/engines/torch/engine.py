@@ -15,7 +15,7 @@ from torch import nn
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.engines.device import cpu, gpu_number, unusable
-from runner_core.engines.export import describe
+from runner_core.engines.export import describe, let_others_read
 from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
@@ -89,7 +89,9 @@ class TorchEngine:
         network, statistics = self._network(setup, state)
         folder.mkdir(parents=True, exist_ok=True)
         written = setup.project.export(network.eval(), folder, statistics)
-        return written or _export(setup, network, statistics, folder)
+        written = written or _export(setup, network, statistics, folder)
+        let_others_read(written)
+        return written
 
     def versions(self) -> dict[str, str]:
         """Of torch, CUDA and cuDNN, and the number of threads, on which sums depend in their last bits."""
