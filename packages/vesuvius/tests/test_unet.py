@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner_vesuvius.config import demo, large
+from runner_vesuvius.config import PRESETS, demo, large
 from runner_vesuvius.unet import SurfaceUNet, halved
 from torch import nn
 from torch.nn import functional
@@ -39,6 +39,12 @@ def test_the_default_on_the_default_patch(default: SurfaceUNet) -> None:
     assert [tuple(level.shape) for level in logits] == [
         (2, 1, 72, 136, 136), (2, 1, 36, 68, 68), (2, 1, 18, 34, 34), (2, 1, 9, 17, 17),
     ]  # fmt: skip
+
+
+def test_the_networks_of_the_presets_have_the_size_that_is_said() -> None:
+    with torch.device("meta"):
+        sizes = {name: parameters(SurfaceUNet(**vars(make().model))) for name, make in PRESETS.items()}
+    assert sizes == {"default": 33_670_284, "large": 33_670_284, "small": 2_278_642, "demo": 258_746}
 
 
 @pytest.mark.parametrize("size", [(16, 16, 16), (48, 48, 48), (17, 23, 30), (20, 16, 41)])
