@@ -14,7 +14,7 @@ from runner_core import BadInput, Record
 from runner_core._text import counted
 from runner_core.protocols import Finding
 
-from runner_vesuvius import volumes, zarrs
+from runner_vesuvius import shift, volumes, zarrs
 from runner_vesuvius.labels import IGNORE, SURFACE
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,6 +45,7 @@ def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
     if label is not None:
         yield from _label(record.files["label"].name, counts)
         yield from _missing(record.files["label"], labels=True)
+        yield from _shifted(record.files["label"].name, image, label)
         yield from _clipped(path.name, counts[:2].sum(0))
 
 
@@ -146,6 +147,16 @@ def _label(name: str, counts: Array) -> Iterator[Finding]:
         if inside < outside:
             text = f"{name}: surface is darker than background (on average {inside:.0f} and {outside:.0f})"
             yield _warning("label", f"{text}; are the labels shifted, mirrored or another volume's?")
+
+
+def _shifted(name: str, image: Array, label: Array) -> Iterator[Finding]:
+    if found := shift.find(image, label):
+        z, y, x = found.by
+        text = f"{name}: the label fits the image better when it is moved by about {z}, {y}, {x} voxels (z, y, x)"
+        contrast = (
+            f"surface is {found.there:.1f} standard deviations brighter than background there, {found.here:.1f} here"
+        )
+        yield _warning("shift", f"{text}: {contrast}; is it shifted, or another volume's?")
 
 
 def _clipped(name: str, known: Array) -> Iterator[Finding]:
