@@ -194,7 +194,8 @@ def several(folder: Path, *keys: str, label: np.ndarray | None = None, shift: in
 
 
 def set_told(records: list[Record]) -> list[str]:
-    return [f"{f.rule} {f.level}: {f.message}" for f in checks.set_findings(records)]
+    """All but the note of the labels' shares, which every set has."""
+    return [f"{f.rule} {f.level}: {f.message}" for f in checks.set_findings(records) if f.rule != "shares"]
 
 
 def test_a_good_set_has_no_findings(tmp_path: Path) -> None:
@@ -209,6 +210,26 @@ def test_one_scroll_under_two_names(tmp_path: Path) -> None:
 def test_scrolls_of_one_volume_and_one_scroll(tmp_path: Path) -> None:
     assert only(set_told(several(tmp_path, "A_1", "A_2", "B_1"))) == "scrolls note: 1 scroll with one volume only: B."
     assert "all volumes are of scroll 'A': none can validate" in only(set_told(several(tmp_path, "A_1", "A_2")))
+
+
+def test_shares_of_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all voxels, and the range over volumes; of a sample where there are many, without what cannot be read."""
+    label = np.zeros(SHAPE, np.uint8)
+    label[:5] = 2
+    label[5:7] = 1
+    records = several(tmp_path, "A_1", "A_2", "B_1", "B_2", label=label)
+    np.save(records[1].files["label"], label * (label == 1))
+    (text,) = (f.message for f in checks.set_findings(records) if f.rule == "shares")
+    assert text == (
+        "4 of 4 labels: 10.0% of the voxels are surface (10.0% to 10.0%), 18.8% of the voxels are not annotated "
+        "(0.0% to 25.0%)."
+    )
+    monkeypatch.setattr(checks, "SHARES_OF", 2)
+    records[3].files["label"].write_bytes(b"")
+    (text,) = (f.message for f in checks.set_findings(records) if f.rule == "shares")
+    assert text.startswith("1 of 4 labels: 10.0% of the voxels are surface (10.0% to 10.0%), 25.0%")
+    unlabelled = [Record(r.key, r.group, {"image": r.files["image"]}) for r in records]
+    assert "shares" not in {f.rule for f in checks.set_findings(unlabelled)}
 
 
 def test_no_surface_in_the_whole_set(tmp_path: Path) -> None:

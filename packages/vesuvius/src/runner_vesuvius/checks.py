@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,8 @@ CLIPPED = 0.1
 """Share of the annotated voxels at the darkest or the brightest value above which detail is lost."""
 FEW = 32
 """Grey values below which a scan has too little detail to find surfaces in it."""
+SHARES_OF = 16
+"""Labels at most of which the shares are told: all of a large set would take minutes."""
 APART = 1.5
 """Standard deviations by which scrolls differ in brightness before it is noted."""
 
@@ -57,8 +60,9 @@ def remarks(record: Record) -> Iterator[Finding]:
 
 
 def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
-    """What no volume shows alone: scrolls, and whether there is any surface. Reads one image of each scroll, and labels
-    until one has a surface; volumes that cannot be read are left out (`findings` names them)."""
+    """What no volume shows alone: scrolls, shares of the labels, and whether there is any surface. Reads one image of
+    each scroll, some labels, and others until one has a surface; volumes that cannot be read are left out (`findings`
+    names them)."""
     scrolls: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
         scrolls[record.group].append(record)
@@ -67,6 +71,7 @@ def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
     labelled = [record.files["label"] for record in records if "label" in record.files]
     if labelled and not any(map(_has_surface, labelled)):
         yield Finding("surface", "error", "no volume has a surface voxel (label 1): there is nothing to learn.")
+    yield from _shares(labelled)
 
 
 def histogram(image: Array, label: Array | None) -> Array:
@@ -201,6 +206,24 @@ def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
     if found and max(means) - min(means) > APART * float(np.mean([std for _, std in found.values()])):
         shown = ", ".join(f"{name} {mean:.0f} ± {std:.0f}" for name, (mean, std) in list(found.items())[:8])
         yield Finding("brightness", "note", f"scrolls differ in brightness (a volume of each: {shown}).")
+
+
+def _shares(labels: Sequence[Path]) -> Iterator[Finding]:
+    """How much is surface and how much not annotated, of labels spread over the set."""
+    rows: list[list[int]] = []
+    for place in np.unique(np.linspace(0, len(labels) - 1, SHARES_OF).round().astype(int)) if labels else ():
+        with suppress(BadInput):
+            label = volumes.read_label(labels[place])
+            rows.append([int(np.count_nonzero(label == value)) for value in (0, SURFACE, IGNORE)])
+    if not rows:
+        return
+    counts = np.array(rows)
+    shares, overall = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
+    told = [
+        f"{overall[value]:.1%} of the voxels are {name} ({shares[:, value].min():.1%} to {shares[:, value].max():.1%})"
+        for value, name in ((SURFACE, "surface"), (IGNORE, "not annotated"))
+    ]
+    yield Finding("shares", "note", f"{len(rows)} of {counted(len(labels), 'label')}: {', '.join(told)}.")
 
 
 def _has_surface(label: Path) -> bool:
