@@ -84,7 +84,7 @@ def _crop(config: ScrollConfig) -> Iterator[str]:
     if config.loss.topology.weight > 0 and side > shortest:
         yield (
             f"loss.topology_crop is {side}, but the shortest side of data.patch is {shortest}: "
-            f"set it to {shortest} or less"
+            f"set loss.topology_crop to {shortest} or less"
         )
 
 
