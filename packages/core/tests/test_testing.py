@@ -76,8 +76,8 @@ def runner_project():
     return Toy
 """
 DRAWS = """
-def augment(self, sample, rng, own=Toy.augment):
-    own(self, sample, np.random.default_rng())
+def augment(self, sample, rng):
+    sample["image"] += np.random.default_rng().integers(0, 9, sample["image"].shape, np.uint8)
 
 
 Toy.augment = augment
