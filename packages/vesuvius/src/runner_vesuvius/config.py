@@ -186,6 +186,7 @@ def demo() -> ScrollConfig:
     config.data.patch = (32, 32, 32)
     config.data.patches = 32
     config.model.base, config.model.multipliers, config.model.blocks = 8, (1, 2, 4), 1
+    config.loss.topology_crop = 32
     config.train.batch_size = 8
     config.train.epochs = 16
     config.train.learning_rate = 5e-3
