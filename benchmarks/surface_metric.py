@@ -21,7 +21,7 @@ from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, at
 from benchmarks.spectral import peak_bytes
 
 Masks = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-OURS = "this package"
+OURS = "runner"
 
 
 def sheets(side: int) -> Masks:
