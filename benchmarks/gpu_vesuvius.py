@@ -13,25 +13,10 @@ SIDE = 208
 
 def volumes(folder: Path) -> None:
     """Four volumes of two scrolls, in the challenge's layout."""
-    import csv
-
     import numpy as np
-    from runner_vesuvius import phantom
-    from runner_vesuvius.tif import write_tif
+    from runner_vesuvius.phantom import write_phantom
 
-    rng = np.random.default_rng(0)
-    rows: list[tuple[str, str]] = []
-    for name in ("train_images", "train_labels"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    for scroll, (rolling, scan) in enumerate(phantom.make_scrolls(2, rng)):
-        for number in range(2):
-            key = f"{scroll}{number}"
-            image, label = phantom.make_volume(rolling, scan, (SIDE, SIDE, SIDE), rng)
-            write_tif(folder / "train_images" / f"{key}.tif", image)
-            write_tif(folder / "train_labels" / f"{key}.tif", label)
-            rows.append((key, str(scroll)))
-    with (folder / "train.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("id", "scroll_id"), *rows])
+    write_phantom(folder, np.random.default_rng(0), (2, 2), 0, (SIDE, SIDE, SIDE))
 
 
 DATA = volumes

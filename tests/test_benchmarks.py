@@ -177,6 +177,18 @@ def test_each_benchmark_works(name):
     assert before == {path: path.read_bytes() for path in (PAGE, *RESULTS.glob("*.json"))}
 
 
+def test_a_gpu_s_volumes_are_ones_that_vesuvius_trains_on(tmp_path, monkeypatch):
+    """`--quick` takes the phantom in their place."""
+    from runner_vesuvius.files import find_records
+
+    gpu_vesuvius = importlib.import_module("benchmarks.gpu_vesuvius")
+    monkeypatch.setattr(gpu_vesuvius, "SIDE", 40)
+    gpu_vesuvius.DATA(tmp_path)
+    records = find_records(tmp_path)
+    assert sorted(record.group for record in records) == ["PHerc-A", "PHerc-A", "PHerc-B", "PHerc-B"]
+    assert all(set(record.files) == {"image", "label"} for record in records)
+
+
 @pytest.mark.slow
 def test_the_gpu_s_script_works_on_a_cpu(tmp_path):
     command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--quick", "--out", str(tmp_path)]

@@ -53,10 +53,8 @@ def test_good_volumes_have_no_findings(tmp_path: Path) -> None:
     assert told(saved(tmp_path, image, None)) == []
 
 
-def test_the_phantom_has_no_errors_or_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phantom, "SHAPE", (48, 48, 48))
-    monkeypatch.setattr(phantom, "VOLUMES", (1, 2, 1, 1))
-    phantom.write_phantom(tmp_path, np.random.default_rng(0))
+def test_the_phantom_has_no_errors_or_warnings(tmp_path: Path) -> None:
+    phantom.write_phantom(tmp_path, np.random.default_rng(0), (1, 2, 1, 1), shape=(48, 48, 48))
     records = find_records(tmp_path)
     found: list[Finding] = [f for r in records for f in checks.findings(r, (48, 48, 48))]
     assert [f for f in [*found, *checks.set_findings(records)] if f.level != "note"] == []

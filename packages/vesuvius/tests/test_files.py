@@ -86,9 +86,8 @@ def test_hidden_files_and_the_inside_of_zarrs_are_no_volumes(tmp_path: Path) -> 
     assert set(found(tmp_path)) == {"11", "12", "21"}
 
 
-def test_the_phantom_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phantom, "SHAPE", (32, 32, 32))
-    phantom.write_phantom(tmp_path, np.random.default_rng(0))
+def test_the_phantom_is_found(tmp_path: Path) -> None:
+    phantom.write_phantom(tmp_path, np.random.default_rng(0), shape=(32, 32, 32))
     records = find_records(tmp_path)
     assert len({r.group for r in records}) == 4
     assert all(p.is_file() for r in records for p in r.files.values())

@@ -23,10 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, seed: int) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(phantom, "SHAPE", SMALL)
-        patch.setattr(phantom, "VOLUMES", (1, 2, 1, 1))
-        phantom.write_phantom(folder, np.random.default_rng(seed))
+    phantom.write_phantom(folder, np.random.default_rng(seed), (1, 2, 1, 1), shape=SMALL)
     return folder
 
 

@@ -10,14 +10,16 @@ what is written raises `phantom_version` of the project.
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from runner_core.protocols import Array
 from scipy import ndimage
 
 from runner_vesuvius.labels import IGNORE
-from runner_vesuvius.papyrus import Array, Piece, Rolling, roll, smooth
+from runner_vesuvius.papyrus import Piece, Rolling, roll, smooth
 from runner_vesuvius.volumes import write_tif
 
 VOLUMES = (3, 2, 3, 2)
@@ -46,18 +48,25 @@ class Scan:
     """Brightness of what lies between the sheets, as a share of papyrus."""
 
 
-def write_phantom(folder: Path, rng: np.random.Generator) -> None:
-    """Write ten labelled volumes of four scrolls and one without labels of a fifth, 12 MB in all."""
-    counts = (*VOLUMES, UNLABELLED)
+def write_phantom(
+    folder: Path,
+    rng: np.random.Generator,
+    volumes: Sequence[int] = VOLUMES,
+    unlabelled: int = UNLABELLED,
+    shape: tuple[int, int, int] = SHAPE,
+) -> None:
+    """Write ten labelled volumes of four scrolls and one without labels of a fifth, 12 MB in all; or other numbers of
+    `volumes` of each labelled scroll, `unlabelled` ones of one more, and another `shape`."""
+    counts = (*volumes, unlabelled)
     numbers = iter(rng.choice(np.arange(100_000, 1_000_000), sum(counts), replace=False).tolist())
     tables: dict[str, list[tuple[int, str]]] = {"train": [], "test": []}
     for name in ("train_images", "train_labels", "test_images"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for i, (rolling, scan) in enumerate(make_scrolls(len(counts), rng)):
-        side = "train" if i < len(VOLUMES) else "test"
+        side = "train" if i < len(volumes) else "test"
         for _ in range(counts[i]):
             number = next(numbers)
-            image, label = make_volume(rolling, scan, SHAPE, rng)
+            image, label = make_volume(rolling, scan, shape, rng)
             write_tif(folder / f"{side}_images" / f"{number}.tif", image)
             if side == "train":
                 write_tif(folder / "train_labels" / f"{number}.tif", label)
