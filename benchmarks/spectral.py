@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from runner_core.setup import Setup
 from runner_ssmunet import scan
 from runner_ssmunet.network import SSMUNetwork
 
-from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, number
+from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, number, peak_bytes
 
 LENGTH, SIDE, TISSUE = 425, 40, 0.6
 SHIPPED, EVERY_PIXEL, KEPT, EAGER, THREE = (
@@ -62,25 +61,6 @@ def learned(model: SSMUNetwork, spectra: torch.Tensor, tissue: torch.Tensor) -> 
     """Features of the patch and the gradients of the spectral layers."""
     features = model.features(spectra, tissue)
     return [features.detach(), *torch.autograd.grad(features.square().mean(), list(model.stack.parameters()))]
-
-
-def peak_bytes(work: Callable[[], object]) -> int | None:
-    """Most memory that `work` had above what there was before; None where the kernel does not say."""
-    work()
-    ctypes.CDLL(None).malloc_trim(0)  # what `work` gave back must not count as there before
-    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    try:
-        forget.write_text("5")  # the high-water mark begins at what is resident now
-    except OSError:
-        return None
-
-    def resident(name: str) -> int:
-        line = next(line for line in status.read_text().splitlines() if line.startswith(name))
-        return int(line.split()[1]) * 1024
-
-    before = resident("VmRSS")
-    work()
-    return resident("VmHWM") - before
 
 
 def layers(options: Options) -> tuple[Table, list[Aim]]:

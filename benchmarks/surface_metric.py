@@ -17,8 +17,7 @@ from runner_vesuvius.metric.surface import surface_dice
 from runner_vesuvius.metric.voi import variation_of_information
 from scipy import ndimage
 
-from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, at_least, compared
-from benchmarks.spectral import peak_bytes
+from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, at_least, compared, peak_bytes
 
 Masks = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 OURS = "runner"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_vesuvius import losses
 from runner_vesuvius.config import LossConfig, TermConfig
-from runner_vesuvius.losses import EPSILON, LOSSES, weight_at
+from runner_vesuvius.losses import EPSILON, LOSSES
 from scipy import ndimage
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -331,7 +331,7 @@ def test_every_loss_of_the_settings_is_there() -> None:
 )
 def test_weights_rise_as_the_settings_say(begin: float, full: float, expected: list[float]) -> None:
     term = TermConfig(2.0, begin, full)
-    assert [weight_at(term, fraction) for fraction in (0.0, 0.25, 0.5, 0.75, 1.0)] == expected
+    assert [term.weight_at(fraction) for fraction in (0.0, 0.25, 0.5, 0.75, 1.0)] == expected
 
 
 def test_functions_that_take_what_they_need() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,11 @@ from runner_brainunet.config import BrainConfig
 
 def export(network: Any, folder: Path, config: BrainConfig) -> Sequence[Path]:
     """model.safetensors, model.json (how to build, feed and read it) and network.py (PyTorch only)."""
-    from safetensors.torch import save_file
+    from runner_core.engines.torch.standalone import standalone
 
     from runner_brainunet import unet
 
-    folder.mkdir(parents=True, exist_ok=True)
-    weights, settings, source = folder / "model.safetensors", folder / "model.json", folder / "network.py"
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    save_file(tensors, weights)
-    settings.write_text(json.dumps(_description(config), indent=2) + "\n", encoding="utf-8")
-    source.write_text(Path(unet.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    return [weights, settings, source]
+    return standalone(network, folder, _description(config), unet)
 
 
 def _description(config: BrainConfig) -> dict[str, Any]:

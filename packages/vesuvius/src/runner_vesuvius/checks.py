@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from runner_core import BadInput, Record
 from runner_core._text import counted
-from runner_core.protocols import Finding
+from runner_core.protocols import Array, Finding
 
 from runner_vesuvius import shift, volumes, zarrs
-from runner_vesuvius.labels import IGNORE, SURFACE
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 
 THIN = 0.5
 """Share of the annotated voxels above which a surface is none."""
@@ -69,9 +67,13 @@ def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
     yield from _names(scrolls)
     yield from _brightness(scrolls)
     labelled = [record.files["label"] for record in records if "label" in record.files]
-    if labelled and not any(map(_has_surface, labelled)):
+    some = np.unique(np.linspace(0, len(labelled) - 1, SHARES_OF).round().astype(int)).tolist() if labelled else []
+    counts = {place: found for place in some if (found := _counts(labelled[place])) is not None}
+    others = (_counts(label) for place, label in enumerate(labelled) if place not in some)
+    if labelled and not any(found is not None and found[SURFACE] for found in chain(counts.values(), others)):
         yield Finding("surface", "error", "no volume has a surface voxel (label 1): there is nothing to learn.")
-    yield from _shares(labelled)
+    if counts:
+        yield _shares(np.array(list(counts.values())), len(labelled))
 
 
 def histogram(image: Array, label: Array | None) -> Array:
@@ -208,29 +210,23 @@ def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
         yield Finding("brightness", "note", f"scrolls differ in brightness (a volume of each: {shown}).")
 
 
-def _shares(labels: Sequence[Path]) -> Iterator[Finding]:
-    """How much is surface and how much not annotated, of labels spread over the set."""
-    rows: list[list[int]] = []
-    for place in np.unique(np.linspace(0, len(labels) - 1, SHARES_OF).round().astype(int)) if labels else ():
-        with suppress(BadInput):
-            label = volumes.read_label(labels[place])
-            rows.append([int(np.count_nonzero(label == value)) for value in (0, SURFACE, IGNORE)])
-    if not rows:
-        return
-    counts = np.array(rows)
+def _shares(counts: Array, labels: int) -> Finding:
+    """How much is surface and how much not annotated: voxels by label (volumes, 3), of as many of all labels."""
     shares, overall = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
     told = [
         f"{overall[value]:.1%} of the voxels are {name} ({shares[:, value].min():.1%} to {shares[:, value].max():.1%})"
         for value, name in ((SURFACE, "surface"), (IGNORE, "not annotated"))
     ]
-    yield Finding("shares", "note", f"{len(rows)} of {counted(len(labels), 'label')}: {', '.join(told)}.")
+    return Finding("shares", "note", f"{len(counts)} of {counted(labels, 'label')}: {', '.join(told)}.")
 
 
-def _has_surface(label: Path) -> bool:
+def _counts(path: Path) -> list[int] | None:
+    """Voxels of each label; None of one that cannot be read (`findings` names it)."""
     try:
-        return bool((volumes.read_label(label) == SURFACE).any())
+        label = volumes.read_label(path)
     except BadInput:
-        return False
+        return None
+    return [int(np.count_nonzero(label == value)) for value in (BACKGROUND, SURFACE, IGNORE)]
 
 
 def _warning(rule: str, message: str) -> Finding:

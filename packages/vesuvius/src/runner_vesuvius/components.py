@@ -104,7 +104,8 @@ def _chosen(labels: Labels, keep: Mask) -> Mask:
 
 
 @compiled
-def _root(forest, i):  # type: ignore[no-untyped-def]
+def root(forest, i):  # type: ignore[no-untyped-def]
+    """Of the voxel i; `forest` (int32) gives each its parent, and is shortened on the way."""
     while forest[i] != i:
         forest[i] = forest[forest[i]]
         i = forest[i]
@@ -114,7 +115,7 @@ def _root(forest, i):  # type: ignore[no-untyped-def]
 @compiled
 def _unite(forest, i, j):  # type: ignore[no-untyped-def]
     """The earlier root becomes the root of both: each component's is its first voxel."""
-    a, b = _root(forest, i), _root(forest, j)
+    a, b = root(forest, i), root(forest, j)
     if a < b:
         forest[b] = a
     elif b < a:

@@ -47,6 +47,14 @@ class TermConfig:
     full: float = 0.0
     """Share of the training at which it has its full weight; in between, the weight rises linearly."""
 
+    def weight_at(self, fraction: float) -> float:
+        """Its weight after this share of the training: 0 up to `begin`, rising to its full at `full`."""
+        if fraction < self.begin:
+            return 0.0
+        if fraction >= self.full:
+            return self.weight
+        return self.weight * (fraction - self.begin) / (self.full - self.begin)
+
 
 @dataclass
 class LossConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -16,17 +15,11 @@ from runner_vesuvius.config import ScrollConfig
 
 def export(network: Any, folder: Path, config: ScrollConfig, statistics: Statistics) -> Sequence[Path]:
     """model.safetensors, model.json (how to build, feed and read it) and network.py (PyTorch only)."""
-    from safetensors.torch import save_file
+    from runner_core.engines.torch.standalone import standalone
 
     from runner_vesuvius import unet
 
-    folder.mkdir(parents=True, exist_ok=True)
-    weights, settings, source = folder / "model.safetensors", folder / "model.json", folder / "network.py"
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    save_file(tensors, weights)
-    settings.write_text(json.dumps(_description(config, statistics), indent=2) + "\n", encoding="utf-8")
-    source.write_text(Path(unet.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    return [weights, settings, source]
+    return standalone(network, folder, _description(config, statistics), unet)
 
 
 def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]:

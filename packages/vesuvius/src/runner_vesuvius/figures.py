@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from runner_core.protocols import Array
 from scipy import ndimage
 
 from runner_vesuvius.labels import IGNORE, SURFACE
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Colour = tuple[int, int, int]
 
 PREDICTION: Colour = (213, 94, 0)

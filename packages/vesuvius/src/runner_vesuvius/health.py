@@ -92,12 +92,10 @@ class NeverComputed:
 
     def _missed(self, name: str, done: int, steps: int) -> str | None:
         """Why none of the first `done` of `steps` steps computed a loss that is on; None where one did."""
-        from runner_vesuvius.losses import weight_at
-
         loss = self._config.loss
         term, every = loss.terms()[name], loss.topology_every if name == "topology" else 1
         last = done // every * every  # weights never fall: if this step did not, none did
-        if term.weight == 0 or (last and weight_at(term, (last - 1) / steps) > 0):
+        if term.weight == 0 or (last and term.weight_at((last - 1) / steps) > 0):
             return None
         text = f"the loss {name} has the weight {term.weight:g} and was in no step: "
         if not last:

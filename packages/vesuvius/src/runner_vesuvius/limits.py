@@ -70,7 +70,7 @@ def _losses(loss: LossConfig) -> Iterator[str]:
             yield f"loss.{name}.full {term.full} comes before loss.{name}.begin {term.begin}"
     if not any(term.weight > 0 for term in own.values()):
         yield f"the losses ({', '.join(own)}) all have weight 0: nothing would be learned. Set loss.NAME.weight"
-    at_once = [name for name, term in own.items() if term.weight > 0 and term.begin == term.full == 0]
+    at_once = [name for name, term in own.items() if term.weight_at(0.0) > 0]
     if not set(at_once) - {"topology"}:
         yield "no loss but topology counts from the first step on: set begin and full of another to 0"
     if not 0 < loss.tau <= LARGEST_TAU:

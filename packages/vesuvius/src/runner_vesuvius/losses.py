@@ -20,7 +20,7 @@ from runner_core.protocols import Tensors
 from torch import Tensor
 from torch.nn import functional
 
-from runner_vesuvius.config import LossConfig, TermConfig
+from runner_vesuvius.config import LossConfig
 from runner_vesuvius.skeleton import soft_skeleton
 
 EPSILON = 1.0
@@ -122,15 +122,6 @@ LOSSES = {
     ),
 }
 """By the names that the settings have. The topology loss, which is not computed at every step, is not among them."""
-
-
-def weight_at(term: TermConfig, fraction: float) -> float:
-    """The weight of a loss after this share of the training: 0 up to `begin`, rising to its full at `full`."""
-    if fraction < term.begin:
-        return 0.0
-    if fraction >= term.full:
-        return term.weight
-    return term.weight * (fraction - term.begin) / (term.full - term.begin)
 
 
 def _float(logits: Tensor) -> Tensor:

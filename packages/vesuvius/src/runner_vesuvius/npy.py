@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_core.protocols import Array
 
 
 def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -11,7 +11,6 @@ from runner_core.protocols import Progress, Step, Tensors
 from torch import Tensor
 
 from runner_vesuvius.config import LossConfig
-from runner_vesuvius.losses import weight_at
 from runner_vesuvius.supervision import over_levels, supervised, targets
 
 TOPOLOGY = "topology"
@@ -29,7 +28,7 @@ def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, prog
     process it is computed once before: Numba compiles (a minute), libraries load.
     """
     step = progress.step + 1
-    weights = {name: weight_at(term, progress.fraction) for name, term in config.terms().items()}
+    weights = {name: term.weight_at(progress.fraction) for name, term in config.terms().items()}
     looks = training and weights[TOPOLOGY] > 0 and step % config.topology_every == 0
     measures = training and (looks or step % config.measure_every == 0)
     total, values, costs = torch.zeros((), device=logits[0].device), {}, {}

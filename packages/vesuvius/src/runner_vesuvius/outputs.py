@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from runner_core import BadInput
-from runner_core.protocols import Finding
+from runner_core.protocols import Array, Finding
 
 from runner_vesuvius import volumes
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 EVERYWHERE = 0.6
 """Share of a volume that sheets with air between them do not hold."""

@@ -8,12 +8,10 @@ voxels; axes are (z, y, x); the scroll's axis is about along z.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from runner_core.protocols import Array
 from scipy import ndimage
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 STRIP = 2048
 """Length (voxels) after which what is drawn on the strip repeats: windings are shorter, so that neighbours differ."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from runner_core.protocols import Array
 
 from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import PredictConfig
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def surface(probability: Array, settings: PredictConfig) -> Array:

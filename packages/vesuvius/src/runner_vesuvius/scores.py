@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import numpy as np
+from runner_core.protocols import Array
 
 from runner_vesuvius.labels import IGNORE, SURFACE
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SHOWN = ("score", "topo", "surface_dice", "voi_score", "dice")
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
+from runner_core.protocols import Array
 
 from runner_vesuvius.labels import SURFACE
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 REACH, STEP = 8, 2
 """Voxels along each axis by which a label is moved, at most and between two places."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from runner_core import BadInput
 from runner_core.project import Statistics
-from runner_core.protocols import Store
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_core.protocols import Array, Store
 
 
 def fit(store: Store, training: Sequence[int]) -> Statistics:

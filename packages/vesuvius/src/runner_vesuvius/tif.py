@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tifffile
 from runner_core._text import counted
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_core.protocols import Array
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it would warn of is refused here
 

@@ -20,6 +20,7 @@ from runner_core._errors import BadInput
 from runner_core._files import size_text
 from runner_core._memory import available_ram
 from runner_core._text import counted
+from runner_core.protocols import Array
 
 from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE
@@ -27,7 +28,6 @@ from runner_vesuvius.tif import write as write_tif
 
 __all__ = ["SUFFIXES", "Outline", "highest", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Outline = tuple[tuple[int, int, int], np.dtype[Any]]
 """Shape (D, H, W) and dtype."""
 

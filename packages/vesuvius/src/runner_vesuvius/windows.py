@@ -8,9 +8,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from runner_core.protocols import Infer
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_core.protocols import Array, Infer
 
 SIGMA = 1 / 8
 """Width of the Gaussian that weights a window, as a share of its side (nnU-Net, Isensee et al. 2021)."""

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from runner_core._errors import BadInput
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from runner_core.protocols import Array
 
 
 def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runner_vesuvius._compiled import compiled
-from runner_vesuvius.components import label6, label26
+from runner_vesuvius.components import label6, label26, root
 from runner_vesuvius.metric.linking import deaths
 from runner_vesuvius.metric.loops import find_loops
 
@@ -95,12 +95,7 @@ def _ends(labels, first, last):  # type: ignore[no-untyped-def]
 @compiled
 def _unite(parents, flags, i, j):  # type: ignore[no-untyped-def]
     """Joins two components; whether both had voxels of both volumes."""
-    while parents[i] != i:
-        parents[i] = parents[parents[i]]
-        i = parents[i]
-    while parents[j] != j:
-        parents[j] = parents[parents[j]]
-        j = parents[j]
+    i, j = root(parents, i), root(parents, j)
     if i == j:
         return False
     both = flags[i] & flags[j] == 3
