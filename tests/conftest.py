@@ -29,6 +29,15 @@ def real_patients() -> Path:
     return folder
 
 
+@pytest.fixture
+def real_plate() -> Path:
+    """Folder of real Cell Painting (3 wells, 2 sites, 5 channels, uint16); the test is skipped where it is absent."""
+    folder = SHARED / "dinocell" / "plate1"
+    if not folder.is_dir():
+        pytest.skip(f"no real images at {folder} (set RUNNER_TEST_DATA to the folder that holds dinocell/)")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache folder for the session, so that the phantom is made and prepared once."""

@@ -189,6 +189,21 @@ def test_a_gpu_s_volumes_are_ones_that_vesuvius_trains_on(tmp_path, monkeypatch)
     assert all(set(record.files) == {"image", "label"} for record in records)
 
 
+def test_a_gpu_s_fields_are_ones_that_dinocell_trains_on(tmp_path, monkeypatch):
+    from runner_dinocell.config import default
+    from runner_dinocell.fields import decode
+    from runner_dinocell.files import find_records
+
+    gpu_dinocell = importlib.import_module("benchmarks.gpu_dinocell")
+    assert default().data.window <= gpu_dinocell.SIDE
+    monkeypatch.setattr(gpu_dinocell, "SIDE", 40)
+    gpu_dinocell.DATA(tmp_path)
+    records = find_records(tmp_path, default())
+    assert {record.group for record in records} == {"source_1/Batch01/BR0101", "source_1/Batch02/BR0201"}
+    assert len(records) == 16
+    assert decode(records[0]).arrays["image"].shape == (3, 40, 40)
+
+
 @pytest.mark.slow
 def test_the_gpu_s_script_works_on_a_cpu(tmp_path):
     command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--quick", "--out", str(tmp_path)]

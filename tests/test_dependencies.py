@@ -49,6 +49,12 @@ TORCH_PROJECTS = {
         "network = SSMUNetwork([1000.0 + 10 * i for i in range(40)], 3, filters=2, embed=4, base=4)\n"
         "network(torch.rand(2, 16, 16, 40), torch.ones(2, 16, 16, dtype=torch.bool)).sum().backward()\n"
     ),
+    # timm has readers of TensorFlow's data sets
+    "dinocell": (
+        "import torch; from runner_dinocell.config import demo; from runner_dinocell.network import DinoNet\n"
+        "import runner_dinocell.export, runner_dinocell.judgement, sklearn.linear_model\n"
+        "assert DinoNet(demo(), 2).embed(torch.zeros(1, 2, 48, 48)).shape == (1, 96)\n"
+    ),
 }
 
 

@@ -36,6 +36,7 @@ OWN_FLAGS = {
     "new": {"--framework", "--into"},
 }
 """Flags of `runner`'s own commands, which take no settings."""
+SHORT = {"--devices": "--train.devices"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -105,6 +106,7 @@ def _understood(line: str, made: set[str]) -> bool:
     """`made`: names of projects that the page itself makes."""
     words = shlex.split(line)
     flags = {word.partition("=")[0] for word in words if word.startswith("-")} - {"-h", "--help", "--debug"}
+    flags = {SHORT.get(flag, flag) for flag in flags}
     if words[0] in ("--help", "--version"):
         return len(words) == 1
     if words[0] in OWN_FLAGS:

@@ -32,6 +32,12 @@ CASES = {
         *["--augment.affine", "1", "--augment.elastic", "1", "--augment.blur", "1", "--loss.measure-every", "3"],
         *["--loss.topology.weight", "0.1", "--loss.topology-every", "4", "--loss.topology-crop", "12"],
     ],
+    "dinocell, streamed, two workers": [
+        *["dinocell", "--train.workers", "2", "--cache.max-gb", "0.004", "--train.batch-size", "8"],
+        *["--data.window", "32", "--data.windows", "8", "--augment.global-size", "16", "--augment.local-size", "8"],
+        *["--model.channels", "subset", "--model.drop-path", "0.1", "--loss.measure-every", "3"],
+        *["--log.snapshots-every", "4", "--predict.fields", "8"],
+    ],
     "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32", "--augment.rotate", "20"],
 }
 

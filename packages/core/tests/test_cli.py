@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -516,6 +516,27 @@ def test_write_says_which_files_it_wrote(
     assert f"project toy: `write` must return the files that it wrote, a list of Path, not {written!r}" in (
         capsys.readouterr().err
     )
+
+
+def test_predict_collects_where_the_project_does(
+    toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core.cli import main
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    def collect(self: Any, files: Sequence[Path], out: Path) -> list[Path]:
+        assert all(file.parent == Path("out") for file in files)
+        np.save(out / "all.npy", np.stack([np.load(file) for file in files]), allow_pickle=False)
+        return [out / "all.npy"]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Toy, "collect", collect)
+    assert main(["toy", "phantom", "data"]) == 0
+    inputs = ["data/p1_a.npy", "data/gone.npy", "data/p2_a.npy"]
+    assert main(["toy", "predict", str(trained), *inputs, "--out", "out"]) == 2
+    assert [file.name for file in Path("out").iterdir()] == ["all.npy"]
+    assert len(np.load("out/all.npy")) == 2
+    assert f"written: {Path('out/all.npy')}" in capsys.readouterr().out
 
 
 def test_predict_and_evaluate_say_what_a_project_remarks(

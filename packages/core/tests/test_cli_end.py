@@ -103,7 +103,7 @@ def test_an_interruption_while_scoring_is_on_record(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **more: Any) -> Any:
         raise interruption
 
     monkeypatch.setattr("runner_core.cli.train.evaluate", interrupted)

@@ -34,3 +34,11 @@ def test_a_monitor_that_chooses_nothing_is_refused(monitor: Any, toy: None, monk
     monkeypatch.setattr(toy_class(), "monitor", monitor)
     with pytest.raises(BadInput, match=r'project toy: monitor must be .* "max" or "min"'):
         Plugins.load("toy").project()
+
+
+def test_adjust_is_refused_of_keras(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_class(), "adjust", lambda self, groups, progress: None, raising=False)
+    Plugins.load("toy").project()
+    monkeypatch.setattr(toy_class(), "framework", "keras")
+    with pytest.raises(BadInput, match="project toy: `adjust` is for PyTorch"):
+        Plugins.load("toy").project()

@@ -178,6 +178,71 @@ def test_a_resumed_run_remembers_how_often(tmp_path):
         toy.run(config, tmp_path, project=AlwaysBackground, resume=True)
 
 
+class Counts:
+    """Counts events by moment, log lines too, and tells at the end."""
+
+    name = "counts"
+
+    def __init__(self):
+        self.memory = {}
+
+    def observe(self, event):
+        self.memory[event.moment] = self.memory.get(event.moment, 0) + 1
+        self.memory.setdefault("losses", []).append(event.facts.get("loss"))
+        return Finding(self.name, "note", str(self.memory)) if event.moment == "end" else None
+
+
+class Bomb:
+    name = "bomb"
+
+    def observe(self, event):
+        if event.moment == "log" and event.step == 8:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_rule_with_a_memory_counts_from_line_to_line_over_a_resume(tmp_path, every):
+    """It is neither told twice of what came after the checkpoint nor shown the past validations again."""
+    config = toy.small(train__epochs=4, checkpoint__every=every)
+    whole = toy.run(config, tmp_path / "whole", rules=[Counts()])
+    (told,) = [finding["message"] for finding in whole["health"]]
+    assert "'log': 7," in told
+    assert "'validation': 4," in told
+    with pytest.raises(KeyboardInterrupt):
+        toy.run(config, tmp_path / "killed", rules=[Counts(), Bomb()])
+    resumed = toy.run(config, tmp_path / "killed", rules=[Counts()], resume=True)
+    assert resumed["health"] == whole["health"]
+    toy.assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
+    memories = toy.final_state(tmp_path / "killed")[0]["loop"]["memories"]
+    assert memories["counts"]["validation"] == 4
+
+
+def test_memories_are_copies():
+    rule, told = Counts(), []
+    health = Health([rule, Says("note")], "stop", lambda *finding: told.append(finding))
+    health.observe(validation(0.0, 1.0))
+    kept = health.memories()
+    assert kept == {"counts": {"validation": 1, "losses": [1.0]}}
+    rule.memory["losses"].append(2.0)
+    assert kept["counts"]["losses"] == [1.0]
+    health.restore(kept, [])
+    rule.memory["losses"].append(3.0)
+    assert kept["counts"]["losses"] == [1.0]
+
+
+def test_without_a_memory_in_the_checkpoint_the_validations_are_replayed():
+    """A rule that came later, or a checkpoint of an older version; others are replayed to in any case."""
+    new, known, plain = Counts(), Counts(), Says("note")
+    known.name = "known"
+    health = Health([new, known, plain], "stop", lambda *finding: None)
+    health.restore({"known": {"log": 9}}, [validation(0.0, 1.0), validation(0.0, 1.0)])
+    assert new.memory["validation"] == 2
+    assert known.memory == {"log": 9}
+    assert plain.asked == 2
+    assert not health.findings
+
+
 @pytest.mark.torch
 def test_constant_at_the_end(tmp_path):
     """Too few validations to be stopped before: the end of the run is unhealthy all the same."""

@@ -158,6 +158,10 @@ def test_the_project_knows_its_statistics_before_its_model(state, tmp_path):
     toy.assert_statistics_known(keras_toy.KerasToy, state, tmp_path / "out")
 
 
+def test_initialise_is_for_a_training_alone(state, tmp_path):
+    toy.assert_initialised_for_a_training_alone(keras_toy.KerasToy, state, tmp_path / "out")
+
+
 @pytest.mark.parametrize("mode", ["bfloat16", "float16"])
 def test_a_checkpoint_is_used_under_another_policy(state, mode):
     """Weights are float32 in every checkpoint: nothing is lost, and the network computes as was asked."""

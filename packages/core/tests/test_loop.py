@@ -26,6 +26,7 @@ cadences = st.builds(
     st.integers(1, 4),
     st.integers(1, 4),
     st.one_of(st.none(), st.integers(1, 12)),
+    st.one_of(st.none(), st.integers(1, 12)),
     st.integers(1, 6),
 )
 
@@ -39,7 +40,7 @@ def test_no_event_is_missed(cadence):
         assert step < event <= cadence.steps
         assert cadence.ends_block(event)
         for quiet in range(step + 1, event):
-            assert not any(due(quiet) for due in (cadence.logs, cadence.validates, cadence.saves))
+            assert not any(due(quiet) for due in (cadence.logs, cadence.draws, cadence.validates, cadence.saves))
         step = event
     assert cadence.logs(step)
     assert cadence.validates(step)
@@ -52,7 +53,7 @@ def test_what_is_due_within_a_block_happens_at_its_end(cadence):
     plain, step = replace(cadence, block=1), 0
     while step < cadence.steps:
         event = cadence.next_event(step)
-        for name in ("logs", "validates", "saves"):
+        for name in ("logs", "draws", "validates", "saves"):
             due = any(getattr(plain, name)(s) for s in range(step + 1, event + 1))
             assert getattr(cadence, name)(event) == due
         step = event

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def pytest_of(folder: Path, *words: str, installed: Path = PROJECT) -> subproces
 def test_the_toy_keeps_the_contract_and_pytest_says_so_without_a_file(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, "--check-project", "toy")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CHECKS) - 2} passed, 2 skipped" in done.stdout, done.stdout
+    assert f"{len(CHECKS) - 4} passed, 4 skipped" in done.stdout, done.stdout
 
 
 def test_a_test_file_names_its_project(tmp_path: Path) -> None:
@@ -136,10 +137,10 @@ def crashing_decode(own: Any) -> Any:
 
 
 def one_group(own: Any) -> Any:
-    def record(self: Any, path: Path) -> Any:
+    def record(self: Any, *words: Any) -> Any:
         from runner_core import Record
 
-        found = own(self, path)
+        found = own(self, *words)
         return Record(found.key, "all", found.files)
 
     return record
@@ -201,6 +202,19 @@ def fitted_to(every: bool) -> Any:
 
 def watching(found: Any) -> Any:
     return lambda own: lambda self, model: found(model)
+
+
+def judging(found: Any) -> Any:
+    from runner_core.project import Judgement
+
+    return lambda own: lambda self, predicted: None if found is None else Judgement(**found)
+
+
+def moody_judge(own: Any) -> Any:
+    from runner_core.project import Judgement
+
+    calls: list[int] = []
+    return lambda self, predicted: calls.append(1) or Judgement({"a": 0.1 * len(calls)})
 
 
 def faulty_phantom(own: Any) -> Any:
@@ -273,6 +287,12 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
             "watch, called twice: 'moody'",
         ),
         ("is_drawn", "pictures", lambda own: lambda self, watched: {}, "there is no `watch`"),
+        ("snapshots_leave", "snapshots", lambda own: lambda self, model, batch: {}, "`snapshot_samples` is 0"),
+        ("judgement_fits", "untrained", lambda own: True, "there is no `judge`"),
+        ("judgement_fits", "judge", judging(None), "has nothing to say"),
+        ("judgement_fits", "judge", judging({"scores": {"a": 1.0}, "further": {"x": {"b": 1.0}}}), "x has scores that"),
+        ("judgement_fits", "judge", judging({"scores": {"a": 1.0}, "baseline": {"b": 1.0}}), "the baseline has scores"),
+        ("judgement_fits", "judge", moody_judge, "judge, called twice: 'scores': 'a' differs"),
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
         ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
@@ -328,6 +348,56 @@ def test_pictures_of_what_is_watched_are_tried(tmp_path: Path, monkeypatch: pyte
     shutil.rmtree(tmp_path / "watched")
     with pytest.raises(ValueError, match="a picture is"):
         check(case)
+
+
+def test_snapshots_that_change_what_is_learned_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = [c for c in CHECKS if c.__name__ == "snapshots_leave_training_alone"]
+
+    def snapshots(self: Any, model: Any, batch: Any) -> Any:
+        assert len(batch["image"]) == 2
+        return {"image": np.clip(batch["image"].numpy()[0, 0, :, :, None].repeat(3, -1), 0, 255).astype(np.uint8)}
+
+    def careless(self: Any, model: Any, batch: Any) -> Any:
+        model[-1].bias.add_(1.0)
+        return snapshots(self, model, batch)
+
+    case = Case("toy", tmp_path)
+    with pytest.raises(SkipTest, match="draws no pictures"):
+        check(case)
+    monkeypatch.setattr(toy_class(), "snapshot_samples", 2)
+    with pytest.raises(AssertionError, match="drew nothing after 0 steps"):
+        check(case)
+    monkeypatch.setattr(toy_class(), "snapshots", snapshots)
+    check(case)
+    assert len(list((tmp_path / "snapshots").iterdir())) == 3
+    monkeypatch.setattr(toy_class(), "snapshots", careless)
+    with pytest.raises(AssertionError, match="differs where `snapshots` draws"):
+        check(case)
+
+
+def test_a_judgement_is_made_of_the_records_that_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner_core.project import Judgement
+
+    (check,) = [c for c in CHECKS if c.__name__ == "judgement_fits_together"]
+    given: list[Any] = []
+
+    def judge(self: Any, predicted: Any) -> Any:
+        given.append(predicted)
+        spread = [float(np.std([getattr(p, name).mean() for p in predicted])) for name in ("prediction", "untrained")]
+        return Judgement({"spread": spread[0]}, further={"untrained network": {"spread": spread[1]}})
+
+    case = Case("toy", tmp_path)
+    with pytest.raises(SkipTest, match="has no `judge`"):
+        check(case)
+    monkeypatch.setattr(toy_class(), "judge", judge)
+    monkeypatch.setattr(toy_class(), "untrained", True)
+    monkeypatch.setattr(toy_class(), "scored", lambda self, sides: sides["train"])
+    check(case)
+    assert [p.record.key for p in given[0]] == [case.records[n].key for n in case.data.splits["train"]]
+    (together,) = [c for c in CHECKS if c.__name__ == "scores_fit_together"]
+    monkeypatch.setattr(toy_class(), "untrained", False)
+    monkeypatch.setattr(toy_class(), "judge", lambda self, predicted: None)
+    together(case)
 
 
 def test_metrics_are_held_against_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,11 @@ def test_the_project_knows_its_statistics_before_its_model(trained, tmp_path):
     toy.assert_statistics_known(toy.Toy, state, tmp_path / "out")
 
 
+@pytest.mark.parametrize("trained", [0.9], indirect=True)
+def test_initialise_is_for_a_training_alone(trained, tmp_path):
+    toy.assert_initialised_for_a_training_alone(toy.Toy, trained[2], tmp_path / "out")
+
+
 def test_weights_of_another_network_are_refused(trained):
     _, config, state = trained
     other = toy.small(train__ema=config.train.ema)

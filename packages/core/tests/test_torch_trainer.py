@@ -180,6 +180,31 @@ def test_schedules(schedule):
     assert seen == pytest.approx([0.5, 1.0, 1.5, 2.0, *after[schedule]])
 
 
+def test_what_is_adjusted_of_the_groups_holds_for_that_step_alone():
+    """A group that waits learns at its own rate again afterwards, though the schedule is constant."""
+
+    class Adjusted(Linear):
+        def parameter_groups(self, model):
+            return [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.02}]
+
+        def adjust(self, groups, progress):
+            groups[0]["weight_decay"] = 0.1 * progress.step
+            if progress.step < 2:
+                groups[1]["lr"] = 0.0
+
+    ours = trainer(Adjusted)
+    last = []
+    for step in range(4):
+        ours.train_step(host_batch(step)[0], step)
+        assert ours.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.1 * step)
+        last.append(ours.network[2].weight.detach().clone())
+        if step == 0:
+            ours.load_state(ours.state())  # the optimizer has other groups now
+    assert [group["lr"] for group in ours.optimizer.param_groups] == [0.05, 0.02]
+    assert torch.equal(last[0], last[1])
+    assert not torch.equal(last[1], last[2])
+
+
 def test_a_projects_own_schedule_and_after_step():
     class Own(Linear):
         seen: list[Progress] = []  # noqa: RUF012

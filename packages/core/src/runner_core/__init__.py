@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from runner_core.config import RunConfig as RunConfig
     from runner_core.hookspecs import hookimpl as hookimpl
     from runner_core.project import Decoded as Decoded
+    from runner_core.project import Judgement as Judgement
+    from runner_core.project import Predicted as Predicted
     from runner_core.project import Prepared as Prepared
     from runner_core.project import Project as Project
     from runner_core.project import Record as Record
@@ -44,6 +46,8 @@ _HOME = {
     "RunConfig": "config",
     "hookimpl": "hookspecs",
     "Decoded": "project",
+    "Judgement": "project",
+    "Predicted": "project",
     "Prepared": "project",
     "Project": "project",
     "Record": "project",

@@ -11,6 +11,8 @@ from runner_core.config import RunConfig
 class Cadence:
     """`step` counts finished optimizer steps, from 1; epochs end at multiples of `steps_per_epoch`.
 
+    `snapshots_every`: None for a project that draws none.
+
     Steps that go to the device in blocks of `block` (the last of an epoch may be shorter) can be looked at only where
     a block ends: what is due within one happens at its end.
     """
@@ -21,6 +23,7 @@ class Cadence:
     validate_every: int = 1
     save_every: int = 1
     save_every_steps: int | None = None
+    snapshots_every: int | None = None
     block: int = 1
 
     @staticmethod
@@ -46,13 +49,17 @@ class Cadence:
     def validates(self, step: int) -> bool:
         return self._epoch_event(step, self.validate_every)
 
+    def draws(self, step: int) -> bool:
+        return self.snapshots_every is not None and self._due(step, self.snapshots_every)
+
     def saves(self, step: int) -> bool:
         on_step = self.save_every_steps is not None and self._due(step, self.save_every_steps)
         return on_step or self._epoch_event(step, self.save_every)
 
     def next_event(self, step: int) -> int:
-        """The first step after `step` at which anything is logged, validated or saved (an epoch's end is one)."""
-        periods = [self.log_every, self.steps_per_epoch, self.save_every_steps or self.steps]
+        """The first step after `step` at which anything is logged, drawn, validated or saved, or an epoch ends."""
+        periods = [self.log_every, self.steps_per_epoch]
+        periods += [period for period in (self.save_every_steps, self.snapshots_every) if period]
         due = 1 if step == 0 else min(self.steps, *((step // period + 1) * period for period in periods))
         return min(self._begin(due) + self.block, self._epoch_begin(due) + self.steps_per_epoch)
 

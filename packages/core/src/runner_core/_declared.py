@@ -22,6 +22,8 @@ def refuse_incomplete(cls: type[Any]) -> None:
         raise BadInput(f"project {name}: its class {cls.__name__} lacks {', '.join(missing)}, which have no default")
     if presets := [preset for preset in _PRESETS if preset not in cls.presets]:
         raise BadInput(f"project {name} lacks the preset {' and '.join(presets)}")
+    if cls.framework == "keras" and getattr(cls, "adjust", Project.adjust) is not Project.adjust:
+        raise BadInput(f"project {name}: `adjust` is for PyTorch; in Keras an optimizer takes schedules: leave it out")
     match cls.monitor:
         case (str(), "max" | "min"):
             return

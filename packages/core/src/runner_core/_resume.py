@@ -14,28 +14,34 @@ from runner_core.project import Project, overrides
 from runner_core.protocols import Json
 from runner_core.setup import Data
 
-FREE_SECTIONS = ("cache", "validate", "checkpoint", "health", "log", "predict")
+FREE_SECTIONS = ("cache", "remote", "validate", "checkpoint", "health", "log", "predict")
 FREE_SETTINGS = (
     "train.epochs",  # see `refuse_other_length`
     "train.workers",
     "train.prefetch",
     "train.patience",
     "train.device",
+    "train.devices",  # see `fingerprint`
+    "train.strategy",
     "train.threads",
     "train.deterministic",
     "train.compile",
     "train.channels_last",
 )
 
+_NAMES = {"train.batch_size": "train.batch_size times train.devices"}
+
 
 def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json]:
     """Settings that a continued run must share, by dotted name, the dtype that layers compute in, digests of each
-    split's records and of the data: the records' content and how it was prepared."""
+    split's records and of the data: the records' content and how it was prepared. Of the batch it is its size over all
+    devices that counts."""
     settings = {
         name: value
         for name, value in flat(config).items()
         if name.partition(".")[0] not in FREE_SECTIONS and name not in FREE_SETTINGS
     }
+    settings["train.batch_size"] = config.train.batch_size * config.train.devices
     records = {f"records of {split}": _digest(data, numbers) for split, numbers in data.splits.items()}
     return settings | {"computing in": precision} | records | {"data and its preparation": data.store.identity}
 
@@ -43,7 +49,7 @@ def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json
 def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
     """Raise BadInput listing every difference."""
     changed = [
-        f"  - {name}: {_shown(saved, name)} in the run, {_shown(now, name)} now"
+        f"  - {_NAMES.get(name, name)}: {_shown(saved, name)} in the run, {_shown(now, name)} now"
         for name in [*saved, *(n for n in now if n not in saved)]
         if saved.get(name) != now.get(name)
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
+
+from runner_core.location import Location
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -16,9 +17,10 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def typed(path: Path) -> str:
-    """A path as one types it on a command line.
+def typed(path: Location) -> str:
+    """A path or URL as one types it on a command line.
 
+    >>> from pathlib import Path
     >>> typed(Path("my data"))
     "'my data'"
     """

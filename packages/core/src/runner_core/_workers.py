@@ -12,7 +12,9 @@ import os
 import signal
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import connection, reduction, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -26,8 +28,9 @@ Work = Callable[[Any], Any]
 class Workers:
     """`count` processes that apply `work` (picklable, sent once) to tasks.
 
-    `submit` gives a ticket, `receive` waits for the next finished task, whichever it is. An exception in a worker is
-    raised here: BadInput with its own message, others as RunnerError with the worker's traceback.
+    `submit` gives a ticket, `receive` waits for the next finished task, whichever it is. `tell` hands something to
+    `work.expect`, before the tasks that wait. An exception in a worker is raised here: BadInput with its own message,
+    others as RunnerError with the worker's traceback.
     """
 
     def __init__(self, work: Work, count: int, purpose: str) -> None:
@@ -63,6 +66,15 @@ class Workers:
             raise self._failed(self._end_of(worker)) from error
         self._waiting[worker] += 1
         return self._tickets
+
+    def tell(self, number: int, what: Any) -> None:
+        """Call `work.expect(what)` in worker `number` (modulo their count) before its next task."""
+        self._refuse_after_failure()
+        worker = number % len(self._pipes)
+        try:
+            self._pipes[worker].send((None, what))
+        except OSError as error:
+            raise self._failed(self._end_of(worker)) from error
 
     def receive(self) -> tuple[int, Any]:
         """(ticket, result) of a finished task; waits for one."""
@@ -123,11 +135,19 @@ def _serve(work: Work, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to the whole group: the parent decides
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    queue: deque[tuple[int, Any]] = deque()
     while True:
         try:
-            ticket, task = pipe.recv()
+            while not queue or pipe.poll():
+                ticket, task = pipe.recv()
+                if ticket is not None:
+                    queue.append((ticket, task))
+                    continue
+                with suppress(Exception):  # what is wrong is told when a task needs it
+                    work.expect(task)  # type: ignore[attr-defined]
         except (EOFError, OSError):
             return
+        ticket, task = queue.popleft()
         try:
             reply: tuple[int, Any, Any] = (ticket, work(task), None)
         except Exception as error:

@@ -1,7 +1,8 @@
 """The same scan twice in a data set: found by the contents of the records' main files.
 
 A record's main file is the first of its `files` (the image, before its mask). Copies in two groups are the leak that no
-split by group can prevent. A scan that was compressed or resampled anew is another file, and not found.
+split by group can prevent. A scan that was compressed or resampled anew is another file, and not found. Files at URLs
+are compared by their ETags, where a listing said them.
 """
 
 from __future__ import annotations
@@ -10,29 +11,37 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from runner_core._text import counted
 from runner_core.cache.identity import Identities, identify
-from runner_core.project import Record
+from runner_core.location import Location, Url
+from runner_core.project import AnyRecord, Record
 from runner_core.protocols import Finding
 
 _SHOWN = 5
 
 
-def read_digest(record: Record) -> str | None:
+def read_digest(record: AnyRecord) -> str | None:
     """Digest of the main file, which is read. Raises BadInput naming a file that cannot be read."""
-    return identify(_main(record)).identity if record.files else None
+    if not record.files:
+        return None
+    main = _path(record)
+    return _etag(main) if isinstance(main, Url) else identify(_main(record)).identity
 
 
-def known_digests(index: Identities, records: Sequence[Record]) -> list[str | None]:
+def known_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:
     """Digests of main files that were read when the cache was built; None for the others."""
-    found = index.lookup([_main(record) for record in records])
-    return [known and known.identity for known in found]
+    places = [_path(record) if record.files else None for record in records]
+    here = iter(index.lookup([_main(r) for r, at in zip(records, places, strict=True) if not isinstance(at, Url)]))
+    return [_etag(at) if isinstance(at, Url) else (known := next(here)) and known.identity for at in places]
+
+
+def _etag(url: Url) -> str | None:
+    return None if url.etag is None else f"{url.etag} {url.size}"
 
 
 def find_copies(
-    records: Sequence[Record], digests: Sequence[str | None], splits: Mapping[str, Sequence[int]]
+    records: Sequence[AnyRecord], digests: Sequence[str | None], splits: Mapping[str, Sequence[int]]
 ) -> list[Finding]:
     """An error for copies on two sides of the split (`splits`: side → record numbers), a warning for those in two
     groups, a note for those in one. Records made from one and the same file are no copies."""
@@ -43,12 +52,12 @@ def find_copies(
     sides = {number: side for side, numbers in splits.items() for number in numbers}
     found = []
     for numbers in same.values():
-        if len({os.path.abspath(_path(records[n])) for n in numbers}) > 1:
+        if len({_absolute(_path(records[n])) for n in numbers}) > 1:
             found.append(_judge([records[n] for n in numbers], {sides[n] for n in numbers if n in sides}))
     return found
 
 
-def _judge(copies: Sequence[Record], sides: set[str]) -> Finding:
+def _judge(copies: Sequence[AnyRecord], sides: set[str]) -> Finding:
     shown = ", ".join(f"{r.key} ({_path(r)})" for r in copies[:_SHOWN]) + (", …" if len(copies) > _SHOWN else "")
     what = f"{counted(len(copies), 'record')} hold the same scan: {shown}"
     if len(sides) > 1:
@@ -60,9 +69,13 @@ def _judge(copies: Sequence[Record], sides: set[str]) -> Finding:
     return Finding("copies", "note", f"{what}; it counts that often")
 
 
-def _main(record: Record) -> Record:
+def _main(record: AnyRecord) -> Record:
     return replace(record, files=dict(list(record.files.items())[:1]))
 
 
-def _path(record: Record) -> Path:
+def _path(record: AnyRecord) -> Location:
     return next(iter(record.files.values()))
+
+
+def _absolute(place: Location) -> str:
+    return place.text if isinstance(place, Url) else os.path.abspath(place)

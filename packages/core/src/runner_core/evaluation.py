@@ -1,7 +1,8 @@
 """Whole-record scores: each record predicted in its own grid, scored beside a trivial baseline, worst cases first.
 
 The first name that `Project.score` returns is the headline: it orders the table, in the direction of
-`Project.monitor`. Over the set a score is its mean over the records that have one, or what `Project.pooled` says.
+`Project.monitor`. Over the set a score is its mean over the records that have one, or what `Project.pooled` says; and
+`Project.judge` adds what needs all predictions at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,25 @@ import numpy as np
 from PIL import Image
 
 from runner_core._errors import BadInput
-from runner_core.project import Project, Record, Statistics, Table
+from runner_core.pipeline import local
+from runner_core.project import AnyRecord, Judgement, Predicted, Project, Record, Statistics, Table, overrides
 from runner_core.protocols import Array, Finding, Infer
 from runner_core.runfolder import json_text, replace_text
 
 FIGURES = 6
+SAID_EVERY = 100
+"""Records without scores of their own between two lines that say how far it is."""
 
 
 @dataclass
 class Row:
     """Scores of one record, and the trivial method's where there is one."""
 
-    record: Record
+    record: AnyRecord
     scores: Mapping[str, float]
     baseline: Mapping[str, float]
     prediction: Any = None
-    """Kept for its picture where there are few records; more of them might not fit in memory."""
+    """Kept for its picture where there are few records, or all are kept; more of them might not fit in memory."""
     trained_on: bool = False
     """Was the record, or another of its group, trained on?"""
     remarks: Sequence[Finding] = ()
@@ -48,6 +52,10 @@ class Scores:
     errors: list[str] = field(default_factory=list)
     """Records that could not be read, one message each."""
     tables: Sequence[Table] = ()
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Scores of the whole set by other methods, by their names."""
+    pictures: Mapping[str, Array] = field(default_factory=dict)
+    """Of the whole set, by name."""
     shown: Sequence[str] = ()
     """What `Project.shown` says: names for which tables have room; none: all."""
 
@@ -56,8 +64,13 @@ class Scores:
         return list(dict.fromkeys(name for row in self.rows for name in row.scores))
 
     @property
+    def names_over_set(self) -> list[str]:
+        """The headline first."""
+        return list(dict.fromkeys([*self.names, *self.means]))
+
+    @property
     def shown_names(self) -> list[str]:
-        return [name for name in self.names if not self.shown or name in self.shown]
+        return [name for name in self.names_over_set if not self.shown or name in self.shown]
 
     def shown_of(self, values: Mapping[str, float]) -> dict[str, float]:
         return {name: values[name] for name in self.shown_names if name in values}
@@ -71,43 +84,91 @@ class Scores:
 def evaluate(
     project: Project,
     infer: Infer,
-    records: Sequence[Record],
+    records: Sequence[AnyRecord],
     statistics: Statistics,
     say: Callable[[str], None] = lambda text: None,
+    *,
+    untrained: Infer | None = None,
+    trained_on: Callable[[AnyRecord], bool] = lambda record: False,
 ) -> Scores:
     """Predict and score every record. A record that cannot be read becomes an entry of `errors`.
 
-    `statistics`: of the run, for the trivial method.
+    `statistics`: of the run, for the trivial method; `untrained`: the network before its first step, for
+    `Project.judge`; `trained_on`: was a record, or another of its group?
     """
     rows: list[Row] = []
+    predicted: list[Predicted] = []
     errors: list[str] = []
+    judging = overrides(project, "judge")
     for number, record in enumerate(records, 1):
         try:
-            prediction = project.predict(record, infer)
-            scores = _score(project, record, prediction)
-            trivial = project.baseline(record, statistics)
-            baseline = {} if trivial is None else _score(project, record, trivial)
-            remarks = project.remarks(record, prediction)
+            with local(project, record) as here:
+                found = Predicted(
+                    record,
+                    project.predict(here, infer),
+                    project.baseline(here, statistics),
+                    None if untrained is None else project.predict(here, untrained),
+                    not trained_on(record),
+                )
+                row = _row(project, found, here)
         except BadInput as error:
             errors.append(str(error))
             continue
-        rows.append(Row(record, scores, baseline, prediction if len(records) <= FIGURES else None, remarks=remarks))
-        say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(scores, project.shown))}")
-        for finding in remarks:
+        if judging:
+            predicted.append(found)
+        elif len(records) > FIGURES:
+            row.prediction = None
+        rows.append(row)
+        if row.scores or number % SAID_EVERY == 0 or number == len(records):
+            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, project.shown))}")
+        for finding in row.remarks:
             say(f"{finding.level}: {record.key}: {finding.message}")
     rows.sort(key=lambda row: _goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     tables = project.tables(own, trivial) if rows else ()
-    return Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, project.shown)
+    scores = Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, shown=project.shown)
+    return _judged(project, scores, predicted) if predicted else scores
+
+
+def _row(project: Project, found: Predicted, here: Record) -> Row:
+    scores = _score(project, here, found.prediction)
+    baseline = {} if found.baseline is None else _score(project, here, found.baseline)
+    remarks = project.remarks(here, found.prediction)
+    return Row(found.record, scores, baseline, found.prediction, not found.unseen, remarks)
+
+
+def _judged(project: Project, scores: Scores, predicted: Sequence[Predicted]) -> Scores:
+    """With what the predictions of the set say together. Raises BadInput for what is no Judgement."""
+    found: Any = project.judge(predicted)
+    if found is None:
+        return scores
+    where = f"project {project.name}: `judge` must return a Judgement or None"
+    if not isinstance(found, Judgement):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    return replace(
+        scores,
+        means=scores.means | _numbers(found.scores, where),
+        baseline=scores.baseline | _numbers(found.baseline, where),
+        further={method: _numbers(values, where) for method, values in found.further.items()},
+        tables=[*scores.tables, *found.tables],
+        pictures=found.pictures,
+    )
 
 
 def no_better(project: Project, scores: Scores) -> Finding | None:
-    """A warning where, by the headline over the whole set, the trivial method is as good as the trained network."""
-    headline = next(iter(scores.names), "")
-    own, trivial = scores.means.get(headline, math.nan), scores.baseline.get(headline, math.nan)
-    if not math.isfinite(trivial) or (own > trivial if project.monitor[1] == "max" else own < trivial):
+    """A warning where, by the headline over the whole set, another method is as good as the trained network."""
+    headline = next(iter(scores.names_over_set), "")
+    own = scores.means.get(headline, math.nan)
+    others = {"trivial baseline": scores.baseline, **scores.further}
+    values = {method: found.get(headline, math.nan) for method, found in others.items()}
+    as_good = [
+        f"the {method}'s {value:.4g}"
+        for method, value in values.items()
+        if math.isfinite(value) and not (own > value if project.monitor[1] == "max" else own < value)
+    ]
+    if not as_good:
         return None
-    what = f"scores {headline} {own:.4g}, no better than the trivial baseline's {trivial:.4g}"
+    what = f"scores {headline} {own:.4g}, no better than {' and '.join(as_good)}"
     return Finding("trivial baseline", "warning", f"the trained network {what}")
 
 
@@ -128,6 +189,7 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     ]
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
     content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
+    content |= {"further": scores.further} if scores.further else {}
     replace_text(summary, json_text(content) + "\n")
     return [table, *(_write_table(further, folder) for further in scores.tables), summary]
 
@@ -140,14 +202,25 @@ def _write_table(table: Table, folder: Path) -> Path:
 
 
 def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
-    """Pictures of the worst records, a middle one and the best, as far as the project draws any."""
+    """Pictures of the worst records, a middle one and the best, as far as the project draws any; and of the set."""
     written = []
     for place, row in _worth_seeing(scores.rows):
-        prediction = project.predict(row.record, infer) if row.prediction is None else row.prediction
-        picture = project.figure(row.record, prediction)
+        with local(project, row.record) as here:
+            prediction = project.predict(here, infer) if row.prediction is None else row.prediction
+            picture = project.figure(here, prediction)
         if picture is None:
             break
         path = folder / f"{place}-{file_name(row.record.key)}.png"
+        write_png(path, picture)
+        written.append(path)
+    return written + write_pictures(scores.pictures, folder)
+
+
+def write_pictures(pictures: Mapping[str, Array], folder: Path) -> list[Path]:
+    """Write pictures as folder/NAME.png."""
+    written = []
+    for name, picture in pictures.items():
+        path = folder / f"{file_name(name)}.png"
         write_png(path, picture)
         written.append(path)
     return written
@@ -155,9 +228,14 @@ def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -
 
 def write_png(path: Path, picture: Array) -> None:
     """Write (H, W, 3) or (H, W) uint8 as PNG."""
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or (picture.ndim == 3 and picture.shape[2] != 3):
+    if not is_picture(picture):
         raise ValueError(f"a picture is (H, W, 3) or (H, W) uint8, not {picture.shape} {picture.dtype}")
     Image.fromarray(picture).save(path, "PNG")
+
+
+def is_picture(picture: Any) -> bool:
+    array = isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.size > 0
+    return array and (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3))
 
 
 def shown_scores(scores: Mapping[str, float]) -> str:
@@ -170,8 +248,11 @@ def shown_scores(scores: Mapping[str, float]) -> str:
 
 def _score(project: Project, record: Record, prediction: Any) -> dict[str, float]:
     """What the project's `score` gives. Raises BadInput when that is not numbers by name."""
-    found: Any = project.score(record, prediction)
     where = f"project {project.name}: `score` must return numbers by name, as in {{'dice': 0.9}}"
+    return _numbers(project.score(record, prediction), where)
+
+
+def _numbers(found: Any, where: str) -> dict[str, float]:
     if not isinstance(found, Mapping):
         raise BadInput(f"{where}; it returned {type(found).__name__}")
     for name, value in found.items():

@@ -1,22 +1,23 @@
 """Rules that watch a run, so that one that looks healthy is healthy; and what their findings do.
 
-A rule sees events (`protocols.HealthEvent`) and answers with findings. Rules may count from event to event, but
-hold nothing that is not a function of the validations so far: when a run is resumed, its past validations are
-replayed to them, their answers thrown away.
+A rule sees events (`protocols.HealthEvent`) and answers with findings. A rule that counts validations needs no more:
+when a run is resumed, its past validations are replayed to it, the answers thrown away. One that counts anything else
+(log lines) keeps it in its `memory`, which is in every checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from runner_core._errors import Unhealthy
 from runner_core.config import RunConfig
 from runner_core.precision import matches
 from runner_core.project import Project
-from runner_core.protocols import Finding, HealthEvent, HealthRule, Precision
+from runner_core.protocols import Finding, HealthEvent, HealthRule, Json, Precision
 
 
 class ConstantPrediction:
@@ -148,8 +149,23 @@ class Health:
             self.findings.append(finding)
         self.report(finding, step, epoch)
 
-    def replay(self, validations: Sequence[HealthEvent]) -> None:
-        """Bring rules to where they stood after these validations."""
-        for event in validations:
-            for rule in self.rules:
+    def memories(self) -> dict[str, dict[str, Json]]:
+        """Copies of what rules keep in their `memory`, by rule."""
+        return {rule.name: deepcopy(rule.memory) for rule in self.rules if isinstance(rule, _Remembers)}
+
+    def restore(self, memories: Mapping[str, dict[str, Json]], validations: Sequence[HealthEvent]) -> None:
+        """Bring rules to where they stood: by their memory, or by replaying the run's validations."""
+        for rule in self.rules:
+            if isinstance(rule, _Remembers) and rule.name in memories:
+                rule.memory = deepcopy(memories[rule.name])
+                continue
+            for event in validations:
                 rule.observe(event)
+
+
+@runtime_checkable
+class _Remembers(Protocol):
+    """A rule that is brought back by what it kept."""
+
+    name: str
+    memory: dict[str, Json]

@@ -52,8 +52,8 @@ def runner_project() -> type[Project]:
     Returns:
         A subclass of `Project`. The core makes one object of it for each command, with the resolved settings.
 
-    In the core: nothing. In `runner-ssmunet`, `runner-brainunet`, `runner-openkbp` and `runner-vesuvius`: their
-    project.
+    In the core: nothing. In `runner-ssmunet`, `runner-brainunet`, `runner-openkbp`, `runner-vesuvius` and
+    `runner-dinocell`: their project.
 
     Example:
         ```python
@@ -103,7 +103,8 @@ def runner_cache(project: Project, config: RunConfig) -> Cache | None:
     Returns:
         A cache that says what it will take (`plan`) and builds and opens a store (`open`), or None.
 
-    In the core: flat memory maps, blosc2, RAM, the device, or nothing, as `cache.mode` says.
+    In the core: flat memory maps, blosc2, RAM, the device, records fetched as they are used, or nothing, as
+    `cache.mode` says.
 
     Example:
         ```python
@@ -252,11 +253,12 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
 
     Returns:
         Rules; an empty sequence adds none. What a rule remembers must follow from the validations that it saw: when
-        a run is resumed, they are shown to it again.
+        a run is resumed, they are shown to it again; or it is in its `memory`, a dict that checkpoints keep.
 
     In the core: constant prediction, finite validation, precision not as asked. In `runner-ssmunet`: unannotated pixels
     learned as a class. In `runner-vesuvius`: a loss without gradient or in no step, a share of surface unlike the
-    labels'.
+    labels'. In `runner-dinocell`: a teacher that answers the same to everything, embeddings all alike, losses that stay
+    at ln K, 16-bit images squeezed into 8 bits.
 
     Example:
         ```python

@@ -1,30 +1,29 @@
 """Batches from samples: in one order whatever the workers, from any step, into a ring of buffers.
 
-The sequence of samples is `sampling.order`, a pure function; a batch is a run of it, and each rank takes its
-contiguous share of each global batch. So nothing here has state that a checkpoint would need.
+The sequence of samples is `sampling.order`, or the samples' own, a pure function; a batch is a run of it, and each rank
+takes its contiguous share of each global batch. So nothing here has state that a checkpoint would need.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
 from runner_core._errors import BadInput, OutOfSpace, RunnerError
 from runner_core._files import size_text
 from runner_core._memory import available_ram
+from runner_core._ring import Allocate, Ring
 from runner_core._workers import SharedMemory, Workers
-from runner_core.protocols import Array, Arrays, HostBatch, Samples, SampleSpec
+from runner_core.protocols import Array, Arrays, HostBatch, Samples, SampleSpec, StreamedSamples
 from runner_core.sampling import order, sample_rng
 
-Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], Array]
 Augment = Callable[[Arrays, np.random.Generator], None]
 Pin = Callable[[Array], None]
-
-_ALIGNMENT = 64
+Counters = Mapping[str, float]
 
 
 class Loader:
@@ -33,9 +32,11 @@ class Loader:
     `workers` 0: the calling process fills each batch when it is asked for (fastest for a gather from memory); more:
     spawned processes fill ahead into shared memory. Either way the ring has `block` + `prefetch` + 1 buffers (`block`:
     batches that go to the device at once), and one is refilled only after its batch was released. `steps_per_epoch`
-    None: one pass over the samples; more steps go on with further permutations. `allocate` makes the buffers when
-    workers is 0; otherwise `pin`, where given, gets their memory (uint8, all of it) once, to page-lock it. `setting`
-    names the batch size in messages. Raises OutOfSpace when the ring is larger than the free memory.
+    None: one pass over the samples; more steps go on with further permutations. Samples that are fetched
+    (`StreamedSamples`) are told of the batches to come: as many as they want, `prefetch` at least, and at the end of
+    one of `epochs` those of the next. `allocate` makes the buffers when workers is 0; otherwise `pin`, where given,
+    gets their memory (uint8, all of it) once, to page-lock it. `setting` names the batch size in messages. Raises
+    OutOfSpace when the ring is larger than the free memory.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Loader:
         pin: Pin | None = None,
         augment: Augment | None = None,
         drop_last: bool = False,
+        epochs: int = 1,
         rank: int = 0,
         ranks: int = 1,
         setting: str = "train.batch_size",
@@ -60,6 +62,10 @@ class Loader:
         if workers < 0 or prefetch < 0:
             raise BadInput("train.workers and train.prefetch must be at least 0")
         self.samples = samples
+        self._streamed = _streamed(samples)
+        self._epochs = epochs
+        self._ahead = max(1, prefetch, 0 if self._streamed is None else self._streamed.ahead // batch_size)
+        self._counted: dict[int, Counters] = {}
         self.seed = seed
         self.shuffle = shuffle
         self._share = (rank, ranks)
@@ -67,7 +73,7 @@ class Loader:
         self.steps_per_epoch, self._count = epoch_length(len(samples), batch_size, ranks, steps_per_epoch, drop_last)
         slots = block + prefetch + 1
         _refuse_more_than_memory(samples.spec, batch_size, slots, setting)
-        self._ring = _Ring(samples.spec, batch_size, slots, SharedMemory if workers else None, allocate)
+        self._ring = Ring(samples.spec, batch_size, slots, SharedMemory if workers else None, allocate)
         if pin is not None and workers:
             pin(self._ring.memory)
         self._active: Iterator[HostBatch] | None = None
@@ -92,8 +98,22 @@ class Loader:
         if self._active is not None:
             self._active.close()  # type: ignore[attr-defined]
         tasks = self._tasks(epoch, first_step)
+        if self._streamed is not None:
+            tasks = self._announced(epoch, first_step, self._streamed)
         self._active = self._filled_ahead(tasks) if self._workers else self._filled_here(tasks)
         return self._active
+
+    def counters(self) -> dict[str, float]:
+        """What `StreamedSamples.counters` says in all processes of the batches given out since the last call: sums, but
+        of `fetched_seconds` the mean over those that fetched anything, so that files in a second are those of all."""
+        if self._streamed is None:
+            return {}
+        parts = [self._streamed.counters(), *self._counted.values()]
+        self._counted = {}
+        total = _sum(parts)
+        if "fetched_seconds" in total:
+            total["fetched_seconds"] /= max(1, sum(part.get("files", 0) > 0 for part in parts))
+        return total
 
     def close(self) -> None:
         """End the workers."""
@@ -102,7 +122,10 @@ class Loader:
 
     def _tasks(self, epoch: int, first_step: int) -> Iterator[tuple[int, int, Array]]:
         """(epoch, position in the epoch's sequence, sample numbers) of each batch of this rank."""
-        sequence = order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
+        if self._streamed is not None:
+            sequence = self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
+        else:
+            sequence = order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
         rank, ranks = self._share
         for step in range(first_step, self.steps_per_epoch):
             begin = step * self._global_batch
@@ -119,11 +142,27 @@ class Loader:
             fill.into(batch.arrays, epoch, position, indices)
             yield batch
 
+    def _announced(self, epoch: int, first_step: int, streamed: StreamedSamples) -> Iterator[tuple[int, int, Array]]:
+        """The tasks of `epoch`, each after those to come were announced. Workers are told of some each: what one of
+        them fetches all find."""
+        later = chain.from_iterable(self._tasks(e, 0) for e in range(epoch + 1, self._epochs))
+        own = list(self._tasks(epoch, first_step))
+        following = chain(own, later)
+        announced = 0
+        for number, task in enumerate(own):
+            for _, _, indices in islice(following, number + 1 + self._ahead - announced):
+                if self._workers is None:
+                    streamed.expect(indices)
+                else:
+                    self._workers.tell(announced, indices)
+                announced += 1
+            yield task
+
     def _filled_ahead(self, tasks: Iterator[tuple[int, int, Array]]) -> Iterator[HostBatch]:
         workers, ring = self._workers, self._ring
         assert workers is not None
         pending: deque[tuple[int, int, int]] = deque()  # ticket, slot, samples: in the order of the sequence
-        done: set[int] = set()
+        done: dict[int, tuple[int, Counters]] = {}  # ticket: process, what it counted
         try:
             while True:
                 while ring.free and (task := next(tasks, None)) is not None:
@@ -134,19 +173,23 @@ class Loader:
                         ring.acquire()  # raises: every buffer is held
                     return
                 while pending[0][0] not in done:
-                    done.add(workers.receive()[0])
+                    done.update([workers.receive()])
                 ticket, slot, count = pending.popleft()
-                done.discard(ticket)
+                self._count_in(*done.pop(ticket))
                 yield ring.batch(slot, count)
         finally:
             self._drain(pending, done)
 
-    def _drain(self, pending: deque[tuple[int, int, int]], done: set[int]) -> None:
+    def _count_in(self, process: int, counters: Counters) -> None:
+        if counters:
+            self._counted[process] = _sum([self._counted.get(process, {}), counters])
+
+    def _drain(self, pending: deque[tuple[int, int, int]], done: dict[int, tuple[int, Counters]]) -> None:
         """Wait for what is still being written, so that its buffers may be used again."""
         assert self._workers is not None
         try:
-            while {ticket for ticket, _, _ in pending} - done:
-                done.add(self._workers.receive()[0])
+            while {ticket for ticket, _, _ in pending} - done.keys():
+                done.update([self._workers.receive()])
         except (RunnerError, RuntimeError):
             return  # the workers are gone, and nothing writes any more
         for _, slot, _ in pending:
@@ -171,6 +214,14 @@ def epoch_length(length: int, batch_size: int, ranks: int, steps: int | None, dr
     return length // whole, length // whole * whole
 
 
+def _streamed(samples: Samples) -> StreamedSamples | None:
+    return samples if isinstance(samples, StreamedSamples) and samples.streaming else None
+
+
+def _sum(parts: Sequence[Counters]) -> dict[str, float]:
+    return {name: sum(part.get(name, 0) for part in parts) for part in parts for name in part}
+
+
 def _refuse_more_than_memory(spec: Mapping[str, SampleSpec], batch_size: int, slots: int, setting: str) -> None:
     """OutOfSpace with the batch size that fits: the memory would be given, and the machine end the process later."""
     sample = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in spec.values())
@@ -184,89 +235,24 @@ def _refuse_more_than_memory(spec: Mapping[str, SampleSpec], batch_size: int, sl
         )
 
 
-class _Ring:
-    """Buffers for `slots` batches, and which of them are free. Picklable when in shared memory."""
-
-    def __init__(
-        self,
-        spec: Mapping[str, SampleSpec],
-        batch_size: int,
-        slots: int,
-        shared: type[SharedMemory] | None,
-        allocate: Allocate,
-    ) -> None:
-        layout = {name: ((batch_size, *s.shape), np.dtype(s.dtype)) for name, s in spec.items()}
-        sizes = {name: int(np.prod(shape)) * dtype.itemsize for name, (shape, dtype) in layout.items()}
-        self.bytes = slots * sum(sizes.values())
-        self._batch_size = batch_size
-        self.buffers: list[Arrays] = []
-        self.free = list(range(slots))
-        self._lease = [0] * slots
-        self._leases = 0
-        self._shared: SharedMemory | None = None
-        if shared is None:
-            self.buffers = [{n: allocate(shape, dtype) for n, (shape, dtype) in layout.items()} for _ in range(slots)]
-        else:
-            padded = sum(size + -size % _ALIGNMENT for size in sizes.values())
-            self._shared = shared(slots * padded)
-            self._layout = layout
-            self._attach(slots)
-
-    def _attach(self, slots: int) -> None:
-        assert self._shared is not None
-        offset = 0
-        for _ in range(slots):
-            buffer: Arrays = {}
-            for name, (shape, dtype) in self._layout.items():
-                buffer[name] = np.ndarray(shape, dtype, self._shared.memory, offset)
-                offset += buffer[name].nbytes + -buffer[name].nbytes % _ALIGNMENT
-            self.buffers.append(buffer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"slots": len(self.buffers), "shared": self._shared, "layout": self._layout}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._shared, self._layout, self.buffers = state["shared"], state["layout"], []
-        self._attach(state["slots"])
-
-    @property
-    def memory(self) -> Array:
-        """All the shared memory, bytes."""
-        assert self._shared is not None
-        return np.frombuffer(self._shared.memory, np.uint8)
-
-    def acquire(self) -> int:
-        """The buffer released last: its memory is the likeliest to be in the processor's cache."""
-        if not self.free:
-            raise RuntimeError(
-                f"all {len(self.buffers)} buffers are in use: release() each batch (or raise train.prefetch)"
-            )
-        return self.free.pop()
-
-    def batch(self, slot: int, count: int) -> HostBatch:
-        buffer = self.buffers[slot]
-        self._leases = self._lease[slot] = self._leases + 1
-        # A full batch is the buffer itself, so that an engine recognises it and need not wrap its arrays again.
-        arrays = buffer if count == self._batch_size else {name: a[:count] for name, a in buffer.items()}
-        return HostBatch(arrays, count, partial(self._release, slot, self._leases))
-
-    def _release(self, slot: int, lease: int) -> None:
-        if self._lease[slot] == lease:  # a second release must not free the buffer's next batch
-            self._lease[slot] = 0
-            self.free.append(slot)
-
-
 class _Fill:
     """Writes one batch; in a worker, the work that `Workers` sends."""
 
-    def __init__(self, samples: Samples, augment: Augment | None, seed: int, ring: _Ring | None) -> None:
+    def __init__(self, samples: Samples, augment: Augment | None, seed: int, ring: Ring | None) -> None:
         self._samples, self._augment, self._seed, self._ring = samples, augment, seed, ring
 
-    def __call__(self, task: tuple[int, int, int, Array]) -> None:
+    def expect(self, indices: Array) -> None:
+        """Of streamed samples, in a worker."""
+        if (streamed := _streamed(self._samples)) is not None:
+            streamed.expect(indices)
+
+    def __call__(self, task: tuple[int, int, int, Array]) -> tuple[int, Counters]:
         assert self._ring is not None
         slot, epoch, position, indices = task
         arrays = {name: a[: len(indices)] for name, a in self._ring.buffers[slot].items()}
         self.into(arrays, epoch, position, indices)
+        streamed = _streamed(self._samples)
+        return os.getpid(), {} if streamed is None else streamed.counters()
 
     def into(self, arrays: Arrays, epoch: int, position: int, indices: Array) -> None:
         positions = np.arange(position, position + len(indices))

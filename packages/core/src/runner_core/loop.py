@@ -1,7 +1,8 @@
 """The step loop: drives a `protocols.Trainer` from where a run stands to its end, for any framework.
 
-What happens after a step, and in which order, is the run's log: train line, what losses cost, validation line, what is
-watched, health findings, checkpoint. Everything that is not a function of settings, data and seed goes under "timing".
+What happens after a step, and in which order, is the run's log: train line, what losses cost, pictures of samples,
+validation line, what is watched, health findings, checkpoint. Everything that is not a function of settings, data and
+seed goes under "timing".
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from signal import Signals as Signal
 from time import perf_counter_ns
 from typing import Any, Literal, Protocol
 
 from runner_core._cadence import Cadence
 from runner_core._errors import OutOfSpace, Stopped, Unhealthy
+from runner_core._fetching import Fetching
 from runner_core._nonfinite import not_finite
 from runner_core._signals import Signals
 from runner_core._timing import Timing
 from runner_core.health import Health
 from runner_core.metrics import Monitor
 from runner_core.protocols import Finding, HealthEvent, HostBatch, Json, Trainer
+from runner_core.team import AgreedSignals
 
 SHOW_EVERY = 250_000_000  # ns between two updates of the display
 
@@ -33,6 +37,8 @@ class Display(Protocol):
 
 class Sinks(Protocol):
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None: ...
+
+    def figure(self, name: str, step: int, png: Path) -> None: ...
 
 
 Save = Callable[["LoopState", bool], None]
@@ -55,6 +61,10 @@ class LoopState:
     validations: list[dict[str, Any]] = field(default_factory=list)
     pulls: dict[str, list[float]] = field(default_factory=dict)
     """Gradient norms of loss terms that were measured since the last validation: how many, and the largest."""
+    memories: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """What health rules count, by their names."""
+    bad: int = 0
+    """Samples that were taken of another record, since theirs could not be fetched."""
     findings: list[dict[str, Any]] = field(default_factory=list)
     """Of the health rules, for the summary."""
 
@@ -63,7 +73,9 @@ class LoopState:
 
 
 class Loop:
-    """One run of training. `batches(epoch, first_step)` and `validation()` give batches; None: no validation."""
+    """One run of training. `batches(epoch, first_step)` and `validation()` give batches; None: no validation.
+    `draw(step)` draws what the network makes of a few samples; None: nothing is drawn. `processes` take the same steps
+    together, with as many samples each."""
 
     def __init__(
         self,
@@ -75,11 +87,14 @@ class Loop:
         monitor: Monitor,
         patience: int | None,
         health: Health,
+        draw: Callable[[int], None] | None,
         precision: str,
+        fetching: Fetching | None,
         save: Save,
         sinks: Sinks,
         display: Display,
-        signals: Signals,
+        signals: Signals | AgreedSignals,
+        processes: int = 1,
     ) -> None:
         self.trainer = trainer
         self.cadence = cadence
@@ -88,11 +103,14 @@ class Loop:
         self.monitor = monitor
         self.patience = patience
         self.health = health
+        self.draw = draw
         self.precision = precision
+        self.fetching = fetching
         self.save = save
         self.sinks = sinks
         self.display = display
         self.signals = signals
+        self.processes = processes
         self.restore(LoopState(), Timing())
         self.unsaved: str | None = None  # why the newest checkpoint could not be saved
         self._shown: dict[str, Any] = {}
@@ -119,6 +137,12 @@ class Loop:
         """Its checkpoint is gone: the next validation's is the best."""
         self.state.best = self._best_before = None
 
+    def begin(self) -> None:
+        """Before the first step of a new run: what is watched and drawn from the beginning."""
+        self.watch()
+        if self.draw is not None:
+            self.draw(0)
+
     def run(self) -> None:
         """Train to the end. Raises Unhealthy and Stopped after saving; BadInput from the trainer or the data."""
         if self._owes_validation():  # a signal came before it
@@ -137,6 +161,7 @@ class Loop:
     def _steps(self, batches: Iterator[HostBatch]) -> None:
         """The rest of one epoch. Between events a step costs two clock readings and a few comparisons."""
         state, timing, signals, trainer = self.state, self.timing, self.signals, self.trainer
+        processes = self.processes
         event = self.cadence.next_event(state.step)
         mark = begun = perf_counter_ns()
         show = begun + SHOW_EVERY
@@ -144,7 +169,7 @@ class Loop:
             ready = perf_counter_ns()
             if trainer.idle():  # a device with work queued does not wait for the batch
                 timing.wait += ready - mark
-            timing.samples += batch.count
+            timing.samples += batch.count * processes
             trainer.train_step(batch, state.step)
             state.step += 1
             mark = perf_counter_ns()
@@ -166,6 +191,8 @@ class Loop:
         if self.signals.hung_up:
             self.signals.hung_up = False
             self.display.say("the terminal is gone (SIGHUP); training goes on")
+        if self.draw is not None and self.cadence.draws(self.state.step):
+            self.draw(self.state.step)
         self._finish_step(errors)
         rates = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
         self.display.update(self.state.step, self.epoch, {**self._shown, **rates})
@@ -202,6 +229,9 @@ class Loop:
         self._logged = replace(self.timing)
         self._shown = values
         self._event("train", {**values, "timing": window.shown()})
+        if self.fetching is not None:
+            self.state.bad += self.fetching.collect()
+            self._event("data", self.fetching.event(self.state.bad, window))
         if losses is not None:
             self._event("losses", losses)
             for name, norm in losses["gradient_norm"].items():
@@ -232,6 +262,8 @@ class Loop:
         """Did the monitored metric improve? Health findings go into `errors`. A signal leaves the validation owed."""
         assert self.validation is not None
         begun = perf_counter_ns()
+        if self.fetching is not None:
+            self.state.bad += self.fetching.collect()
         batches = self.validation()
         try:
             facts = self.trainer.validate(self._until_signal(batches))
@@ -239,6 +271,8 @@ class Loop:
             return False
         finally:
             _close(batches)
+            if self.fetching is not None:  # what validation fetched is not what training needs
+                self.fetching.forget()
         self._tell_notes()
         state = self.state
         state.validated = state.step
@@ -278,6 +312,9 @@ class Loop:
         if self.validation is None:  # nothing can be compared: the last is the best
             improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
         state.findings = [asdict(finding) for finding in self.health.findings]
+        state.memories = self.health.memories()
+        if self.fetching is not None:
+            state.bad += self.fetching.collect()
         try:
             self.save(state, improved)
         except OutOfSpace as error:

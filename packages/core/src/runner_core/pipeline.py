@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 
 from runner_core._errors import BadInput
-from runner_core.project import Decoded, Prepared, Project, Record
+from runner_core.project import AnyRecord, Decoded, Prepared, Project, Record, at_url
 from runner_core.protocols import Array, Box, Cropper, Json
 
 _VERSION = 1
 """Raised when this module changes what is stored."""
+
+
+@contextmanager
+def local(project: Project, record: AnyRecord) -> Iterator[Record]:
+    """The record with its files on this machine: those at URLs are fetched, and are gone again afterwards. Raises
+    BadInput naming the URL that cannot be had; so does what is raised inside about a fetched file."""
+    if not at_url(record):
+        yield record
+        return
+    from runner_core.stream.local import localised
+
+    with localised(record, project.config.remote) as fetched:
+        yield fetched
 
 
 class RecordPipeline:
@@ -34,11 +48,12 @@ class RecordPipeline:
             "crop": dict(self.cropper.settings),
         }
 
-    def decode(self, record: Record) -> Decoded:
-        """The record as its files have it, in its own grid."""
-        return self.project.decode(record)
+    def decode(self, record: AnyRecord) -> Decoded:
+        """The record as its files have it, in its own grid; files at URLs are fetched for it."""
+        with local(self.project, record) as here:
+            return self.project.decode(here)
 
-    def decode_cropped(self, record: Record) -> tuple[Decoded, Box]:
+    def decode_cropped(self, record: AnyRecord) -> tuple[Decoded, Box]:
         """The record cut to the cropper's box, and the box, whose `restore` leads back to the record's grid."""
         decoded = self.decode(record)
         if decoded.guide not in decoded.arrays:
@@ -56,14 +71,14 @@ class RecordPipeline:
             arrays[name] = box.crop(array)
         return dataclasses.replace(decoded, arrays=arrays), box
 
-    def __call__(self, record: Record) -> Prepared:
+    def __call__(self, record: AnyRecord) -> Prepared:
         """Arrays to store, C-contiguous, and `meta` with the crop box. Raises BadInput naming the record."""
         decoded, box = self.decode_cropped(record)
         arrays = {name: _storable(record, name, a) for name, a in self.project.prepare(decoded).items()}
         return Prepared(arrays, decoded.meta | {"box": dataclasses.asdict(box)})
 
 
-def _storable(record: Record, name: str, array: Array) -> Array:
+def _storable(record: AnyRecord, name: str, array: Array) -> Array:
     array = np.asarray(array, order="C")
     if array.dtype.hasobject:
         raise BadInput(f"{record.key}: prepare() returned '{name}' with dtype {array.dtype}, which cannot be stored")

@@ -18,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol
 
 import numpy as np
+from typing_extensions import TypeVar
 
 from runner_core.config import RunConfig
+from runner_core.location import Location, Url
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -41,20 +43,34 @@ from runner_core.protocols import (
 if TYPE_CHECKING:
     from runner_core.pipeline import RecordPipeline
 
+Place_co = TypeVar("Place_co", bound=Location, default=Path, covariant=True)
+
 
 @dataclass(frozen=True)
-class Record:
+class Record(Generic[Place_co]):
     """One stored item: a core, a scan, a patient, a volume, a field.
 
     `key` is unique in the data set; `group` (patient, scroll, plate) is never cut by a split; `files` maps roles
     ("image", "mask") to files or folders; `split`, when the data set's own folders say it: train, validation or
     test.
+
+    The files of a `Record` are on this machine; those of a `Record[Location]`, which a project that is `remote` may
+    find, at URLs too: before a method of the project reads them, they have been fetched.
     """
 
     key: str
     group: str
-    files: Mapping[str, Path]
+    files: Mapping[str, Place_co]
     split: str | None = None
+
+
+AnyRecord = Record[Any]
+"""With its files wherever they are."""
+
+
+def at_url(record: AnyRecord) -> bool:
+    """Is any file of the record at a URL?"""
+    return any(isinstance(place, Url) for place in record.files.values())
 
 
 @dataclass
@@ -90,6 +106,40 @@ class Table:
     rows: Sequence[Sequence[str | float]]
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """A record and what was predicted of it, for `Project.judge`."""
+
+    record: AnyRecord
+    prediction: Any
+    baseline: Any = None
+    """The trivial method's prediction; None where there is none."""
+    untrained: Any = None
+    """That of the network before its first step, where `Project.untrained` asks for it."""
+    unseen: bool = True
+    """Was neither the record nor another one of its group trained on?"""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a set of records says together, from `Project.judge`. Scores by name, NaN where there is none.
+
+    They join the means of `Project.score` in tables, summary and scores.json. Where `score` gives none, the first of
+    `scores` is the headline, for which larger or smaller is better as for `Project.monitor`.
+    """
+
+    scores: Mapping[str, float]
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    """The same of the trivial method (`Project.baseline`)."""
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same of other methods by their names ("untrained network"), shown side by side. A trained network that is no
+    better than one of them, or than the trivial method, by the headline, is warned of."""
+    tables: Sequence[Table] = ()
+    """After those of `Project.tables`."""
+    pictures: Mapping[str, Array] = field(default_factory=dict)
+    """Pictures (H, W, 3) uint8 by name, drawn as NAME.png."""
+
+
 @dataclass
 class NoOptions:
     """A project whose `predict` command has no flags of its own."""
@@ -119,6 +169,10 @@ class Project(Protocol):
     micro-batch halved, instead of the run stopped, when memory runs out."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
+    remote: ClassVar[bool] = False
+    """May the data be at a URL? `records` and `inputs` are then given a `Url` where the user named one."""
+    samples_setting: ClassVar[str] = ""
+    """The setting that says how many samples an epoch takes of a record, for advice where fetching them is too slow."""
     prepare_version: ClassVar[int] = 1
     """Raise it whenever `decode` or `prepare` changes what it returns: caches are then built anew."""
     phantom_version: ClassVar[int] = 1
@@ -127,6 +181,10 @@ class Project(Protocol):
     """The cropper that `crop.mode: auto` means for this project."""
     shown: ClassVar[tuple[str, ...]] = ()
     """The scores that tables on screen and in the report have room for; none named: all. Files hold every one."""
+    snapshot_samples: ClassVar[int] = 0
+    """Samples in the batch that `snapshots` draws; 0: nothing is drawn."""
+    untrained: ClassVar[bool] = False
+    """Does `judge` want predictions of the network before its first step, too? Each record is then predicted twice."""
     PredictOptions: ClassVar[type] = NoOptions
     """Dataclass of the `predict` command's extra flags, all with defaults."""
     predict_options: Any
@@ -146,8 +204,9 @@ class Project(Protocol):
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
-    def records(self, root: Path) -> Sequence[Record]:
-        """Every record below `root`, without reading more than names and headers.
+    def records(self, root: Any) -> Sequence[AnyRecord]:
+        """Every record below `root` (a Path; a Url too where the project is `remote`), without reading more than names
+        and headers.
 
         Raises BadInput naming the folder and the layout that was looked for when there is none.
         """
@@ -203,8 +262,16 @@ class Project(Protocol):
         """A fresh network in float32 (torch.nn.Module or keras.Model)."""
         ...
 
+    def initialise(self, model: Any) -> None:
+        """Weights that a training begins with besides those that `model` gives (pretrained ones): put them into the
+        network. Not called of a network that is given a checkpoint's weights to predict with."""
+        return None
+
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         """Loss, its named terms and the prediction of a batch, for training and validation alike.
+
+        With several devices the batch is one device's, and so should be a loss that is a mean over samples; where it
+        looks at the whole batch, `runner_core.engines.torch.ranks` gathers that. `model` is the network itself.
 
         In validation `progress` says that training is over (`fraction` is 1), at whatever step it takes place, so
         that losses whose weights change with progress can be compared between validations.
@@ -231,6 +298,11 @@ class Project(Protocol):
         """Factor on the learning rate; default None: `train.warmup` and `train.schedule`."""
         return None
 
+    def adjust(self, groups: Sequence[dict[str, Any]], progress: Progress) -> None:
+        """Set what else changes of the optimizer's groups over the training: a weight decay, a group that waits. Called
+        before each step, after the learning rates (`lr`) were set; a function of `progress` alone. PyTorch only."""
+        return None
+
     def after_step(self, model: Any, progress: Progress) -> None:
         """Called after each optimizer step: for an EMA teacher, say.
 
@@ -239,7 +311,9 @@ class Project(Protocol):
         return None
 
     def shard_units(self, model: Any) -> Sequence[Any]:
-        """Submodules that sharded training wraps one by one; default: none."""
+        """Submodules whose weights sharded training (`train.strategy` fsdp) gathers one by one, the innermost first:
+        the blocks of a transformer; default: none, and all weights are gathered for the whole step. Each is called as
+        a module, not by a method of its own."""
         return ()
 
     def metrics(self) -> Sequence[Metric]:
@@ -269,10 +343,22 @@ class Project(Protocol):
         """
         return {}
 
+    def snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        """Pictures (H, W, 3) uint8 by name of what the network makes of a few samples, drawn while it trains: at the
+        beginning and every `log.snapshots_every` steps, into figures/NAME-STEP.png and every tracker.
+
+        `batch`: always the same `snapshot_samples` samples, the first of the validation split (of the training split
+        where nothing validates), after `on_device` without `rng`. `model` as validation sees it, in evaluation mode:
+        the network, with torch without gradients; with Keras bound to evaluation, and not compiled. Training does not
+        notice, whatever is drawn here from the framework's generators.
+        """
+        return {}
+
     # ------------------------------------------------------------ whole records
 
-    def inputs(self, path: Path) -> Sequence[Record]:
-        """What `predict` is given (a file or a folder) → records, labels not needed; default: `records`."""
+    def inputs(self, path: Any) -> Sequence[AnyRecord]:
+        """What `predict` is given (a file or a folder: a Path; a Url too where the project is `remote`) → records,
+        labels not needed; default: `records`."""
         return self.records(path)
 
     def predict(self, record: Record, infer: Infer) -> Any:
@@ -286,6 +372,11 @@ class Project(Protocol):
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
         """Write a prediction in the field's format into folder `out`; the files written."""
         raise _not_written(self, "write")
+
+    def collect(self, files: Sequence[Path], out: Path) -> Sequence[Path]:
+        """Make fewer files, in folder `out`, of all that `write` wrote in a `predict`: one table of all records, say.
+        Those written; `files` are removed then. A project that leaves this method out keeps them."""
+        return files
 
     def grid(self, file: Path) -> Json:
         """Shape and placement (affine, spacing) of a file of a record, or of one that `write` wrote: JSON, or None
@@ -312,6 +403,21 @@ class Project(Protocol):
         """A trivial method's prediction (Otsu, the mean dose that `fit` found), scored beside the network's."""
         return None
 
+    def scored(self, sides: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
+        """The records that the end of training and `evaluate` score unless told otherwise; default: the validation's.
+
+        `sides`: the records of train, validation and test as this run was split.
+        """
+        return sides.get("validation", ())
+
+    def judge(self, predicted: Sequence[Predicted]) -> Judgement | None:
+        """Scores of a set that need all its predictions at once: k-NN, a linear probe; None where it has too few.
+
+        A project that has this method has the predictions of all scored records kept in memory: embeddings, say, not
+        volumes. What is random must be seeded.
+        """
+        return None
+
     def figure(self, record: Record, prediction: Any) -> Array | None:
         """A picture (H, W, 3) uint8 of the record with its prediction (and truth, if labelled)."""
         return None
@@ -320,7 +426,7 @@ class Project(Protocol):
         """Faults of one record that decoding does not refuse; `runner P check` lists them all."""
         return ()
 
-    def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
+    def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
         """Faults that no record shows alone: axes that differ, a class that nobody has. Cheap, for it reads them all:
         headers, labels. `runner P check` lists them, an error by its exit code too."""
         return ()

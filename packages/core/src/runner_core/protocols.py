@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from runner_core.project import Decoded, Prepared, Record
+    from runner_core.project import AnyRecord, Decoded, Prepared
     from runner_core.setup import Data, Setup
+    from runner_core.team import Place, Team
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """A NumPy array on the host."""
@@ -77,11 +78,11 @@ class Pipeline(Protocol):
         """Everything that changes prepared arrays: project, versions, settings of decode, crop, prepare."""
         ...
 
-    def decode(self, record: Record) -> Decoded:
-        """What the project's `decode` returns."""
+    def decode(self, record: AnyRecord) -> Decoded:
+        """What the project's `decode` returns; files at URLs are fetched for it."""
         ...
 
-    def __call__(self, record: Record) -> Prepared:
+    def __call__(self, record: AnyRecord) -> Prepared:
         """Decoded, cropped and prepared. Raises BadInput naming the file at fault."""
         ...
 
@@ -120,6 +121,44 @@ class Store(Protocol):
         ...
 
 
+class Streamed(Store, Protocol):
+    """A store whose records are fetched and prepared ahead of their use; only the newest are kept.
+
+    Every record has arrays of the same shapes. A record can also be read without `expect` and `usable`: the read then
+    waits, and raises BadInput where the record is bad.
+    """
+
+    streamed: Literal[True]
+    block: int
+    """Records that may be in use around each other: about half of what is kept."""
+
+    def begin(self, folder: Path) -> None:
+        """A run with this folder begins, or goes on: bad records are written to, and replayed from, its
+        bad_samples.jsonl. Called before the store goes to worker processes."""
+        ...
+
+    def expect(self, records: Array) -> None:
+        """These records (int64) are used soon, in this order. Only queues them."""
+        ...
+
+    def usable(self, records: Array, positions: Array, epoch: int, among: Array) -> Array:
+        """`records` (n,) int64 of the samples at `positions` (n,) int64 in `epoch`'s sequence, with each bad one
+        replaced by one of `among`. Waits until all are there; they stay until the next call.
+
+        Raises BadInput when too many are bad."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """What this process did since the last call: `files`, `bytes` and `retries` of its requests, and the
+        `fetched_seconds` in which at least one was under way; of the records that batches wanted the `hits`, which
+        were there, the `misses`, which were not, the `waited_seconds` for those and the `bad`, which were replaced."""
+        ...
+
+
+def is_streamed(store: Store) -> TypeGuard[Streamed]:
+    return bool(getattr(store, "streamed", False))
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """What a cache will take, computed before it is built."""
@@ -138,11 +177,11 @@ class CachePlan:
 class Cache(Protocol):
     """Keeps prepared arrays: `plan` says what it will take, `open` builds what is missing and opens it."""
 
-    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
+    def plan(self, pipeline: Pipeline, records: Sequence[AnyRecord]) -> CachePlan:
         """What the cache of these records takes on disk, in RAM and on the device; writes nothing."""
         ...
 
-    def open(self, pipeline: Pipeline, records: Sequence[Record], say: Callable[[str], None]) -> Store:
+    def open(self, pipeline: Pipeline, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Store:
         """The store of these records, in their order; `say` tells the user what is being done.
 
         Raises OutOfSpace before anything is written when the plan does not fit, DataErrors when records
@@ -179,6 +218,35 @@ class Samples(Protocol):
         `positions` (int64): their places in the epoch's sequence. What is random takes its generator from them
         (`sample_rng(seed, epoch, position, stream=1)`), so that a sample drawn twice in an epoch differs.
         """
+        ...
+
+
+@runtime_checkable
+class StreamedSamples(Samples, Protocol):
+    """Samples that know what they will need, and what it took. Those of `runner_core.samples` are, of any store; of one
+    that is not streamed they say so by `streaming`, and are asked nothing of this."""
+
+    @property
+    def streaming(self) -> bool:
+        """Are records fetched as they are used?"""
+        ...
+
+    def sequence(self, seed: int, epoch: int, count: int, shuffle: bool) -> Array:
+        """The epoch's sequence: `count` sample numbers (int64), in place of `sampling.order`."""
+        ...
+
+    @property
+    def ahead(self) -> int:
+        """Samples to come that it is good to know of."""
+        ...
+
+    def expect(self, indices: Array) -> None:
+        """These samples will be filled soon, in this order. Does not wait."""
+        ...
+
+    def counters(self) -> dict[str, float]:
+        """What filling took in this process since the last call: those of the store, and `replaced`, the samples that
+        were taken of another record."""
         ...
 
 
@@ -292,7 +360,12 @@ class HealthEvent:
 
 
 class HealthRule(Protocol):
-    """Watches a run, and says when it is not what it looks like."""
+    """Watches a run, and says when it is not what it looks like.
+
+    A rule that counts from event to event keeps what it counts in an attribute `memory`, a dict that JSON holds (text
+    keys): it is in every checkpoint, by the rule's name, and a resumed run goes on with it. The past validations are
+    replayed only to rules without one.
+    """
 
     name: str
     """What findings and the log call it."""
@@ -315,6 +388,9 @@ class Sink(Protocol):
         - start: `steps`, `samples`, `precision` of a new run; nothing where a run goes on;
         - precision: `asked`, and what layers were `seen` to compute in, by dtype;
         - train: every `log.every` steps, the loss, its terms, the learning rate;
+        - data: after train, where records are fetched as they are used: `bad`, samples until now that were taken of
+          another record because theirs could not be read (bad_samples.jsonl lists them); under `timing`, what training
+          needs and what the link gives;
         - losses: after train, where the project has measured since the last: `gradient_norm` by term, weighted, with
           respect to the prediction; under `timing`, `milliseconds` by term;
         - validation: the metrics, and whether they are the `best` so far;
@@ -397,6 +473,8 @@ class Trainer(Protocol):
 
     block: int
     """Steps that go to the device at once: 1 where each goes by itself."""
+    strategy: str
+    """single, or how several processes share a network: ddp, fsdp."""
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         """One optimizer step (all its micro-batches); releases the batch. Does not wait for the device."""
@@ -418,6 +496,12 @@ class Trainer(Protocol):
 
     def watch(self) -> Arrays:
         """What `Project.watch` gives, with EMA weights where the run keeps them; copies on the host."""
+        return {}
+
+    def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
+        """What `Project.snapshots` draws of these host arrays (a batch of samples), with EMA weights where the run
+        keeps them, in the first of several processes; nothing that training goes by changes. Raises BadInput for what
+        are no pictures, Unhealthy when a loss or a weight is not finite."""
         return {}
 
     def state(self) -> State:
@@ -464,6 +548,11 @@ class Engine(Protocol):
         """Host memory that copies to the device fast (page-locked on CUDA)."""
         ...
 
+    def join(self, place: Place) -> Team:
+        """Meet the other processes of a training, each of which calls this first; waits for all. BadInput where there
+        is no device for each."""
+        ...
+
     def pin(self, memory: Array) -> None:
         """Page-lock memory that is there already (uint8, shared with worker processes) where copies gain by it."""
         ...
@@ -474,6 +563,10 @@ class Engine(Protocol):
 
     def load(self, setup: Setup, state: State) -> Trained:
         """The network of a checkpoint (EMA weights where there are some), ready to predict."""
+        ...
+
+    def untrained(self, setup: Setup, state: State) -> Trained:
+        """The network as it was before the first step of the run whose checkpoint this is, made anew from its seed."""
         ...
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from runner_core import _around
 from runner_core._errors import BadInput
+from runner_core._of_records import OfRecords
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
 from runner_core.sampling import below, words
 
@@ -16,7 +17,7 @@ _WORDS = 4
 _INT64 = SampleSpec((), np.dtype(np.int64))
 
 
-class RowSamples:
+class RowSamples(OfRecords):
     """Each sample is one row (a slice, say) of the stored arrays, with its neighbours where asked.
 
     `fields` maps a stored array to row offsets: {"image": (-1, 0, 1), "mask": (0,)} gives image (3, H, W) and mask
@@ -38,6 +39,7 @@ class RowSamples:
         records: Sequence[int],
         rows: Sequence[Array] | None = None,
     ) -> None:
+        super().__init__(store)
         self.store = store
         self.fields = {name: tuple(offsets) for name, offsets in fields.items()}
         self.arrays = {name: store.arrays[name] for name in self.fields}
@@ -62,13 +64,13 @@ class RowSamples:
         }
         return fields | {"record": _INT64}
 
-    def __len__(self) -> int:
-        return len(self.row_numbers)
-
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Gather samples `indices` into `out`; nothing here is random."""
         rows = self.row_numbers[indices]
-        records = self.record_of_sample[indices]
+        own = self.record_of_sample[indices]
+        records = self._readable(own, positions, epoch)
+        if records is not own:  # the same row of the record that is read in its place
+            rows = rows + self.record_rows[records] - self.record_rows[own]
         out["record"][...] = records
         if self.store.device:
             out["row"][...] = rows
@@ -84,12 +86,13 @@ class RowSamples:
         return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
 
 
-class _Cut:
+class _Cut(OfRecords):
     """Windows of one size, cut out of records on the host: what all samples that are such have in common."""
 
     def __init__(self, store: Store, fields: Sequence[str], patch: Sequence[int]) -> None:
         if store.device:
             raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
+        super().__init__(store)
         if not 1 <= len(patch) <= _WORDS or min(patch) < 1:
             raise BadInput(f"a patch has one to {_WORDS} sides, each of 1 or more: {tuple(patch)} has not")
         self.arrays = {name: store.arrays[name] for name in fields}
@@ -100,9 +103,6 @@ class _Cut:
             name: SampleSpec((*self.patch.tolist(), *array.shapes[0][len(patch) :]), array.dtype)
             for name, array in self.arrays.items()
         } | {"record": _INT64}
-
-    def __len__(self) -> int:
-        return len(self.record_of_sample)
 
 
 class PatchSamples(_Cut):
@@ -151,7 +151,7 @@ class PatchSamples(_Cut):
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the patches of samples `indices` into `out`."""
-        records = self.record_of_sample[indices]
+        records = self._readable(self.record_of_sample[indices], positions, epoch)
         out["record"][...] = records
         starts = self._starts(records, positions, seed, epoch)
         where = zip(records.tolist(), starts.tolist(), (starts + self.patch).tolist(), strict=True)
@@ -207,7 +207,7 @@ class TileSamples(_Cut):
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the tiles of samples `indices` into `out`; nothing here is random."""
-        records, starts = self.record_of_sample[indices], self.starts[indices]
+        records, starts = self._readable(self.record_of_sample[indices], positions, epoch), self.starts[indices]
         out["record"][...] = records
         stops = np.minimum(starts + self.patch, self.grids[records])
         short = (stops - starts < self.patch).any(axis=1)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner_core.config import RunConfig
+from runner_core.location import Location
 from runner_core.pipeline import RecordPipeline
-from runner_core.project import Project, Record, Statistics
+from runner_core.project import AnyRecord, Project, Statistics
 from runner_core.protocols import (
     Cache,
     CheckpointFormat,
@@ -24,6 +25,7 @@ from runner_core.protocols import (
     Sink,
     Store,
 )
+from runner_core.team import ALONE, Team
 
 if TYPE_CHECKING:
     from runner_core.plugins import Plugins
@@ -36,9 +38,11 @@ class Setup:
     project: Project
     config: RunConfig
     preset: str
-    source: Path | None
+    source: Location | None
     """The data the user named; None: the built-in phantom."""
     plugins: Plugins
+    team: Team = ALONE
+    """The processes that train together; the one alone in every other command."""
 
     @property
     def name(self) -> str:
@@ -87,7 +91,7 @@ class Data:
     """Records, their split and their prepared arrays. `splits` maps train, validation, test to record numbers in
     the store; `statistics` is what the project's `fit` learned from the training records."""
 
-    records: Sequence[Record]
+    records: Sequence[AnyRecord]
     splits: dict[str, list[int]]
     store: Store
     statistics: Statistics = field(default_factory=dict)

@@ -14,12 +14,12 @@ from runner_core.sampling import order
 
 if TYPE_CHECKING:
     from runner_core.config import DataConfig
-    from runner_core.project import Record
+    from runner_core.project import AnyRecord
 
 SPLITS = ("train", "validation", "test")
 
 
-def split(records: Sequence[Record], config: DataConfig, seed: int) -> dict[str, list[int]]:
+def split(records: Sequence[AnyRecord], config: DataConfig, seed: int) -> dict[str, list[int]]:
     """Record numbers of `train`, `validation` and `test`, each ascending; see `data.split` for the ways.
 
     Raises BadInput where a group would sit on both sides, where nothing is left to train on, and where a name is
@@ -47,11 +47,11 @@ def split(records: Sequence[Record], config: DataConfig, seed: int) -> dict[str,
     return result
 
 
-def _groups(records: Sequence[Record]) -> list[str]:
+def _groups(records: Sequence[AnyRecord]) -> list[str]:
     return sorted({r.group for r in records})
 
 
-def _folders(records: Sequence[Record]) -> list[str]:
+def _folders(records: Sequence[AnyRecord]) -> list[str]:
     """The data set's own split, as its folders say it."""
     for r in records:
         if r.split not in SPLITS:
@@ -61,7 +61,7 @@ def _folders(records: Sequence[Record]) -> list[str]:
     return [str(r.split) for r in records]
 
 
-def _random_groups(records: Sequence[Record], fraction: float, seed: int) -> set[str]:
+def _random_groups(records: Sequence[AnyRecord], fraction: float, seed: int) -> set[str]:
     groups = _groups(records)
     if len(groups) < 2:
         raise BadInput(
@@ -79,7 +79,7 @@ def _all(records: int) -> str:
     return "the only record belongs" if records == 1 else f"all {records} records belong"
 
 
-def _named_groups(records: Sequence[Record], names: str) -> set[str]:
+def _named_groups(records: Sequence[AnyRecord], names: str) -> set[str]:
     known = _groups(records)
     if names in known:  # a name may have a comma
         return {names}
@@ -96,11 +96,11 @@ def _named_groups(records: Sequence[Record], names: str) -> set[str]:
     return set(wanted)
 
 
-def _validate(records: Sequence[Record], groups: set[str]) -> list[str]:
+def _validate(records: Sequence[AnyRecord], groups: set[str]) -> list[str]:
     return ["validation" if r.group in groups else "train" for r in records]
 
 
-def _from_file(records: Sequence[Record], path: Path) -> list[str]:
+def _from_file(records: Sequence[AnyRecord], path: Path) -> list[str]:
     """A YAML file: keys train, validation, test; values lists of groups or record keys.
 
     Without the key train, everything that is not listed trains; with it, what is not listed is left out.
@@ -140,7 +140,7 @@ def _require(name: str, known: Iterable[str], where: str, what: str) -> None:
         raise BadInput(f"{where}: unknown {what} '{name}'{did_you_mean(name, known)} (known: {shown})")
 
 
-def _refuse_leaks(records: Sequence[Record], chosen: Sequence[str], rule: str) -> None:
+def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str) -> None:
     sides: dict[str, set[str]] = {}
     for record, side in zip(records, chosen, strict=True):
         if side in SPLITS:

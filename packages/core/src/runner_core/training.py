@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner_core._cadence import Cadence
-from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
+from runner_core._fetching import BLOCK_FILE, Fetching, kept_block, of_all
 from runner_core._memory import peak_host_memory
 from runner_core._resume import fingerprint, other_plugins, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
@@ -21,14 +23,21 @@ from runner_core.loader import Loader, epoch_length
 from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
 from runner_core.project import Project, overrides
-from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer
+from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer, is_streamed
 from runner_core.samples import refuse_differing_fields
 from runner_core.setup import Data, Setup
+from runner_core.snapshots import Snapshots
+from runner_core.team import AgreedSignals
 
 
 class RunFolder(Protocol):
+    path: Path
+
     @property
     def checkpoints(self) -> Path: ...
+
+    @property
+    def figures(self) -> Path: ...
 
     def truncate_log(self, step: int, validated: int) -> None:
         """Drop the log after the checkpoint line of `step` and of `validated`; 0: all of it."""
@@ -57,9 +66,11 @@ def train(
         except (Unhealthy, Stopped) as error:
             status = "unhealthy" if isinstance(error, Unhealthy) else "stopped"
             error.summary = run.end(status, str(error))  # type: ignore[union-attr]
+            setup.team.leave()
             raise
         finally:
             run.close()
+        setup.team.leave()
         return run.end("done", None)
 
 
@@ -77,16 +88,21 @@ class _Loaders:
 class _Run:
     def __init__(self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: RunDisplay) -> None:
         self.setup, self.data, self.sinks, self.display = setup, data, sinks, display
-        self.folder = folder
+        self.folder, self.team = folder, setup.team
         self.signals = Signals()
         self.started = time.monotonic()
         for text in _announcements(setup):
             display.say(text)
+        if is_streamed(data.store):
+            data.store.block = kept_block(folder.path / BLOCK_FILE, data.store.block)
+            data.store.begin(folder.path)
         data.samples = _samples(setup.project, data)
         config = setup.config
-        cadence = Cadence.of(config, _steps_per_epoch(config.train, data))
+        cadence = Cadence.of(config, _steps_per_epoch(config.train, data, self.team.count))
         self.trainer: Trainer = setup.engine.trainer(setup, data, cadence.steps)
         self.cadence = replace(cadence, block=self.trainer.block)
+        if self.team.count > 1:
+            display.say(f"{self.team.count} processes train together: {self.trainer.strategy}")
         self.loaders = _loaders(setup, data, self.trainer.block)
         try:
             self.versions = setup.engine.versions()
@@ -101,49 +117,80 @@ class _Run:
             )
             self.health = Health(setup.health_rules(), config.health.mode, self._report)
             self.fingerprint = fingerprint(config, data, setup.precision.compute)
+            if any(other != self.fingerprint for other in self.team.every(self.fingerprint)):
+                raise BadInput("the processes of this training do not all see the same settings and data: see --data")
             self.seconds_before = 0.0
-            self.loop = self._loop()
+            self.loop = self._loop(self._drawing())
         except BaseException:
             self.loaders.close()
             raise
 
-    def _loop(self) -> Loop:
-        validation = self.loaders.validation
+    def _drawing(self) -> Callable[[int], None] | None:
+        """Draws pictures of a few samples, where the project does; the cadence then says when."""
+        project, config = self.setup.project, self.setup.config
+        if not project.snapshot_samples:
+            return None
+        self.cadence = replace(self.cadence, snapshots_every=max(1, config.log.snapshots_every))
+        samples, figures = self.data.samples, self.folder.figures
+        snapshots = Snapshots(project, samples, config.train.seed, figures, self.sinks, self.display.say)
+        return partial(snapshots.draw, self.trainer)
+
+    def _fetching(self) -> Fetching | None:
+        if not is_streamed(self.data.store):
+            return None
+        setting = self.setup.project.samples_setting
+        more = f"more samples of each record ({setting})" if setting else "more samples of each record"
+        advice = (
+            f"What helps: {more}, room for more records (cache.max_gb), more requests at once (remote.connections), a "
+            "faster link; smaller batches do not"
+        )
+        counters, every = self.loaders.training.counters, self.team.every
+        return Fetching(lambda: of_all(every(dict(counters()))), self.display.say, advice)
+
+    def _loop(self, draw: Callable[[int], None] | None) -> Loop:
+        training, validation = self.loaders.training, self.loaders.validation
+        signals = self.signals if self.team.count == 1 else AgreedSignals(self.signals, self.team)
         return Loop(
             trainer=self.trainer,
             cadence=self.cadence,
-            batches=self.loaders.training.batches,
-            validation=None if validation is None else lambda: validation.batches(0),
+            batches=lambda epoch, step: signals.between(training.batches(epoch, step)),
+            validation=None if validation is None else lambda: signals.between(validation.batches(0)),
+            processes=self.team.count,
             monitor=Monitor(*self.setup.project.monitor),
             patience=self.setup.config.train.patience,
             health=self.health,
+            draw=draw,
             precision=self.setup.precision.compute,
+            fetching=self._fetching(),
             save=self._save,
             sinks=self.sinks,
             display=self.display,
-            signals=self.signals,
+            signals=signals,
         )
 
     # ------------------------------------------------------------ beginning and end
 
     def begin(self, resume: bool) -> None:
         """Restore the newest checkpoint where there is one, else log the start."""
-        found = self.checkpoints.latest() if resume else None
-        if found is not None:
-            self._restore(self.checkpoints.load(found[0]))
-            for text in other_plugins(found[1].plugins, self.setup.plugins.versions):
+        found = self.checkpoints.latest() if resume and self.team.first else None
+        path, plugins = self.team.share((None, {}) if found is None else (str(found[0]), found[1].plugins))
+        if path is not None:
+            self._restore(self.checkpoints.load(Path(path)))
+            for text in other_plugins(plugins, self.setup.plugins.versions):
                 self.display.say(text)
         elif resume and self.checkpoints.any():
             raise BadInput(f"no checkpoint in {self.checkpoints.folder} can be used; start a new run")
         state = self.loop.state
-        if not self.checkpoints.start(state.step, None if state.best is None else state.best["step"]):
+        best = None if state.best is None else state.best["step"]
+        if not self.team.share(not self.team.first or self.checkpoints.start(state.step, best)):
             assert state.best is not None
             self.display.say(f"WARNING: the best checkpoint, of step {state.best['step']}, is gone; it counts no more")
             self.loop.forget_best()
-        self.folder.truncate_log(state.step, state.validated)
-        if found is None:
+        if self.team.first:
+            self.folder.truncate_log(state.step, state.validated)
+        if path is None:
             self.sinks.event("start", 0, self._start_line())
-            self.loop.watch()
+            self.loop.begin()
         else:
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.cadence.steps, self.loop.state.step, self.setup.name)
@@ -167,7 +214,7 @@ class _Run:
         timing = dict(values["timing"])
         self.seconds_before = timing.pop("wall_seconds")
         self.loop.restore(state, Timing(**timing))
-        self.health.replay([_validation_event(facts) for facts in state.validations])
+        self.health.restore(state.memories, [_validation_event(facts) for facts in state.validations])
 
     def end(self, status: str, reason: str | None) -> dict[str, Any]:
         """Log the end; the summary. A training of which no checkpoint could be written has failed."""
@@ -195,7 +242,14 @@ class _Run:
         saved.values["settings"] = self.fingerprint
         saved.values["timing"] = {**asdict(self.loop.timing), "wall_seconds": self._seconds()}
         self.sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best, "validated": state.validated})
-        self.checkpoints.save(saved, state.step, epoch, metric, best)
+        full = None
+        if self.team.first:
+            try:
+                self.checkpoints.save(saved, state.step, epoch, metric, best)
+            except OutOfSpace as error:
+                full = str(error)
+        if (full := self.team.share(full)) is not None:
+            raise OutOfSpace(full)
 
     def _report(self, finding: Finding, step: int, epoch: int) -> None:
         announce(finding, step, epoch, self.display.say, self.sinks.event)
@@ -219,8 +273,11 @@ class _Run:
             "wall_seconds": self._seconds(),
             "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
             "device": asdict(self.setup.device),
+            "devices": self.team.count,
+            "strategy": self.trainer.strategy,
             "health": [asdict(finding) for finding in self.health.findings],
             "unsaved": loop.unsaved,
+            **({"streaming": loop.fetching.summary(state.bad)} if loop.fetching else {}),
             "versions": self.versions,
         }
 
@@ -229,7 +286,8 @@ def _announcements(setup: Setup) -> Iterator[str]:
     device, precision = setup.device, setup.precision
     if device.note:
         yield f"NOTE: {device.note}"
-    yield f"device: {device.name or device.kind}; precision: {precision.compute} ({precision.reason})"
+    count = f"{setup.team.count} × " if setup.team.count > 1 else ""
+    yield f"device: {count}{device.name or device.kind}; precision: {precision.compute} ({precision.reason})"
 
 
 def _samples(project: Project, data: Data) -> dict[str, Any]:
@@ -243,13 +301,14 @@ def _samples(project: Project, data: Data) -> dict[str, Any]:
     return samples
 
 
-def _steps_per_epoch(train: TrainConfig, data: Data) -> int:
+def _steps_per_epoch(train: TrainConfig, data: Data, ranks: int) -> int:
     length = len(data.samples["train"])
-    return epoch_length(length, train.batch_size, 1, train.steps_per_epoch, _drop_last(train, data))[0]
+    return epoch_length(length, train.batch_size, ranks, train.steps_per_epoch, _drop_last(train, data, ranks))[0]
 
 
-def _drop_last(train: TrainConfig, data: Data) -> bool:
-    return len(data.samples["train"]) >= train.batch_size
+def _drop_last(train: TrainConfig, data: Data, ranks: int) -> bool:
+    """A batch that is not full would not weigh the same in several processes: there it is refused as the only one."""
+    return ranks > 1 or len(data.samples["train"]) >= train.batch_size
 
 
 def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
@@ -273,7 +332,10 @@ def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
         batch_size=config.train.batch_size,
         steps_per_epoch=config.train.steps_per_epoch,
         shuffle=True,
-        drop_last=_drop_last(config.train, data),
+        drop_last=_drop_last(config.train, data, setup.team.count),
+        epochs=config.train.epochs,
+        rank=setup.team.number,
+        ranks=setup.team.count,
         workers=config.train.workers,
         augment=augment,
         **common,

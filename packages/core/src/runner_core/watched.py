@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner_core._errors import BadInput
-from runner_core.evaluation import file_name, write_png
+from runner_core.evaluation import write_pictures
 from runner_core.project import Project
 from runner_core.protocols import Arrays, Json
 
@@ -49,10 +49,4 @@ def read(events: Iterable[Mapping[str, Json]]) -> Watched:
 
 def draw(project: Project, watched: Sequence[tuple[int, Arrays]], folder: Path) -> list[Path]:
     """The project's pictures as folder/NAME.png; none where nothing was watched."""
-    pictures = project.pictures(watched) if watched else {}
-    written = []
-    for name, picture in pictures.items():
-        path = folder / f"{file_name(name)}.png"
-        write_png(path, picture)
-        written.append(path)
-    return written
+    return write_pictures(project.pictures(watched) if watched else {}, folder)

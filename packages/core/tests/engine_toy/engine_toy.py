@@ -24,6 +24,7 @@ from runner_core.samples import RowSamples
 from runner_core.setup import Data
 from runner_core.sinks import Sinks
 from runner_core.sinks.lines import JsonlSink
+from runner_core.team import ALONE, Team
 
 SIDE = 8
 
@@ -166,6 +167,7 @@ class ToySetup:
     project: Project
     rules: list | None = None
     plugins: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(versions={"core": "0"}))
+    team: Team = ALONE
 
     @property
     def config(self):
@@ -231,16 +233,17 @@ def make_data(project, store=None, validation=True) -> Data:
     return data
 
 
-def run(config, folder: Path, *, resume=False, project=Toy, data=None, rules=None, display=None):
+def run(config, folder: Path, *, resume=False, project=Toy, data=None, rules=None, display=None, team=ALONE):
     """Train in `folder`; the summary."""
     from runner_core.training import train
 
     made = project(config)
     place = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    sinks = Sinks([JsonlSink(folder / "log.jsonl")])
+    sinks = Sinks([JsonlSink(folder / "log.jsonl")] if team.first else [])
+    setup = ToySetup(made, rules, team=team)
     try:
-        return train(ToySetup(made, rules), data or make_data(made), place, sinks, display or Quiet(), resume=resume)
+        return train(setup, data or make_data(made), place, sinks, display or Quiet(), resume=resume)
     finally:
         sinks.close()
 
@@ -276,6 +279,31 @@ def assert_statistics_known(kind, state, folder: Path) -> None:
         use(setup)
         assert setup.project.seen["mean"] == setup.project.statistics["mean"] == 3.5
         assert setup.project.statistics["weights"].tolist() == [1.0, 2.0]
+
+
+def assert_initialised_for_a_training_alone(kind, state, folder: Path) -> None:
+    """`initialise` is given the network that a training begins with, also where that is made anew to be compared with;
+    none that gets a checkpoint's weights, whose pretrained ones need not be there any more."""
+
+    class Pretrained(kind):
+        begun = None
+
+        def initialise(self, model):
+            assert self.begun is None
+            self.begun = model
+
+    def fresh():
+        return ToySetup(Pretrained(small(train__ema=0.9)))
+
+    setup = fresh()
+    trainer = setup.engine.trainer(setup, make_data(setup.project), 3)
+    assert trainer.network is setup.project.begun
+    setup = fresh()
+    assert setup.engine.untrained(setup, state).network is setup.project.begun
+    for use in (lambda setup: setup.engine.load(setup, state), lambda setup: setup.engine.export(setup, state, folder)):
+        setup = fresh()
+        use(setup)
+        assert setup.project.begun is None
 
 
 def log_lines(folder: Path) -> list[dict]:

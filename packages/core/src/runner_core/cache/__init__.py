@@ -7,6 +7,7 @@ stored    prepared arrays opened for reading: memory map, blosc2, RAM, or prepar
 write     the core's storages: flat files and blosc2; what is written is read back
 build     preparing in parallel, written beside and renamed
 prepared  the capability: plan, build what is missing, open
+place     the cache that suits where the records are
 manage    list, verify, prune
 """
 
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
 
 
 def default_cache(project: Project, config: RunConfig) -> Cache:
-    """The cache that `config.cache` describes."""
+    """The cache that `config.cache` describes; of mode auto, for records at URLs one that fetches them when needed."""
+    if config.cache.mode == "stream":
+        from runner_core.stream.cache import StreamCache
+
+        return StreamCache(config.cache, config.remote)
     from runner_core.cache.prepared import PreparedCache
 
-    return PreparedCache(config.cache)
+    if config.cache.mode != "auto":
+        return PreparedCache(config.cache)
+    from runner_core.cache.place import CacheByPlace
+
+    return CacheByPlace(config)

@@ -5,12 +5,15 @@ One record is prepared anew in the process that opens the cache: seconds at most
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import numpy as np
 
 from runner_core._errors import BadInput
 from runner_core.cache.folder import verify
 from runner_core.cache.stored import PreparedStore
-from runner_core.project import Record
+from runner_core.project import AnyRecord, Record
 from runner_core.protocols import Array, Pipeline
 
 _SHARE = 1e-4
@@ -27,17 +30,24 @@ def refuse_stale(pipeline: Pipeline, record: Record, store: PreparedStore, numbe
     except (BadInput, OSError):
         return
     stored = {name: array.read(number) for name, array in store.arrays.items()}
-    if made.keys() == stored.keys():
-        other = [name for name in made if not _same(made[name], stored[name])]
-    else:
-        other = sorted(made.keys() ^ stored.keys())
-    if not other:
-        return
-    assert store.folder is not None
-    verify(store.folder)
-    named = ", ".join(repr(name) for name in other)
-    raise BadInput(
-        f"{store.folder}: the cache holds other arrays than `prepare` of project {pipeline.settings['project']} makes "
+    if other := differing(made, stored):
+        assert store.folder is not None
+        verify(store.folder)
+        raise stale(store.folder, pipeline, record, other)
+
+
+def differing(made: Mapping[str, Array], stored: Mapping[str, Array]) -> list[str]:
+    """Names of arrays that are not the same, up to rounding, or that only one side has."""
+    if made.keys() != stored.keys():
+        return sorted(made.keys() ^ stored.keys())
+    return [name for name in made if not _same(made[name], stored[name])]
+
+
+def stale(folder: Path, pipeline: Pipeline, record: AnyRecord, other: Sequence[str]) -> BadInput:
+    """What to say of a cache whose arrays `other` of `record` are not what is prepared today."""
+    named = ", ".join(map(repr, other))
+    return BadInput(
+        f"{folder}: the cache holds other arrays than `prepare` of project {pipeline.settings['project']} makes "
         f"now ({named} of record {record.key}), though neither its prepare_version nor its prepare_settings() changed. "
         f"Raise `prepare_version` if the code changed; name the setting in `prepare_settings` if one did"
     )

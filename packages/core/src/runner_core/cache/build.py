@@ -33,7 +33,7 @@ from runner_core.cache.progress import progress
 from runner_core.cache.storage import Storage
 from runner_core.cache.stored import PreparedStore
 from runner_core.cache.write import ArrayWriter, FlatFile
-from runner_core.project import Record
+from runner_core.project import AnyRecord, Record
 from runner_core.protocols import Array, Json, Pipeline
 
 Result = TypeVar("Result")
@@ -83,7 +83,7 @@ class Prepare:
         try:
             known = known or identify(record)
             prepared = self.pipeline(record)
-            meta = _as_json(record, prepared.meta)
+            meta = as_json(record, prepared.meta)
             if not unchanged(known.marks):
                 raise BadInput(f"{record.key}: its files changed while they were read; run again")
         except BadInput as error:
@@ -268,7 +268,8 @@ def _append(writers: Mapping[str, ArrayWriter], arrays: Mapping[str, Array], key
             raise BadInput(f"{key}: '{name}' {error}") from error
 
 
-def _as_json(record: Record, meta: Mapping[str, Json]) -> dict[str, Json]:
+def as_json(record: AnyRecord, meta: Mapping[str, Json]) -> dict[str, Json]:
+    """What is kept of `Prepared.meta`. Raises BadInput where JSON cannot hold it."""
     try:
         return json.loads(json.dumps(dict(meta)))
     except (TypeError, ValueError) as error:

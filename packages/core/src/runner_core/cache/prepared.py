@@ -40,7 +40,8 @@ from runner_core.cache.size import Estimator, Size
 from runner_core.cache.storage import Storage
 from runner_core.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
 from runner_core.cache.write import BLOSC2, FLAT
-from runner_core.project import Record
+from runner_core.location import Url
+from runner_core.project import AnyRecord, Record, at_url
 from runner_core.protocols import CachePlan, Pipeline, Store
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class PreparedCache:
 
     def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
         """What `open` will take. Raises OutOfSpace, with the number and the setting, when that is not there."""
+        self._refuse_urls(records)
         if self._live_mode:
             return CachePlan("off", len(records), 0, 0, 0, 0, None, ("every read prepares its record anew: slow",))
         survey = self._survey(pipeline, records)
@@ -126,6 +128,15 @@ class PreparedCache:
             if store is None:
                 store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
             return store
+
+    def _refuse_urls(self, records: Sequence[AnyRecord]) -> None:
+        if remote := next(filter(at_url, records), None):
+            url = next(place for place in remote.files.values() if isinstance(place, Url))
+            cache = "the cache of an extension" if self._own else f"cache.mode {self._config.mode}"
+            raise BadInput(
+                f"{url}: {cache} prepares every record before training; files at URLs are streamed: set cache.mode to "
+                "stream, or copy them to this machine"
+            )
 
     @property
     def _live_mode(self) -> bool:

@@ -10,8 +10,8 @@ from runner_core._errors import BadInput
 from runner_core._text import counted, typed
 from runner_core.cache.build import run_all
 from runner_core.cache.progress import progress
-from runner_core.pipeline import RecordPipeline
-from runner_core.project import Project, Record, overrides
+from runner_core.pipeline import RecordPipeline, local
+from runner_core.project import AnyRecord, Project, overrides
 from runner_core.protocols import Finding
 from runner_core.setup import Setup
 
@@ -26,16 +26,17 @@ class _Check:
 
     pipeline: RecordPipeline
 
-    def __call__(self, task: tuple[int, Record]) -> tuple[int, list[str]]:
+    def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, list[str]]:
         number, record = task
         project: Project = self.pipeline.project
         try:
-            return number, [f.message for f in project.check(record) if f.level != "note"]
+            with local(project, record) as here:
+                return number, [f.message for f in project.check(here) if f.level != "note"]
         except (BadInput, OSError) as error:
             return number, [str(error)]
 
 
-def warn(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) -> None:
+def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None]) -> None:
     """Say the first warnings, and which command lists all of them."""
     if setup.source is None or not any(overrides(setup.project, method) for method in ("check", "check_set")):
         return
@@ -52,7 +53,7 @@ def warn(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) ->
         say(f"{len(lines) - _SHOWN} more: {command}")
 
 
-def set_faults(project: Project, records: Sequence[Record]) -> list[Finding]:
+def set_faults(project: Project, records: Sequence[AnyRecord]) -> list[Finding]:
     """What is wrong with the records together; that they cannot be read is an error too."""
     try:
         return list(project.check_set(records)) if records else []
@@ -60,7 +61,7 @@ def set_faults(project: Project, records: Sequence[Record]) -> list[Finding]:
         return [Finding("check_set", "error", str(error))]
 
 
-def _lines(setup: Setup, records: Sequence[Record], say: Callable[[str], None]) -> Iterator[str]:
+def _lines(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Iterator[str]:
     processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
     found: dict[int, list[str]] = {}
     with (

@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from runner_core._errors import BadInput
 from runner_core._text import counted
 from runner_core.cache.build import run_all
+from runner_core.cache.place import is_streaming
 from runner_core.cli.audit import set_faults
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
 from runner_core.copies import find_copies, read_digest
-from runner_core.pipeline import RecordPipeline
-from runner_core.project import Record
+from runner_core.pipeline import RecordPipeline, local
+from runner_core.project import AnyRecord
 from runner_core.protocols import Finding
 from runner_core.setup import Setup
 from runner_core.splits import split
+from runner_core.stream.bad import too_many
 
 _LEVELS = ("error", "warning", "note")
+_DECODE = "decode"
+"""The rule of records that cannot be prepared."""
 
 
 def check(name: str, arguments: Sequence[str]) -> int:
@@ -28,13 +32,17 @@ def check(name: str, arguments: Sequence[str]) -> int:
     folder = data_folder(setup, print)
     records = read_records(setup, folder)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
+    streaming = is_streaming(setup.config, records)
     counts = dict.fromkeys(_LEVELS, 0)
-    good: dict[str, Record] = {}
+    good: dict[str, AnyRecord] = {}
     digests: dict[str, str | None] = {}
+    unreadable = 0
     for record, (findings, digest) in _audit(setup, records):
+        unreadable += any(f.rule == _DECODE for f in findings)
         for finding in findings:
-            counts[finding.level] += 1
-            print(f"{finding.level:<8} {record.key}: {finding.message}")
+            level = "warning" if streaming and finding.rule == _DECODE else finding.level
+            counts[level] += 1
+            print(f"{level:<8} {record.key}: {finding.message}")
         if not any(f.level == "error" for f in findings):
             good[record.key], digests[record.key] = record, digest
     faulty = len(records) - len(good)
@@ -46,7 +54,10 @@ def check(name: str, arguments: Sequence[str]) -> int:
         print(f"{finding.level:<8} {finding.message}")
         whole = whole and finding.level != "error"
     print(", ".join([counted(faulty, "faulty record"), *(counted(counts[level], level) for level in _LEVELS[1:])]))
-    if faulty:
+    if streaming and unreadable and not too_many(unreadable, sum(len(record.files) for record in records)):
+        print(f"training reads other records in place of the {unreadable} that cannot be read")
+        faulty -= unreadable
+    elif faulty:
         print("training refuses these records: repair them, or move them out of the folder")
     return 2 if faulty or not whole else 0
 
@@ -61,16 +72,18 @@ class Faults:
 
     pipeline: RecordPipeline
 
-    def __call__(self, task: tuple[int, Record]) -> tuple[int, Faulty]:
+    def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, Faulty]:
         number, record = task
+        project = self.pipeline.project
         try:
-            self.pipeline(record)
-            return number, (list(self.pipeline.project.check(record)), read_digest(record))
+            with local(project, record) as here:
+                self.pipeline(here)
+                return number, (list(project.check(here)), read_digest(record))
         except (BadInput, OSError) as error:
-            return number, ([Finding("decode", "error", str(error))], None)
+            return number, ([Finding(_DECODE, "error", str(error))], None)
 
 
-def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, Faulty]]:
+def _audit(setup: Setup, records: Sequence[AnyRecord]) -> Iterator[tuple[AnyRecord, Faulty]]:
     """What was found of each record, in the records' order, however many processes look for them."""
     processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
     done: dict[int, Faulty] = {}
@@ -83,7 +96,7 @@ def _audit(setup: Setup, records: Sequence[Record]) -> Iterator[tuple[Record, Fa
                 shown += 1
 
 
-def _plans(setup: Setup, records: Sequence[Record]) -> bool:
+def _plans(setup: Setup, records: Sequence[AnyRecord]) -> bool:
     """The split that would be used and what the cache will cost, of the records that are usable."""
 
     def split_lines() -> Iterator[str]:
@@ -96,7 +109,7 @@ def _plans(setup: Setup, records: Sequence[Record]) -> bool:
     return all([_say_or_error(split_lines), _say_or_error(cache_lines)])
 
 
-def _sides(setup: Setup, records: Sequence[Record]) -> dict[str, list[int]]:
+def _sides(setup: Setup, records: Sequence[AnyRecord]) -> dict[str, list[int]]:
     """The split that would be used, empty where there is none (said already)."""
     try:
         return split(records, setup.config.data, setup.config.train.seed)

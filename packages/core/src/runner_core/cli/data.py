@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from runner_core._errors import BadInput, DataErrors, OutOfSpace
 from runner_core._files import size_text
@@ -13,8 +12,9 @@ from runner_core.cache.folder import cache_root
 from runner_core.cache.identity import Identities
 from runner_core.cli.audit import warn
 from runner_core.copies import find_copies, known_digests
+from runner_core.location import Location
 from runner_core.phantoms import phantom_folder
-from runner_core.project import Record
+from runner_core.project import AnyRecord
 from runner_core.protocols import CachePlan, Device
 from runner_core.setup import Data, Setup
 from runner_core.splits import split
@@ -22,18 +22,18 @@ from runner_core.splits import split
 Say = Callable[[str], None]
 
 
-def data_folder(setup: Setup, say: Say) -> Path:
+def data_folder(setup: Setup, say: Say) -> Location:
     """The user's data, or the phantom (made on first use)."""
     return setup.source or phantom_folder(setup.project, say)
 
 
-def read_records(setup: Setup, folder: Path) -> Sequence[Record]:
+def read_records(setup: Setup, folder: Location) -> Sequence[AnyRecord]:
     """Every record below `folder`; BadInput when there is none, or when two have one key."""
     with kept_phantom(setup, folder):
         records = setup.project.records(folder)
     if not records:
         raise BadInput(f"{folder}: there are no {setup.name} records here")
-    seen: dict[str, Record] = {}
+    seen: dict[str, AnyRecord] = {}
     for record in records:
         if record.key in seen:
             raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
@@ -42,7 +42,7 @@ def read_records(setup: Setup, folder: Path) -> Sequence[Record]:
 
 
 @contextmanager
-def kept_phantom(setup: Setup, folder: Path) -> Iterator[None]:
+def kept_phantom(setup: Setup, folder: Location) -> Iterator[None]:
     """What is refused inside is refused of data: where they are the phantom, which nobody has written by hand, say
     what may be wrong with it."""
     try:
@@ -72,14 +72,14 @@ def open_data(setup: Setup, say: Say) -> Data:
             raise
     for line in refuse_copies(setup, records, splits):
         say(line)
-    if plan.ready < plan.records and plan.mode != "off":  # they are new: with every start it would tire
+    if plan.ready < plan.records and plan.mode not in ("off", "stream"):  # they are new: with every start it would tire
         warn(setup, [records[n] for side in ("train", "validation") for n in splits[side]], say)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
     return Data(records, splits, store, statistics)
 
 
-def refuse_copies(setup: Setup, records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:
+def refuse_copies(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
     """Warnings of scans that are there twice; BadInput where that puts one on both sides of the split. Knows the
     files that the cache has read."""
     index = Identities(cache_root(setup.config.cache.dir))
@@ -100,7 +100,7 @@ def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:
         )
 
 
-def describe_split(records: Sequence[Record], splits: dict[str, list[int]]) -> list[str]:
+def describe_split(records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
     """A line for each side: how many records and which groups."""
     lines = []
     for name, numbers in splits.items():
@@ -129,5 +129,5 @@ def describe_plan(plan: CachePlan) -> str:
     return f"cache ({plan.mode}): {', '.join(parts) or 'takes nothing'}{ready}{place}{notes}"
 
 
-def _files(*records: Record) -> str:
+def _files(*records: AnyRecord) -> str:
     return " and ".join(str(next(iter(record.files.values()), "?")) for record in records)

@@ -11,13 +11,14 @@ from runner_core._text import counted, decimal
 from runner_core.cli.data import data_folder, read_records
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.sides import SPLIT_FILE, Sides, read_sides, trained_on
-from runner_core.cli.start import Started, load_network, start_from_run
+from runner_core.cli.start import Started, load_networks, start_from_run
 from runner_core.evaluation import Scores, draw_figures, write_scores
 from runner_core.evaluation import evaluate as score_records
-from runner_core.project import Record
+from runner_core.project import Project, Record, overrides
 from runner_core.report import write_report
 
 SPLITS = ("validation", "train", "test", "all")
+SCORED = "scored"
 _SHOWN_ROWS = 20
 
 
@@ -25,18 +26,16 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     started = start_from_run(name, "evaluate", EvaluateOptions, arguments)
     options, setup, run = started.options, started.setup, started.run
     assert run is not None
-    side = options.split or ("all" if options.data else "validation")
-    if side not in SPLITS:
-        raise BadInput(f"--split {side!r}: there is no such side{did_you_mean(side, SPLITS)} ({', '.join(SPLITS)})")
+    side = _side(options, setup.project)
     sides = read_sides(run.path)
     records = _records(started, side, sides)
     out = options.out or run.path / f"evaluation-{side}"
     make_folder(out)
-    trained, checkpoint = load_network(started, options.run)
+    trained, untrained, checkpoint = load_networks(started, options.run)
     print(f"{counted(len(records), 'record')} ({side}) with {checkpoint} of {run.path}")
-    scores = score_records(setup.project, trained.infer, records, trained.statistics)
-    for row in scores.rows:
-        row.trained_on = sides is not None and trained_on(row.record, sides)
+    scores = score_records(
+        *(setup.project, trained.infer, records, trained.statistics), untrained=untrained, trained_on=trained_on(sides)
+    )
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:
@@ -54,9 +53,20 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     return BadInput.exit_code if scores.errors else 0
 
 
+def _side(options: EvaluateOptions, project: Project) -> str:
+    """Which records; `SCORED`: those that the project names."""
+    if options.split is None:
+        return "all" if options.data else SCORED if overrides(project, "scored") else "validation"
+    if options.split not in SPLITS:
+        hint = did_you_mean(options.split, SPLITS)
+        raise BadInput(f"--split {options.split!r}: there is no such side{hint} ({', '.join(SPLITS)})")
+    return options.split
+
+
 def score_table(scores: Scores) -> Iterator[str]:
-    """The worst records, then the scores of the whole set beside the trivial baseline's."""
-    width = max([len(row.record.key) for row in scores.rows] + [11])
+    """The worst records, then the scores of the whole set beside those of the trivial baseline and other methods."""
+    rows = scores.rows if scores.names else []
+    width = max(map(len, ["worst first", *(row.record.key for row in rows), *scores.further]))
     names = scores.shown_names
     cells = [max(10, len(name)) for name in names]
 
@@ -64,14 +74,16 @@ def score_table(scores: Scores) -> Iterator[str]:
         texts = [_cell(values.get(n)) if values is not None else n for n in names]
         return "  ".join([f"{title:<{width}}", *(f"{t:>{w}}" for t, w in zip(texts, cells, strict=True))])
 
-    yield line("worst first", None)
-    for row in scores.rows[:_SHOWN_ROWS]:
+    yield line("worst first" if rows else "", None)
+    for row in rows[:_SHOWN_ROWS]:
         yield line(row.record.key, dict(row.scores)) + ("  trained on" if row.trained_on else "")
-    if len(scores.rows) > _SHOWN_ROWS:
-        yield f"… {len(scores.rows) - _SHOWN_ROWS} more in scores.csv"
+    if len(rows) > _SHOWN_ROWS:
+        yield f"… {len(rows) - _SHOWN_ROWS} more in scores.csv"
     yield line("whole set", scores.means)
     if scores.baseline:
         yield line("baseline", scores.baseline)
+    for method, values in scores.further.items():
+        yield line(method, dict(values))
 
 
 def further_tables(scores: Scores) -> Iterator[str]:
@@ -109,11 +121,12 @@ def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) 
         return records
     if sides is None:
         raise BadInput(f"{run.path} has no {SPLIT_FILE}, so its {side} records are not known; --split all scores all")
-    found = [r for r in records if r.key in sides.get(side, ())]
+    keys = {name: frozenset(of_side) for name, of_side in sides.items()}
+    by_side = {name: [r for r in records if r.key in of_side] for name, of_side in keys.items()}
+    found = setup.project.scored(by_side) if side == SCORED else by_side.get(side)
     if not found:
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
-    known = {name for names in sides.values() for name in names}
-    if new := sum(r.key not in known for r in records):
+    if new := len(records) - sum(map(len, by_side.values())):
         print(f"{counted(new, 'record')} new since training, of no side; --split all scores them too")
     return found
 

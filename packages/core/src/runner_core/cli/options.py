@@ -18,8 +18,12 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
 
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.location import Location, location
 
 LATEST = "latest"
+
+Place = Annotated[str, tyro.conf.arg(metavar="PATH|URL")]
+"""A path, or, where the project can, a URL (s3://BUCKET/FOLDER)."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +44,7 @@ class Options:
 class PresetOptions(Options):
     preset: str | None = None
     """Named defaults to start from. Default: demo for the phantom, else default."""
-    data: Path | None = None
+    data: Place | None = None
     """Your data. Default: a generated phantom."""
 
 
@@ -82,7 +86,7 @@ class RunOptions(Options):
 class EvaluateOptions(RunOptions):
     """Score whole records with the best checkpoint, worst cases first; writes a table and figures."""
 
-    data: Path | None = None
+    data: Place | None = None
     """Data to score. Default: the run's own."""
     split: str | None = None
     """validation, train or test, as they were in training, or all. Default: validation; all, where --data is given."""
@@ -94,8 +98,8 @@ class EvaluateOptions(RunOptions):
 class PredictOptions(RunOptions):
     """Predict files or folders with the best checkpoint, in their own grid and format."""
 
-    inputs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT…")]
-    """Files or folders."""
+    inputs: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="INPUT…")]
+    """Files or folders; URLs too, where the project can."""
     out: Path
     """Folder for the predictions."""
 
@@ -114,7 +118,7 @@ class Peek:
 
     preset: str | None
     config: Path | None
-    data: Path | None
+    data: Location | None
     resume: str | None
     run_dir: Path | None
     extension: tuple[str, ...]
@@ -123,17 +127,18 @@ class Peek:
     run: Path | None
     """First word, where it is no flag: the run, for commands that take one."""
     arguments: tuple[str, ...]
-    """The command line, with a bare `--resume` spelled out."""
+    """The command line, with a bare `--resume`, and `--devices`, spelled out."""
 
 
 def peek(arguments: Sequence[str]) -> Peek:
     """Look for the flags that decide which defaults the others have."""
-    arguments = _spell_out_resume(arguments)
+    arguments = _spell_out(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--preset", "--resume"):
         parser.add_argument(name)
-    for name in ("--config", "--data", "--run-dir"):
+    for name in ("--config", "--run-dir"):
         parser.add_argument(name, type=Path)
+    parser.add_argument("--data", type=location)
     for name in ("--extension", "--no-extension"):
         parser.add_argument(name, action="append", default=[])
     parser.add_argument("-h", "--help", action="store_true")
@@ -207,10 +212,11 @@ def _inline(kind: type) -> Any:
     return Annotated[kind, tyro.conf.arg(name="")]
 
 
-def _spell_out_resume(arguments: Sequence[str]) -> list[str]:
+def _spell_out(arguments: Sequence[str]) -> list[str]:
+    """With a bare `--resume`, and `--devices`, in full."""
     spelled: list[str] = []
     for i, word in enumerate(arguments):
-        spelled.append(word)
+        spelled.append(f"--train.{word[2:]}" if word.partition("=")[0] == "--devices" else word)
         if word == "--resume" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
             spelled.append(LATEST)
     return spelled

@@ -13,9 +13,11 @@ from runner_core._errors import BadInput
 from runner_core._text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
-from runner_core.cli.start import load_network, load_state, start_from_run
+from runner_core.cli.start import load_network, load_state, refuse_url, start_from_run
 from runner_core.cli.whole import remove_leftovers, write_whole
-from runner_core.project import Project, Record
+from runner_core.location import Location, Url, location
+from runner_core.pipeline import local
+from runner_core.project import AnyRecord, Project, Record, overrides
 from runner_core.setup import Setup
 
 
@@ -30,18 +32,24 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     remove_leftovers(options.out)
     trained, checkpoint = load_network(started, options.run)
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
+    files: list[Path] = []
+    collects = overrides(setup.project, "collect")
     for record in records:
         try:
-            prediction = setup.project.predict(record, trained.infer)
-            written = write_whole(options.out, partial(_write, setup.project, record, prediction))
-            remarks = setup.project.remarks(record, prediction)
+            with local(setup.project, record) as here:
+                prediction = setup.project.predict(here, trained.infer)
+                written = write_whole(options.out, partial(_write, setup.project, here, prediction))
+                remarks = setup.project.remarks(here, prediction)
         except BadInput as error:
             failed += 1
             print(f"runner: {error}", file=sys.stderr)
             continue
-        print(f"{record.key}: {', '.join(str(path) for path in written)}")
+        files += written
+        print(record.key if collects else f"{record.key}: {', '.join(map(str, written))}")
         for finding in remarks:
             print(f"{finding.level}: {record.key}: {finding.message}")
+    if files and collects:
+        print(f"written: {', '.join(map(str, _collected(setup.project, files, options.out)))}")
     if failed:
         print(f"{counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0
@@ -57,6 +65,14 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
     )
 
 
+def _collected(project: Project, files: Sequence[Path], out: Path) -> Sequence[Path]:
+    """What the project made of all files together, in their stead."""
+    written = write_whole(out, partial(project.collect, files))
+    for path in set(files) - set(written):
+        path.unlink()
+    return written
+
+
 def export(name: str, arguments: Sequence[str]) -> int:
     started = start_from_run(name, "export", ExportOptions, arguments)
     out = started.options.out
@@ -70,17 +86,19 @@ def export(name: str, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[Record], int]:
+def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int]:
     """Records of every input, each once, and how many inputs are of no use."""
     if not options.inputs:
         raise BadInput("name the files or folders to predict after the run")
-    records: dict[str, Record] = {}
+    records: dict[str, AnyRecord] = {}
     failed = 0
-    for path in options.inputs:
+    for place in map(location, options.inputs):
         try:
-            if not path.exists():
-                raise BadInput(f"{path}: there is no such file or folder")
-            for record in setup.project.inputs(path):
+            if isinstance(place, Url):
+                refuse_url(setup.project, place)
+            elif not place.exists():
+                raise BadInput(f"{place}: there is no such file or folder")
+            for record in setup.project.inputs(place):
                 _add(records, record, options.out)
         except BadInput as error:
             failed += 1
@@ -88,12 +106,16 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[Record], int]:
     return list(records.values()), failed
 
 
-def _add(records: dict[str, Record], record: Record, out: Path) -> None:
+def _add(records: dict[str, AnyRecord], record: AnyRecord, out: Path) -> None:
     """Predictions never overwrite each other, nor anything beside the input files."""
-    files = [file.absolute() for file in record.files.values()]
-    if any(file.resolve().parent == out.resolve() for file in files):
+    files = _files(record)
+    if any(isinstance(file, Path) and file.resolve().parent == out.resolve() for file in files):
         raise BadInput(f"{files[0]}: lies in the output folder {out}; name another with --out, so that no file is lost")
     other = records.setdefault(record.key, record)
-    if [file.absolute() for file in other.files.values()] != files:
+    if _files(other) != files:
         first = next(iter(other.files.values()))
         raise BadInput(f"{files[0]}: has the name of {first} ({record.key}); predict it into another folder")
+
+
+def _files(record: AnyRecord) -> list[Location]:
+    return [file.absolute() if isinstance(file, Path) else file for file in record.files.values()]

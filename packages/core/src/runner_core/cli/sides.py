@@ -5,13 +5,13 @@ A split computed anew would call training records "validation" as soon as the fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
 from runner_core._errors import BadInput
-from runner_core.project import Record
+from runner_core.project import AnyRecord
 from runner_core.runfolder import replace_text
 from runner_core.splits import read_lists
 
@@ -21,7 +21,7 @@ Sides = Mapping[str, Sequence[str]]
 """Side → groups and record keys."""
 
 
-def save_sides(run: Path, records: Sequence[Record], splits: Mapping[str, Sequence[int]]) -> None:
+def save_sides(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> None:
     """Write split.yaml at the run's first start; a run that goes on keeps its own."""
     path = run / SPLIT_FILE
     if path.exists():
@@ -42,6 +42,7 @@ def read_sides(run: Path) -> Sides | None:
     return read_lists(path) if path.exists() else None
 
 
-def trained_on(record: Record, sides: Sides) -> bool:
-    """Was this record, or another of its group, trained on? By name."""
-    return record.key in sides.get("train", ()) or record.group in sides.get("train", ())
+def trained_on(sides: Sides | None) -> Callable[[AnyRecord], bool]:
+    """Was a record, or another of its group, trained on? By name; of none, where nothing is known."""
+    names = frozenset((sides or {}).get("train", ()))
+    return lambda record: record.key in names or record.group in names

@@ -19,9 +19,10 @@ from runner_core.config.resolve import (
     refuse_nonsense,
     refuse_other_model,
 )
+from runner_core.location import Location, Url, location
 from runner_core.plugins import Plugins
-from runner_core.project import Project
-from runner_core.protocols import State, Trained
+from runner_core.project import Project, overrides
+from runner_core.protocols import Infer, State, Trained
 from runner_core.runfolder import RunFolder
 from runner_core.setup import Setup
 
@@ -57,7 +58,7 @@ def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[s
     plugins, chosen = _plugins(name, seen, saved)
     project = plugins.project()
     file = None if seen.config is None else read_settings(seen.config)
-    source = _source(seen.data, saved or file)
+    source = _source(project, seen.data, saved or file)
     fallback = "demo" if source is None else "default"
     preset = seen.preset or (file and file.preset) or (saved and saved.preset) or fallback
     if saved is not None and seen.preset not in (None, saved.preset):
@@ -104,16 +105,28 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     made = project(settings)
     if extra is not None:
         made.predict_options = extra
-    setup = Setup(made, settings, saved.preset or "default", _source(seen.data, saved), plugins)
+    setup = Setup(made, settings, saved.preset or "default", _source(project, seen.data, saved), plugins)
     return Started(options, setup, run, chosen)
 
 
 def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
     """The network of the checkpoint that `named` is, or of the best of the run it is; and which one that was."""
+    state, checkpoint = load_state(started, named)
+    return _loaded(started.setup, state), checkpoint
+
+
+def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | None, str]:
+    """As `load_network`; between the two the network before its first step, where the project's `judge` wants it."""
     setup = started.setup
     state, checkpoint = load_state(started, named)
+    trained = _loaded(setup, state)
+    wanted = setup.project.untrained and overrides(setup.project, "judge")
+    return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint
+
+
+def _loaded(setup: Setup, state: State) -> Trained:
     setup.project.pipeline = setup.pipeline  # predictions share the crop
-    return setup.engine.load(setup, state), checkpoint
+    return setup.engine.load(setup, state)
 
 
 def load_state(started: Started[Any], named: Path) -> tuple[State, str]:
@@ -183,18 +196,25 @@ def _settings(project: type[Project], preset: str, saved: SettingsFile | None, f
     return settings
 
 
-def _source(data: Path | None, saved: SettingsFile | None) -> Path | None:
+def _source(project: type[Project], data: Location | None, saved: SettingsFile | None) -> Location | None:
     """The data: what the user names, else what the run used, else None (the phantom)."""
-    if data is not None:
-        if not data.exists():
-            raise BadInput(f"{data}: there is no such folder; give --data the folder that holds your data")
-        return data.absolute()
-    if saved is None or saved.source in (None, PHANTOM):
+    if data is None and (saved is None or saved.source in (None, PHANTOM)):
         return None
-    source = Path(saved.source or "")
-    if not source.exists():
+    source = data or location((saved and saved.source) or "")
+    if isinstance(source, Url):  # what is there is seen when its records are listed
+        refuse_url(project, source)
+        return source
+    if source.exists():
+        return source.absolute()
+    if data is None:
         raise BadInput(f"{source}: the data of this run is not there any more; name it with --data")
-    return source
+    raise BadInput(f"{source}: there is no such folder; give --data the folder that holds your data")
+
+
+def refuse_url(project: type[Project] | Project, url: Url) -> None:
+    """BadInput where the project reads files of this machine only."""
+    if not project.remote:
+        raise BadInput(f"{url}: project {project.name} reads no data at URLs; copy them to this machine first")
 
 
 def _extra(kind: type[Options], project: type[Project]) -> Any:

@@ -43,16 +43,19 @@ def unlike_default(setup: Setup) -> list[str]:
 
 
 def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]:
-    """How it ended: validation metrics, whole-record scores beside the trivial baseline, speed."""
+    """How it ended: validation metrics, whole-record scores beside the trivial baseline's, speed."""
     yield ""
-    scores, baseline = summary.get("scores") or {}, summary.get("baseline") or {}
+    scores = summary.get("scores") or {}
+    others = {"baseline": summary.get("baseline") or {}, **(summary.get("further") or {})}
+    others = {method: values for method, values in others.items() if values}
     if summary.get("metrics"):
         yield f"validation (best checkpoint, step {summary.get('best_step')})"
         yield from (f"  {name:<24} {_number(value)}" for name, value in summary["metrics"].items())
     if scores:
-        yield f"{'whole records':<26} {'trained':>9}" + (f" {'baseline':>9}" if baseline else "")
+        yield " ".join([f"{'whole records':<26} {'trained':>9}", *(f"{method:>9}" for method in others)])
         for name, value in scores.items():
-            yield f"  {name:<24} {_number(value)}" + (f" {_number(baseline.get(name))}" if baseline else "")
+            beside = [f"{_number(values.get(name)):>{len(method)}}" for method, values in others.items()]
+            yield " ".join([f"  {name:<24} {_number(value)}", *beside])
     done = f"{counted(summary['epochs'], 'epoch')}, {counted(summary['steps'], 'step')}"
     yield (
         f"{done} in {duration(summary['wall_seconds'])}: "

@@ -13,14 +13,17 @@ from typing import Any
 
 from runner_core import watched
 from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
+from runner_core._fetching import BLOCK_FILE
 from runner_core._signals import outlive_terminal
 from runner_core._text import counted, typed
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.data import open_data
+from runner_core.cli.launch import launch
 from runner_core.cli.options import TrainOptions
-from runner_core.cli.sides import SPLIT_FILE, save_sides
-from runner_core.cli.start import Started, load_network, start_new
+from runner_core.cli.sides import SPLIT_FILE, read_sides, save_sides, trained_on
+from runner_core.cli.start import Started, load_networks, start_new
 from runner_core.cli.tables import banner, result_table
+from runner_core.cli.together import noticing, place_of, together
 from runner_core.config.resolve import PHANTOM, save
 from runner_core.display import Display
 from runner_core.evaluation import draw_figures, evaluate, no_better, versions, write_scores
@@ -34,20 +37,50 @@ from runner_core.sinks import Sinks
 @outlive_terminal()
 def train(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "train", TrainOptions, arguments)
-    fresh = started.run is None
-    folder = started.run or RunFolder.create(None, name, started.options.run_dir)
-    started.run = folder
+    place, devices = place_of(started.setup), started.setup.config.train.devices
+    if place is None and devices > 1:
+        return launch([name, "train", *arguments], devices)
+    with together(started.setup, place):
+        team, fresh = started.setup.team, started.run is None
+        if team.first:
+            started.run = started.run or RunFolder.create(None, name, started.options.run_dir)
+        started.run = RunFolder(Path(team.share(str(started.run and started.run.path))))
+        return _lead(started, started.run, fresh) if team.first else _assist(started, started.run, fresh)
+
+
+def _lead(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
+    """What the one process does, or the first of several."""
     with folder.lock():
         before = None if fresh else _Before(folder)
         logged = _last_logged(folder)
         try:
             save(folder.config_file, started.setup.config, started.head)
-            return _train(started, folder, Display(folder.log), resume=not fresh)
+            with noticing(started.setup.team):
+                return _train(started, folder, Display(folder.log), resume=not fresh)
         except (Stopped, Unhealthy):  # saved, and told
             raise
         except BaseException as error:
             _leave(started, folder, error, before, trained=_last_logged(folder) != logged)
             raise
+
+
+def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
+    """What the others of several processes do: they train with the first, and write nothing."""
+    from runner_core.training import train as run_training
+
+    setup, silent = started.setup, Display()  # whose output goes nowhere
+    try:
+        with noticing(setup.team):
+            setup.team.share(None)  # the first prepares the data
+            data = open_data(setup, silent.say)
+            run_training(setup, data, folder, Sinks([], silent.say), silent, not fresh)
+    except RunnerError:
+        raise
+    except Exception as error:
+        with suppress(OSError):
+            save_traceback(error, folder.log)
+        raise
+    return 0
 
 
 class _Before:
@@ -107,6 +140,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     _ = setup.engine  # engine and sinks refuse what they have no use for before a cache is built
     sinks = Sinks(setup.sinks(folder.path), display.say)
     data = open_data(setup, display.say)
+    setup.team.share(None)  # now the others may open them
     save_sides(folder.path, data.records, data.splits)
     unwritten = _Unwritten(display)
     try:
@@ -168,9 +202,10 @@ def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: 
 
 
 def _to_score(project: Project, data: Data) -> list[Record]:
-    """The validation records, where the project can predict and score whole records."""
-    able = overrides(project, "predict") and overrides(project, "score")
-    return [data.records[n] for n in data.splits.get("validation", [])] if able else []
+    """The records that the project names (the validation's), where it can predict and score whole records."""
+    if not overrides(project, "predict") or not (overrides(project, "score") or overrides(project, "judge")):
+        return []
+    return list(project.scored({side: [data.records[n] for n in numbers] for side, numbers in data.splits.items()}))
 
 
 def _score(
@@ -188,9 +223,14 @@ def _score(
     if not records:
         return {"scores": {}, "baseline": {}}
     begun = time.monotonic()
-    trained, checkpoint = load_network(started, folder.path)
-    display.say(f"scoring {counted(len(records), 'validation record')} with checkpoint {checkpoint}")
-    scores = evaluate(project, trained.infer, records, trained.statistics, display.say)
+    trained, untrained, checkpoint = load_networks(started, folder.path)
+    noun = "record" if overrides(project, "scored") else "validation record"
+    display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
+    scores = evaluate(
+        *(project, trained.infer, records, trained.statistics, display.say),
+        untrained=untrained,
+        trained_on=trained_on(read_sides(folder.path)),
+    )
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
     health = list(summary["health"])
@@ -205,8 +245,9 @@ def _score(
             sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
     seconds = time.monotonic() - begun
     means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)
-    return {"scores": means, "baseline": baseline, "scoring_errors": scores.errors,
-            "scoring_seconds": seconds, "health": health}  # fmt: skip
+    further = {method: scores.shown_of(values) for method, values in scores.further.items()}
+    return {"scores": means, "baseline": baseline, **({"further": further} if further else {}),
+            "scoring_errors": scores.errors, "scoring_seconds": seconds, "health": health}  # fmt: skip
 
 
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
@@ -224,7 +265,8 @@ def _report(folder: RunFolder) -> None:
 
 
 def _discard(folder: RunFolder) -> None:
-    for path in (folder.config_file, folder.log, folder.path / SPLIT_FILE):
+    streamed = folder.path / BLOCK_FILE, folder.path / "bad_samples.jsonl"
+    for path in (folder.config_file, folder.log, folder.path / SPLIT_FILE, *streamed):
         path.unlink(missing_ok=True)
     for path in (folder.checkpoints, folder.figures):
         shutil.rmtree(path, ignore_errors=True)

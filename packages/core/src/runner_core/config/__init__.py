@@ -23,14 +23,35 @@ class DataConfig:
 
 @dataclass
 class CacheConfig:
-    mode: Literal["auto", "memmap", "blosc2", "memory", "device", "off"] = "auto"
-    """Where prepared arrays live. auto: memory map, or blosc2 when the disk is short."""
+    mode: Literal["auto", "memmap", "blosc2", "memory", "device", "stream", "off"] = "auto"
+    """Where prepared arrays live. auto: memory map, or blosc2 when the disk is short; stream where the data are at a
+    URL. stream: records are fetched and prepared ahead of use, the newest kept on disk up to max_gb."""
     dir: Path | None = None
     """Folder of the caches, shared across runs. Default: $XDG_CACHE_HOME/runner or ~/.cache/runner."""
     max_gb: float | None = None
-    """Refuse to build a cache larger than this (GB = 1e9 bytes). Default: what the disk has, less 5 %."""
+    """Refuse to build a cache larger than this (GB = 1e9 bytes). Default: what the disk has, less 5 %. stream: never
+    take more; default: half of what the disk has free."""
     workers: int = 0
     """Processes that build the cache; 0: one per core."""
+
+
+@dataclass
+class RemoteConfig:
+    """How data at a URL (s3://, gs://, az://, https://) are reached."""
+
+    endpoint: str | None = None
+    """Address of an S3-compatible server, http://127.0.0.1:9000 say. Default: the provider's own."""
+    region: str | None = None
+    """Region of the bucket. Default: AWS_REGION, else us-east-1."""
+    credentials: Literal["auto", "anonymous", "environment"] = "auto"
+    """anonymous: requests are not signed; environment: AWS_ACCESS_KEY_ID and the like, or the machine's role. auto: by
+    the environment where it has keys, else anonymous."""
+    connections: int = 16
+    """Files that one process fetches at once."""
+    timeout: float = 30.0
+    """Seconds without an answer, or without more of it, after which a request counts as failed."""
+    retries: int = 5
+    """Times that a request is tried again, after longer and longer waits, when the server or the way there fails."""
 
 
 @dataclass
@@ -86,6 +107,12 @@ class TrainConfig:
     """Bit-identical results for the same device, threads and versions, at some cost in speed."""
     device: str = "auto"
     """auto (the GPU if there is one), cpu, cuda, cuda:1."""
+    devices: int = 1
+    """PyTorch only: GPUs that train together, each in a process of its own (--devices N for short). Under torchrun or
+    srun: as many as they started."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """With several devices. ddp: each has the whole network; fsdp: each keeps a part of every weight, its gradient and
+    its optimizer state. auto: ddp, or fsdp where all that would take more than a quarter of a device's memory."""
     steps_per_execution: int = 1
     """Keras only: steps that go to the device at once. More than 1 saves time where a step takes about a millisecond;
     logs, checkpoints and signals then wait for the end of such a block."""
@@ -130,6 +157,8 @@ class HealthConfig:
 class LogConfig:
     every: int = 50
     """Steps between lines of the log; reading the device's numbers more often costs time."""
+    snapshots_every: int = 100
+    """Steps between the pictures that some projects draw of what their network makes of a few samples."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""
     wandb: Literal["off", "offline", "online"] = "off"
@@ -147,6 +176,7 @@ class RunConfig:
 
     data: DataConfig = field(default_factory=DataConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     crop: CropConfig = field(default_factory=CropConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

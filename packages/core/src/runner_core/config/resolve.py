@@ -24,18 +24,29 @@ from runner_core.runfolder import replace_text
 PHANTOM = "phantom"
 """What `source` says when a run trains on the built-in phantom."""
 
-_FREE_SECTIONS = ("cache", "precision", "log", "predict")
-_FREE = ("train.device", "train.threads", "train.deterministic", "train.compile", "train.channels_last")
+_FREE_SECTIONS = ("cache", "remote", "precision", "log", "predict")
+_FREE = (
+    "train.device",
+    "train.devices",
+    "train.strategy",
+    "train.threads",
+    "train.deterministic",
+    "train.compile",
+    "train.channels_last",
+)
 """Settings that a trained model may be used with as one likes; the others made it what it is."""
 
 _LEAST: Mapping[str, float] = {
     "cache.workers": 0,
     "cache.max_gb": 0,
+    "remote.connections": 1,
+    "remote.retries": 0,
     "crop.margin": 0,
     "train.epochs": 1,
     "train.steps_per_epoch": 1,
     "train.steps_per_execution": 1,
     "train.batch_size": 1,
+    "train.devices": 1,
     "train.accumulate": 1,
     "train.workers": 0,
     "train.prefetch": 0,
@@ -56,6 +67,7 @@ _LEAST: Mapping[str, float] = {
 _MOST: Mapping[str, float] = {"train.warmup": 1}
 _BETWEEN: Mapping[str, tuple[float, float]] = {
     "data.validation_fraction": (0, 1),
+    "remote.timeout": (0, math.inf),
     "train.learning_rate": (0, math.inf),
     "train.clip": (0, math.inf),
     "train.ema": (0, 1),

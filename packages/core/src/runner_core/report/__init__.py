@@ -5,7 +5,6 @@ Everything comes from the run folder, so that it can be written anew at any time
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -16,10 +15,10 @@ from typing import Any
 from runner_core._text import counted
 from runner_core.display import duration, speed
 from runner_core.report.charts import Series, line_chart, share_bar
+from runner_core.report.pictures import pictures, series, snapshots
+from runner_core.report.streaming import streaming
 from runner_core.runfolder import RunFolder, replace_text
 
-_PICTURES = 24
-_PICTURE_BYTES = 4_000_000
 _ROWS = 30
 _NOT_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen", "gradient_norm", "learning_rate")
 
@@ -37,15 +36,18 @@ def render(run: RunFolder) -> str:
     summary, events = run.read_summary(), run.events()
     config = run.config_file.read_text(encoding="utf-8")
     project = summary.get("project") or run.path.absolute().parent.name
+    drawn = series(events, run.figures)
     evaluations = sorted(p.parent for p in run.path.glob("*/scores.json"))
     sections = [
         _section("Health", _health(events, summary)),
         _section("Curves", _curves(events, summary)),
         _section("Losses", _losses(events)),
         _section("Whole-record scores", _scores(run.path)),
-        _section("Pictures", _pictures(run.figures)),
-        *(_section(folder.name, _scores(folder) + _pictures(folder)) for folder in evaluations),
+        _section("Pictures", pictures(run.figures, drawn)),
+        _section("Pictures during training", snapshots(drawn)),
+        *(_section(folder.name, _scores(folder) + pictures(folder, drawn)) for folder in evaluations),
         _section("Where the time went", _timing(events)),
+        _section("Streaming", streaming(events, run.path / "bad_samples.jsonl")),
         _section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
         _section("Versions", _versions(summary)),
     ]
@@ -101,9 +103,10 @@ def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
 
 
 def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
-    scores, baseline = summary.get("scores") or {}, summary.get("baseline") or {}
+    scores = summary.get("scores") or {}
+    others = {"trivial baseline": summary.get("baseline") or {}, **(summary.get("further") or {})}
     for name, value in [*scores.items()][:3]:
-        beside = f"trivial baseline {_number(baseline[name])}" if name in baseline else ""
+        beside = ", ".join(f"{method} {_number(found[name])}" for method, found in others.items() if name in found)
         yield _number(value), f"{name}, whole records", beside
     if not scores:
         for name, value in [*(summary.get("metrics") or {}).items()][:3]:
@@ -171,7 +174,7 @@ def _scores(folder: Path) -> str:
     remarks = [(f["level"], row["record"], f["message"]) for row in rows for f in row.get("remarks") or ()]
     remarks += [("warning", "not scored", error) for error in content.get("errors") or ()]
     return (
-        (_record_table(content, rows) if rows else "")
+        (_score_table(content, rows) if rows else "")
         + "".join(_table(**table) for table in content.get("tables") or ())
         + "".join(
             f'<p class="finding {escape(level)}"><b>{escape(key)}</b> {escape(text)}</p>'
@@ -181,16 +184,22 @@ def _scores(folder: Path) -> str:
     )
 
 
-def _record_table(content: Event, rows: Sequence[Event]) -> str:
+def _score_table(content: Event, rows: Sequence[Event]) -> str:
+    """Records, where they have scores each for itself, and the whole set, by the network and other methods."""
+    rows = rows if any(row["scores"] for row in rows) else []
     names = content.get("shown") or list(dict.fromkeys(n for row in rows for n in row["scores"]))
+    if not names:
+        return ""
     body = [_row(row["record"], row["scores"], names) for row in rows[:_ROWS]]
     more = f"<p>… {len(rows) - _ROWS} more in scores.csv</p>" if len(rows) > _ROWS else ""
     means = _row("whole set", content.get("means") or {}, names, "mean")
-    baseline = _row("trivial baseline", content["baseline"], names, "baseline") if content.get("baseline") else ""
+    others = {"trivial baseline": content.get("baseline"), **(content.get("further") or {})}
+    beside = "".join(_row(method, values, names, "baseline") for method, values in others.items() if values)
     head = "".join(f"<th>{escape(n)}</th>" for n in names)
+    first = "<p>Worst first.</p>" if rows else ""
     return (
-        f'<p>Worst first.</p><div class="wide"><table><thead><tr><th>record</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody><tfoot>{means}{baseline}</tfoot></table></div>{more}"
+        f'{first}<div class="wide"><table><thead><tr><th>{"record" if rows else ""}</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody><tfoot>{means}{beside}</tfoot></table></div>{more}"
     )
 
 
@@ -212,15 +221,6 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], na
 def _row(title: str, values: Mapping[str, Any], names: Iterable[str], kind: str = "") -> str:
     cells = "".join(f"<td>{_number(values.get(n))}</td>" for n in names)
     return f'<tr class="{kind}"><th>{escape(title)}</th>{cells}</tr>'
-
-
-def _pictures(folder: Path) -> str:
-    found = [p for p in sorted(folder.glob("**/*.png")) if p.stat().st_size <= _PICTURE_BYTES][:_PICTURES]
-    return "".join(
-        f'<figure><img alt="{escape(p.stem)}" src="data:image/png;base64,{base64.b64encode(p.read_bytes()).decode()}">'
-        f"<figcaption>{escape(p.stem)}</figcaption></figure>"
-        for p in found
-    )
 
 
 def _timing(events: Iterable[Event]) -> str:

@@ -53,7 +53,7 @@ class Tracker:
         run = self._connected()
         if kind == "health":  # said again, it replaces what was said
             run.finding(step, values["level"], values["rule"], values["message"])
-        elif kind in ("train", "losses", "validation") and step > self._sent.get(kind, -1):
+        elif kind in ("train", "data", "losses", "validation") and step > self._sent.get(kind, -1):
             run.scalars(step, numbers(kind, values))
             self._sent[kind] = step
             self._save(run)

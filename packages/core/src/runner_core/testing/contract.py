@@ -25,10 +25,12 @@ CHECKS: tuple[Check, ...] = (
     learning.two_steps_train,
     learning.metrics_do_not_depend_on_the_batch_size,
     learning.metrics_equal_numpy,
+    learning.snapshots_leave_training_alone,
     learning.killed_and_resumed_equals_never_killed,
     using.prediction_is_repeatable,
     using.prediction_is_written_in_its_own_grid,
     using.scores_fit_together,
+    using.judgement_fits_together,
     using.what_is_watched_is_drawn,
     using.export_writes_files,
 )

@@ -49,7 +49,7 @@ def main(name: str, folder: Path, run: Path, last: int) -> None:
     config = case.setup.config
     config.train.epochs, config.train.steps_per_epoch = 2, 4
     config.checkpoint.every_steps, config.checkpoint.keep = 3, 9
-    config.log.every = 1
+    config.log.every, config.log.snapshots_every = 1, 2
     resume = run.exists()
     made = RunFolder(run) if resume else RunFolder.create(None, name, run)
     training.train(case.setup, case.data, made, Sinks(case.setup.sinks(run)), Nobody(), resume)

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -15,7 +15,8 @@ import numpy as np
 
 from runner_core.loader import Loader
 from runner_core.project import overrides
-from runner_core.protocols import State, Tensors
+from runner_core.protocols import State, Tensors, Trainer
+from runner_core.snapshots import Snapshots
 from runner_core.testing.case import STEPS, Case
 from runner_core.testing.compare import assert_equal
 
@@ -80,6 +81,50 @@ def killed_and_resumed_equals_never_killed(case: Case) -> None:
     for name, tensor in one.tensors.items():
         same = np.asarray(tensor).tobytes() == np.asarray(other.tensors[name]).tobytes()
         assert same, f"{name} differs after a kill and --resume: something random or remembered is in no checkpoint"
+
+
+def snapshots_leave_training_alone(case: Case) -> None:
+    """Two steps with pictures drawn before, between and after them: what is drawn are pictures, and nothing notices."""
+    project = case.project
+    if not project.snapshot_samples:
+        assert not overrides(project, "snapshots"), "`snapshots` draws nothing: `snapshot_samples` is 0"
+        raise SkipTest(f"{project.name} draws no pictures while it trains")
+    plain, drawing = _two_steps(case, lambda trainer, step: None), _two_steps(case, _Drawing(case))
+    assert plain.tensors.keys() == drawing.tensors.keys()
+    for name, tensor in plain.tensors.items():
+        same = np.asarray(tensor).tobytes() == np.asarray(drawing.tensors[name]).tobytes()
+        assert same, f"{name} differs where `snapshots` draws: it changes the network, or something remembered"
+
+
+class _Drawing:
+    """Draws the snapshots of a step into files."""
+
+    def __init__(self, case: Case) -> None:
+        self.folder = case.folder / "snapshots"
+        setup = case.setup
+        self._snapshots = Snapshots(setup.project, case.data.samples, setup.config.train.seed, self.folder, self, print)
+
+    def __call__(self, trainer: Trainer, step: int) -> None:
+        self._told = 0
+        self._snapshots.draw(trainer, step)
+        assert self._told, f"`snapshots` drew nothing after {step} steps"
+
+    def figure(self, name: str, step: int, png: Path) -> None:
+        self._told += 1
+
+
+def _two_steps(case: Case, between: Callable[[Trainer, int], None]) -> State:
+    """The state after two steps, with `between` called before, between and after them."""
+    config = case.setup.config.train
+    trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
+    samples = case.data.samples["train"]
+    loader = Loader(samples, batch_size=config.batch_size, seed=config.seed, shuffle=True, steps_per_epoch=STEPS)
+    between(trainer, 0)
+    for step, batch in enumerate(loader.batches(0)):
+        trainer.train_step(batch, step)
+        between(trainer, step + 1)
+    loader.close()
+    return trainer.state()
 
 
 def _run(case: Case, run: str, kill_at: int, expected: int = 0) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest import SkipTest
 
 import numpy as np
 
 from runner_core import watched
-from runner_core.evaluation import evaluate, write_png
-from runner_core.project import overrides
+from runner_core.evaluation import Scores, evaluate, write_pictures, write_png
+from runner_core.project import Predicted, Project, Table, overrides
 from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_equal
 
@@ -52,23 +53,55 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
 
 
 def scores_fit_together(case: Case) -> None:
-    """What `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` give fits together."""
+    """What `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` give of a record fits together."""
     _assert_predicts(case)
     project, record, trained = case.project, case.validation_record, case.network
     scores = evaluate(project, trained.infer, [record], trained.statistics)
     assert not scores.errors, scores.errors
     names = set(scores.rows[0].scores)
     assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
-    assert set(scores.means) == names, f"pooled makes up scores: {set(scores.means) - names}"
-    assert set(project.shown) <= names, f"shown names what is no score: {set(project.shown) - names}"
-    for table in scores.tables:
-        wrong = [row for row in table.rows if len(row) != len(table.columns)]
-        assert not wrong, f"table {table.name!r} has rows that are not as long as its columns: {wrong[:3]}"
+    if not overrides(project, "judge"):
+        assert set(scores.means) == names, f"pooled makes up scores: {set(scores.means) - names}"
+        _assert_shown(project, scores)
+    _assert_rows_fill_columns(scores.tables)
     for _, finding in scores.remarks:
         assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
     picture = project.figure(record, project.predict(record, trained.infer))
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses what is no picture
+
+
+def judgement_fits_together(case: Case) -> None:
+    """What `judge` says of the records that `scored` names fits together, and is the same when it is asked again."""
+    project = case.project
+    if not overrides(project, "judge"):
+        assert not project.untrained, "`untrained` is for `judge`, and there is no `judge`"
+        raise SkipTest(f"{project.name} has no `judge`")
+    _assert_predicts(case)
+    given: list[Sequence[Predicted]] = []
+    sides = {side: [case.records[n] for n in numbers] for side, numbers in case.data.splits.items()}
+    judge = project.judge
+    project.judge = lambda predicted: given.append(predicted) or judge(predicted)  # type: ignore[method-assign,func-returns-value]
+    try:
+        untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if project.untrained else None
+        scores = evaluate(
+            *(project, case.network.infer, project.scored(sides), case.network.statistics), untrained=untrained
+        )
+    finally:
+        del project.judge
+    assert not scores.errors, scores.errors
+    assert given, "`scored` names no record of the phantom"
+    one, other = judge(given[0]), judge(given[0])
+    assert one is not None, "`judge` has nothing to say of the phantom's records"
+    assert_equal(one, other, "judge, called twice")
+    for method, values in {"the baseline": scores.baseline, **scores.further}.items():
+        unknown = set(values) - set(scores.means)
+        assert not unknown, f"{method} has scores that the trained network has not: {unknown}"
+    _assert_shown(project, scores)
+    _assert_rows_fill_columns(scores.tables)
+    folder = case.folder / "judged"
+    folder.mkdir()
+    write_pictures(scores.pictures, folder)  # refuses what is no picture
 
 
 def what_is_watched_is_drawn(case: Case) -> None:
@@ -88,6 +121,17 @@ def what_is_watched_is_drawn(case: Case) -> None:
     for steps in ([1], [1, 2]):
         events = [{"event": "watch", "step": step, "arrays": kept} for step in steps]
         watched.draw(project, watched.read(events), folder)  # refuses what is no picture
+
+
+def _assert_shown(project: Project, scores: Scores) -> None:
+    unknown = set(project.shown) - set(scores.means)
+    assert not unknown, f"shown names what is no score: {unknown}"
+
+
+def _assert_rows_fill_columns(tables: Sequence[Table]) -> None:
+    for table in tables:
+        wrong = [row for row in table.rows if len(row) != len(table.columns)]
+        assert not wrong, f"table {table.name!r} has rows that are not as long as its columns: {wrong[:3]}"
 
 
 def _assert_predicts(case: Case) -> None:

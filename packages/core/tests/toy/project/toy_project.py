@@ -1,7 +1,7 @@
 """A whole project in plain torch, as small as one can be: bright discs in noise, stacks of slices as .npy files.
 
 A record is STEM.npy (slices, 24, 24) float32 beside STEM_mask.npy (the same shape, 0 or 1); what precedes the first
-"_" of STEM is its group.
+"_" of STEM is its group. The folder may be at a URL.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from runner_core import BadInput, Decoded, Finding, Precision, Project, Record, RowSamples, RunConfig, Step, hookimpl
 from runner_core.config import LogConfig, TrainConfig
+from runner_core.location import Location
 
 
 @dataclass
@@ -51,22 +52,33 @@ class Toy(Project):
     presets: ClassVar = {"default": ToyConfig, "demo": demo}
     monitor = ("loss", "min")
     splittable = True
+    remote = True
     PredictOptions = ToyPredictOptions
     config: ToyConfig
 
-    def records(self, root: Path) -> Sequence[Record]:
-        stems = sorted(p for p in root.glob("*.npy") if not p.stem.endswith("_mask"))
+    def records(self, root: Location) -> Sequence[Record[Location]]:
+        files = {file.name.removesuffix(".npy"): file for file in self._files(root) if file.suffix == ".npy"}
+        stems = sorted(stem for stem in files if not stem.endswith("_mask"))
         if not stems:
             raise BadInput(f"{root}: no toy data here; expected STEM.npy beside STEM_mask.npy")
-        return [self._record(p) for p in stems]
+        return [self._record(stem, files[stem], files.get(f"{stem}_mask")) for stem in stems]
 
-    def inputs(self, path: Path) -> Sequence[Record]:
-        return self.records(path) if path.is_dir() else [self._record(path)]
+    def inputs(self, path: Location) -> Sequence[Record[Location]]:
+        if path.suffix != ".npy":
+            return self.records(path)
+        mask = path.parent / f"{path.name.removesuffix('.npy')}_mask.npy"
+        there = isinstance(mask, Path) and mask.exists()
+        return [self._record(path.name.removesuffix(".npy"), path, mask if there else None)]
 
-    def _record(self, path: Path) -> Record:
-        mask = path.with_name(f"{path.stem}_mask.npy")
-        files = {"image": path} | ({"mask": mask} if mask.exists() else {})
-        return Record(path.stem, path.stem.split("_")[0], files)
+    def _files(self, root: Location) -> Sequence[Location]:
+        if isinstance(root, Path):
+            return list(root.glob("*.npy"))
+        from runner_core.stream.client import client
+
+        return list(client(self.config.remote).list(root))
+
+    def _record(self, stem: str, image: Location, mask: Location | None) -> Record[Location]:
+        return Record(stem, stem.partition("_")[0], {"image": image} | ({} if mask is None else {"mask": mask}))
 
     def decode(self, record: Record) -> Decoded:
         arrays = {role: self._read(file) for role, file in record.files.items()}

@@ -22,6 +22,7 @@ from runner_core.engines.memory import network_too_large
 from runner_core.project import Project, Statistics
 from runner_core.protocols import Array, Device, State, Trained
 from runner_core.setup import Data, Setup
+from runner_core.team import Place, Team
 
 
 class KerasEngine:
@@ -52,6 +53,10 @@ class KerasEngine:
         except OutOfDeviceMemory:
             raise network_too_large() from None
 
+    def join(self, place: Place) -> Team:
+        """Raises BadInput: Keras distributes by its own means, which this engine does not use."""
+        raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
+
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Ordinary memory: both backends copy from it into their own before they return."""
         return np.empty(shape, dtype)
@@ -65,7 +70,16 @@ class KerasEngine:
         It computes under `setup.precision`, set before the network is made; weights are float32 in every checkpoint.
         """
         self._configure(setup)
-        network, statistics = self._network(setup, state)
+        return self._ready(setup, *self._network(setup, state))
+
+    def untrained(self, setup: Setup, state: State) -> Trained:
+        """The network as it was before the first step of the run whose checkpoint this is, made anew from its seed."""
+        self._configure(setup)
+        statistics = setup.project.statistics = unflatten(state)["statistics"]
+        return self._ready(setup, build(setup.project, setup.precision, self.config.train.seed), statistics)
+
+    def _ready(self, setup: Setup, network: keras.Model, statistics: Statistics) -> Trained:
+        """A network with what predicts with it."""
         network.trainable = False
         infer = make_infer(setup.project, network, statistics, self.backend, self._xla(setup.device))
         return Trained(network, infer, statistics)

@@ -43,7 +43,8 @@ class Bound:
 
 
 def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
-    """A fresh network under `policy`; names of layers do not depend on what this process made before.
+    """A fresh network under `policy`; names of layers do not depend on what this process made before. With `seed`: as a
+    training begins with it.
 
     Raises BadInput for a network without weights yet.
     """
@@ -57,6 +58,8 @@ def build(project: Project, policy: Precision, seed: int | None = None) -> keras
             f"project {project.name}: `model` returned a network that has no weights yet; begin it with keras.Input, "
             "or call it once on a keras.Input"
         )
+    if seed is not None:
+        project.initialise(network)
     precision.keep_float32(network, policy)
     return network
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,12 +24,14 @@ from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.steplog import StepLog
-from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
 
 class KerasTrainer:
     """`protocols.Trainer`. A step is one call of a compiled function; `block` of them are one call too."""
+
+    strategy = "single"
 
     def __init__(self, setup: Setup, data: Data, steps: int, backend: Backend, xla: bool) -> None:
         project, config = setup.project, setup.config.train
@@ -166,11 +168,9 @@ class KerasTrainer:
         """Means over samples, metrics, extremes of the decision; training's random streams do not notice."""
         for metric in self._metrics:
             metric.reset()
-        totals, average = Totals(), self._learning.average
-        frozen = {name: v for name, v in named(self._learning.frozen).items() if not is_float(v)}
-        before = arrays(frozen)
+        totals = Totals()
         try:
-            with nullcontext() if average is None else average.in_place():
+            with self._undisturbed():
                 for batch in batches:
                     for tensors, step, count in self._validated(batch):
                         totals.add(step, count)
@@ -182,6 +182,15 @@ class KerasTrainer:
                 return metrics.read(self._metrics if totals.predicted else (), totals.read(self._validating.names))
         except OutOfDeviceMemory:
             raise no_room("validation", self.config.batch_size) from None
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """With averaged weights where the run keeps them; the network's random streams afterwards as they were."""
+        frozen = {name: v for name, v in named(self._learning.frozen).items() if not is_float(v)}
+        before, average = arrays(frozen), self._learning.average
+        try:
+            with nullcontext() if average is None else average.in_place():
+                yield
         finally:
             assign(frozen, before)
 
@@ -194,6 +203,16 @@ class KerasTrainer:
         average = self._learning.average
         with nullcontext() if average is None else average.in_place():
             return watched.watch(self.project, self.network)
+
+    def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
+        """What the project draws of these samples. Raises Unhealthy rather than draw NaN, BadInput when memory does not
+        suffice."""
+        self._refuse_nonfinite()
+        try:
+            with self._undisturbed(), self._backend.allocating():
+                return self._validating.snapshots(host_arrays(arrays, self._backend))
+        except OutOfDeviceMemory:
+            raise no_room("drawing samples", self.config.batch_size) from None
 
     # ------------------------------------------------------------ checkpoints
 

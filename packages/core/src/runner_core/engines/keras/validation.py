@@ -12,7 +12,8 @@ from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
 from runner_core.engines.returned import refuse_no_step
 from runner_core.project import Project
-from runner_core.protocols import Progress, Step, Tensors
+from runner_core.protocols import Array, Progress, Step, Tensors
+from runner_core.snapshots import snapshots
 
 
 class Validating:
@@ -33,8 +34,7 @@ class Validating:
 
     def __call__(self, arrays: Tensors) -> tuple[Tensors, Any, Any]:
         ops = keras.ops
-        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
-        tensors = self._project.on_device(tensors, dict(self._statistics), None)
+        tensors = self._tensors(arrays)
         step = self._project.step(self._bound, tensors, self._progress)
         refuse_no_step(self._project, step)
         loss, terms, prediction, _ = step
@@ -46,6 +46,14 @@ class Validating:
             values["decision_max"] = _over(ops.maximum, [ops.max(ops.cast(part, "float32")) for part in parts])
         self.names = list(values)
         return tensors, prediction, ops.stack([ops.cast(value, "float32") for value in values.values()])
+
+    def snapshots(self, arrays: Tensors) -> Mapping[str, Array]:
+        """What the project draws of a batch; not compiled."""
+        return snapshots(self._project, self._bound, self._tensors(arrays))
+
+    def _tensors(self, arrays: Tensors) -> Tensors:
+        tensors = dict(arrays) if self._gather is None else self._gather(arrays)
+        return self._project.on_device(tensors, dict(self._statistics), None)
 
 
 class Totals:

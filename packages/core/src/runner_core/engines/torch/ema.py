@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from runner_core.engines.torch.parallel import divided, own
 from runner_core.protocols import Tensors
 
 
@@ -22,7 +23,7 @@ class Average:
         self.decay = decay
         self._live = averaged(network)
         self._tensors = {name: t.detach().clone() for name, t in self._live.items()}
-        self._pair = (list(self._tensors.values()), [t.detach() for t in self._live.values()])
+        self._pair = [own(t) for t in self._tensors.values()], [own(t.detach()) for t in self._live.values()]
 
     @torch.no_grad()
     def update(self, step: int, skipped: torch.Tensor | None = None) -> None:
@@ -54,8 +55,8 @@ class Average:
         return self._tensors
 
     def load(self, tensors: Tensors) -> None:
-        for name, tensor in self._tensors.items():
-            tensor.copy_(tensors[name])
+        for name, tensor in divided(tensors, self._tensors).items():
+            self._tensors[name].copy_(tensor)
 
 
 def averaged(network: nn.Module) -> Tensors:

@@ -20,13 +20,15 @@ from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
 from runner_core.engines.torch.oom import network_fits
-from runner_core.engines.torch.placement import place
-from runner_core.engines.torch.state import unflatten
+from runner_core.engines.torch.placement import fresh, place
+from runner_core.engines.torch.state import read_generators, seed_generators, unflatten, write_generators
+from runner_core.engines.torch.team import TorchTeam
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
 from runner_core.project import Project, Statistics
 from runner_core.protocols import Array, Device, State, Trained
 from runner_core.setup import Data, Setup
+from runner_core.team import Place
 
 
 class TorchEngine:
@@ -39,6 +41,7 @@ class TorchEngine:
             raise BadInput("train.steps_per_execution is for Keras; PyTorch takes one step at a time: leave it out")
         self.project = project
         self.config = config
+        self._place: Place | None = None
         if config.train.deterministic:
             # read when CUDA starts (docs.nvidia.com/cuda/cublas, "Results reproducibility")
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -48,9 +51,16 @@ class TorchEngine:
         asked = self.config.train.device
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         number = gpu_number(asked, found, "PyTorch", _unseen())
+        if self._place is not None:
+            number = _gpu_of(self._place, asked, found)
         if number is not None:
             return _gpu(number)
         return cpu(_unseen() if asked == "auto" else "")
+
+    def join(self, place: Place) -> TorchTeam:
+        """Meet the other processes of a training. Raises BadInput where there is no device for each."""
+        self._place = place
+        return TorchTeam(place, torch_device(self.device()))
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
         """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
@@ -74,8 +84,23 @@ class TorchEngine:
 
     def load(self, setup: Setup, state: State) -> Trained:
         """The network of a checkpoint (averaged weights where there are some), ready to predict."""
+        return self._ready(setup, *self._network(setup, state))
+
+    def untrained(self, setup: Setup, state: State) -> Trained:
+        """The network as it was before the first step of the run whose checkpoint this is, made anew from its seed."""
+        statistics = setup.project.statistics = unflatten(state.values["torch"], state.tensors)["statistics"]
         device = torch_device(setup.device)
-        network, statistics = self._network(setup, state)
+        generators = read_generators(device)
+        try:
+            seed_generators(self.config.train.seed)
+            network = fresh(setup.project, setup.precision)
+        finally:
+            write_generators(generators, device)
+        return self._ready(setup, network, statistics)
+
+    def _ready(self, setup: Setup, network: nn.Module, statistics: Statistics) -> Trained:
+        """A network, in evaluation mode on the device, with what predicts with it."""
+        device = torch_device(setup.device)
         with network_fits():
             place(network, setup.project, device).eval().requires_grad_(False)
         precision.set_backends(setup.precision)
@@ -121,6 +146,20 @@ def torch_device(device: Device) -> torch.device:
     found = torch.device(device.kind, device.index)
     torch.cuda.set_device(found)
     return found
+
+
+def _gpu_of(place: Place, asked: str, found: int) -> int | None:
+    """Number of this process's GPU; None: all compute on the CPU. Raises BadInput, in every process."""
+    several = f"train.devices {place.count}"
+    if asked == "cpu":
+        return None
+    if ":" in asked:
+        raise BadInput(f"{several}: train.device {asked} is one of them; use auto, and CUDA_VISIBLE_DEVICES to choose")
+    if not found:
+        raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'on the CPU: --train.device cpu'}")
+    if found < place.local_count:
+        raise BadInput(f"{several}: there are not that many GPUs here, PyTorch sees {found}")
+    return place.local
 
 
 def _gpu(index: int) -> Device:

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
+from runner_core.engines.torch import ranks
 from runner_core.engines.torch.ema import Average
+from runner_core.engines.torch.state import read_generators, write_generators
 from runner_core.project import Project, Statistics
 from runner_core.protocols import Array, Arrays, Infer
 
@@ -24,6 +26,17 @@ def evaluating(network: nn.Module, average: Average | None) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def undisturbed(network: nn.Module, average: Average | None, device: torch.device) -> Iterator[None]:
+    """`evaluating`, without gradients, each process for itself; all random generators afterwards as they were."""
+    generators = read_generators(device)
+    try:
+        with torch.no_grad(), ranks.apart(), evaluating(network, average):
+            yield
+    finally:
+        write_generators(generators, device)
 
 
 def make_infer(

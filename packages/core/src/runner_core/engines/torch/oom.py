@@ -11,7 +11,8 @@ from torch import nn
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.engines.memory import micro_batch, network_too_large, smaller, too_large, wrong_first_axis
+from runner_core.engines.memory import micro_batch, network_too_large, no_room, smaller, too_large, wrong_first_axis
+from runner_core.engines.torch import ranks
 from runner_core.engines.torch.state import read_generators, write_generators
 from runner_core.project import Project
 from runner_core.protocols import Progress, Tensors
@@ -21,6 +22,10 @@ CAN_RUN_OUT = {"cuda"}
 
 Backward = Callable[[Tensors, Progress, float], dict[str, Any]]
 """Adds `share` times the gradients of the mean loss over a batch; loss and terms, times `share`."""
+
+
+class Never(Exception):
+    """What is tried again where nothing is: of several processes, the others are in the middle of the same."""
 
 
 class Rewind:
@@ -62,7 +67,9 @@ class MicroBatches:
     ) -> None:
         """Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
         self.size = micro_batch(project, config)
-        self._rewind = Rewind(network, device) if project.splittable and device.type in CAN_RUN_OUT else None
+        self._batch_size, self._alone = config.batch_size, ranks.count() == 1
+        again = project.splittable and self._alone and device.type in CAN_RUN_OUT
+        self._rewind = Rewind(network, device) if again else None
         self._device, self._backward, self._forget, self._say = device, backward, forget, say
 
     def gradients(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
@@ -90,6 +97,8 @@ class MicroBatches:
     def _shrink(self, tensors: Tensors, count: int, progress: Progress) -> None:
         """Halve the micro-batch and undo what the failed step did; BadInput where that is not possible."""
         self._free()
+        if not self._alone:
+            raise no_room("the network", self._batch_size)
         tried = min(self.size, count)
         if self._rewind is None or tried == 1:
             raise too_large(count, self._largest(tensors, count, tried // 2, progress))

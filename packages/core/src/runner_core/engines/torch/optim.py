@@ -12,7 +12,8 @@ from torch import nn
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.engines.schedule import Schedule
-from runner_core.project import Project
+from runner_core.engines.torch.parallel import gathered
+from runner_core.project import Project, overrides
 from runner_core.protocols import Progress
 
 
@@ -29,20 +30,24 @@ def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -
 
 
 class LearningRate:
-    """Sets the learning rate of every group to its own base times the schedule's factor: a function of the step."""
+    """Sets the learning rate of every group to its own base times the schedule's factor: a function of the step. Then
+    the project adjusts what it likes of the groups."""
 
     def __init__(self, project: Project, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
         self._groups = optimizer.param_groups
         self._bases = [group["lr"] for group in self._groups]
         self._schedule = Schedule(project, config)
         self._factor: float | None = None
+        self._adjust = project.adjust if overrides(project, "adjust") else None
 
     def set(self, progress: Progress) -> None:
         value = self._schedule(progress)
-        if value != self._factor:
+        if value != self._factor or self._adjust is not None:  # what was adjusted is set back first
             self._factor = value
             for group, base in zip(self._groups, self._bases, strict=True):
                 group["lr"] = base * value
+        if self._adjust is not None:
+            self._adjust(self._groups, progress)
 
     @property
     def value(self) -> float:
@@ -95,4 +100,4 @@ def same_layout(optimizer: torch.optim.Optimizer) -> None:
 
 def clip(parameters: list[nn.Parameter], norm: float) -> Any:
     """Scale gradients down to this global norm; the norm they had (a tensor on the device)."""
-    return torch.nn.utils.clip_grad_norm_(parameters, norm)
+    return gathered(torch.nn.utils.clip_grad_norm_(parameters, norm))

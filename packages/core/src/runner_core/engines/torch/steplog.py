@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from runner_core._errors import BadInput
+from runner_core.engines.torch.parallel import own
+from runner_core.project import Project
 from runner_core.protocols import Tensors
+from runner_core.team import Team
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -17,11 +21,28 @@ def read(tensors: Sequence[torch.Tensor]) -> list[float]:
         return [float(tensor) for tensor in tensors]
 
 
+class Means:
+    """Reads 0-d tensors that each of several processes has, as their means over the processes."""
+
+    def __init__(self, project: Project, team: Team) -> None:
+        self._project, self._team = project, team
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[float]:
+        every = self._team.every(read(tensors))
+        if len({len(values) for values in every}) > 1:
+            raise BadInput(
+                f"project {self._project.name}: `step` must return the same terms in every process, whatever is in its "
+                "batch: give one that there is nothing to compute from as 0"
+            )
+        return [sum(values) / len(values) for values in zip(*every, strict=True)]
+
+
 class Weights:
     """Tensors that were finite at the start and should stay so (a mask of −inf may be a buffer by design)."""
 
     def __init__(self, tensors: Tensors) -> None:
-        self._tensors = {name: t.detach() for name, t in tensors.items() if t.numel() and bool(t.isfinite().all())}
+        parts = {name: own(t.detach()) for name, t in tensors.items()}
+        self._tensors = {name: t for name, t in parts.items() if t.numel() and bool(t.isfinite().all())}
 
     def first_nonfinite(self) -> str | None:
         """Name of the first tensor that holds NaN or an infinity; one wait for the device."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ from runner_core.engines.torch import precision
 from runner_core.engines.torch.costs import Costs
 from runner_core.engines.torch.ema import Average, averaged
 from runner_core.engines.torch.gather import DeviceRows
-from runner_core.engines.torch.inference import evaluating
-from runner_core.engines.torch.oom import MicroBatches, Rewind, free, part
+from runner_core.engines.torch.inference import evaluating, undisturbed
+from runner_core.engines.torch.oom import MicroBatches, Never, Rewind, free, part
 from runner_core.engines.torch.optim import (
     LearningRate,
     build_optimizer,
@@ -32,33 +32,39 @@ from runner_core.engines.torch.optim import (
     same_layout,
     trained_parameters,
 )
-from runner_core.engines.torch.placement import place, wanted
-from runner_core.engines.torch.state import flatten, read_generators, seed_generators, unflatten, write_generators
-from runner_core.engines.torch.steplog import Weights, read
+from runner_core.engines.torch.parallel import divided, parallel
+from runner_core.engines.torch.placement import fresh, place, wanted
+from runner_core.engines.torch.state import Generators, flatten, seed_generators, unflatten
+from runner_core.engines.torch.steplog import Means, Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
 from runner_core.project import overrides
-from runner_core.protocols import Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
+from runner_core.snapshots import snapshots
 
 
 class TorchTrainer:
-    """`protocols.Trainer`. `rank` is this process's number among those that train together."""
+    """`protocols.Trainer`; one of `setup.team`, all of which must call the same methods in the same order."""
 
     block = 1
 
-    def __init__(self, setup: Setup, data: Data, steps: int, device: torch.device, rank: int = 0) -> None:
-        project, config = setup.project, setup.config.train
-        self.project, self.config = project, config
+    def __init__(self, setup: Setup, data: Data, steps: int, device: torch.device) -> None:
+        project, config, team = setup.project, setup.config.train, setup.team
+        self.project, self.config, self._team = project, config, team
         self.statistics = project.statistics = data.statistics
-        self.device, self.rank, self.steps = device, rank, steps
+        self.device, self.steps = device, steps
         self._per_epoch = max(1, steps // config.epochs)
         seed_generators(config.seed)
-        self.network: nn.Module = place(project.model(setup.precision), project, device)
+        self.network: nn.Module = place(fresh(project, setup.precision), project, device)
         self._kept = precision.keep_float32(self.network, setup.precision, device)
         self._compile = wanted("compile", project, device)
         self._cast = precision.autocast(setup.precision, device)
         self._scaler = precision.grad_scaler(setup.precision, device)
+        memory = setup.device.memory_bytes
+        self._parallel = parallel(project, self.network, device, setup.precision, memory, team.count)
+        self.strategy = self._parallel.name
+        self._generators = Generators(team, device, config.seed)
         self.optimizer = build_optimizer(project, self.network, config)
         self._step_optimizer = quick_step(self.optimizer)
         self._parameters = trained_parameters(self.optimizer)
@@ -71,16 +77,15 @@ class TorchTrainer:
         self._rng = torch.Generator(device) if own("on_device") else None
         self._after_step = project.after_step if own("after_step") else None
         self._metrics = setup.metrics()
-        self._log = StepLog(read)
+        self._log = StepLog(read if team.count == 1 else Means(project, team))
         self._costs = Costs(project)
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
         self._micro = MicroBatches(
             project, config, self.network, device, self._backward, self._forget_gradients, self._notes.append
         )
-        self._validated = ValidationParts(
-            self._compute, torch.OutOfMemoryError, partial(free, device), self._notes.append
-        )
+        run_out = torch.OutOfMemoryError if team.count == 1 else Never
+        self._validated = ValidationParts(self._compute, run_out, partial(free, device), self._notes.append)
         self._unproven = True
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -93,7 +98,7 @@ class TorchTrainer:
             tensors = self._taken(batch)
             if self._rng is not None:
                 doing = "on_device"
-                self._rng.manual_seed(stream_seed(self.config.seed, step, self.rank))
+                self._rng.manual_seed(stream_seed(self.config.seed, step, self._team.number))
                 tensors = self.project.on_device(tensors, self.statistics, self._rng)
             progress = Progress(step, self.steps, step // self._per_epoch)
             self._rate.set(progress)
@@ -129,14 +134,14 @@ class TorchTrainer:
         few = part(tensors, count, 0, 1) if self.project.splittable else tensors
         observed = precision.observed(self.network, self._seen, self._kept)
         with observed, torch.no_grad(), self._cast or nullcontext():
-            self.project.step(self.network, few, progress)
+            self._parallel.evaluate(self.project.step, self.network, few, progress)
         rewind.back()
         self.network.compile()
         return self._micro.gradients(tensors, count, progress)
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
         """Add `share` times the gradients; loss and terms (times `share`), without their graph."""
-        loss, terms, _, costs = self._step(tensors, progress)
+        loss, terms, _, costs = self._step(self._parallel.train, tensors, progress)
         if costs:
             self._costs.keep(costs)
         scaled = loss if share == 1.0 else loss * share
@@ -148,12 +153,12 @@ class TorchTrainer:
                 values[name] = value if share == 1.0 else value * share
         return values
 
-    def _step(self, tensors: Tensors, progress: Progress) -> Step:
+    def _step(self, run: Callable[..., Any], tensors: Tensors, progress: Progress) -> Step:
         if self._cast is None:
-            step = self.project.step(self.network, tensors, progress)
+            step = run(self.project.step, self.network, tensors, progress)
         else:
             with self._cast:
-                step = self.project.step(self.network, tensors, progress)
+                step = run(self.project.step, self.network, tensors, progress)
         if self._unproven:
             self._prove(step)
         return step
@@ -202,7 +207,8 @@ class TorchTrainer:
             values["precision_seen"] = dict(self._seen)
         if (losses := self._costs.take()) is not None:
             values["losses"] = losses
-        return values
+        shared: dict[str, Any] = self._team.share(values)
+        return shared
 
     def notes(self) -> list[str]:
         """What the user should know, since the last call."""
@@ -210,15 +216,13 @@ class TorchTrainer:
         self._notes.clear()
         return told
 
-    @torch.no_grad()
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Means over samples, metrics, extremes of the decision; training's random streams do not notice."""
         for metric in self._metrics:
             metric.reset()
         totals = Totals(self.project)
-        generators = read_generators(self.device)
         try:
-            with evaluating(self.network, self._average):
+            with undisturbed(self.network, self._average, self.device):
                 for batch in batches:
                     for tensors, step, count in self._validated(batch):
                         totals.add(step, count)
@@ -228,23 +232,43 @@ class TorchTrainer:
                     self._feed.done(batch)
         except torch.OutOfMemoryError:
             raise no_room("validation", self.config.batch_size) from None
-        finally:
-            write_generators(generators, self.device)
-        return metrics.read(self._metrics if totals.predicted else (), totals.read())
+        found = metrics.read(self._metrics if totals.predicted else (), totals.read())
+        shared: dict[str, float] = self._team.share(found)
+        return shared
 
     def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
         """A validation batch on the device, and through the network."""
-        tensors = self._feed.keep(batch)
+        tensors = self._as_validated(self._feed.keep(batch))
+        over = Progress(self.steps, self.steps, self.config.epochs)
+        return tensors, self._step(self._parallel.evaluate, tensors, over)
+
+    def _as_validated(self, tensors: Tensors) -> Tensors:
         if self._gather is not None:
             tensors = self._gather(tensors)
-        tensors = self.project.on_device(tensors, self.statistics, None)
-        return tensors, self._step(tensors, Progress(self.steps, self.steps, self.config.epochs))
+        return self.project.on_device(tensors, self.statistics, None)
 
     @torch.no_grad()
     def watch(self) -> Arrays:
         """What the project watches of the network that validation saw; copies on the host."""
         with evaluating(self.network, self._average):
-            return watched.watch(self.project, self.network)
+            return self._parallel.read(watched.watch, self.project, self.network)
+
+    def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
+        """What the project draws of these samples. Raises Unhealthy rather than draw NaN, BadInput when memory does not
+        suffice. Nothing is compiled for it: that would take longer than to draw."""
+        self._refuse_nonfinite()
+        try:
+            with (
+                torch.compiler.set_stance("force_eager") if self._compile else nullcontext(),
+                undisturbed(self.network, self._average, self.device),
+            ):
+                tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+                tensors = self._as_validated(tensors)
+                with self._cast or nullcontext():
+                    drawn = self._parallel.evaluate(snapshots, self.project, self.network, tensors)
+            return drawn if self._team.first else {}
+        except torch.OutOfMemoryError:
+            raise no_room("drawing samples", self.config.batch_size) from None
 
     # ------------------------------------------------------------ checkpoints
 
@@ -256,10 +280,10 @@ class TorchTrainer:
             "ema": None if self._average is None else self._average.state(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "generators": read_generators(self.device),
+            **self._generators.read(),
             "log": self._log.state(),
             "costs": self._costs.state(),
-            "micro": self._micro.size,
+            "micro": self._micro.size * self._team.count,  # so that it means the same to any number of processes
             "statistics": self.statistics,
         }
         values, tensors = flatten(tree)
@@ -267,9 +291,12 @@ class TorchTrainer:
 
     def load_state(self, state: State) -> None:
         saved = unflatten(state.values["torch"], state.tensors)
-        self.network.load_state_dict(saved["model"])
+        self.network.load_state_dict(divided(saved["model"], self.network.state_dict()))
         if self._average is not None:
             self._average.load(saved["ema"])
+        averages = saved["optimizer"]["state"]
+        for number in averages:
+            averages[number] = divided(averages[number], dict.fromkeys(averages[number], self._parameters[number]))
         self.optimizer.load_state_dict(saved["optimizer"])
         same_layout(self.optimizer)
         self._rate.restored(self.optimizer)
@@ -277,17 +304,16 @@ class TorchTrainer:
             self._scaler.load_state_dict(saved["scaler"])
         self._log.load(saved["log"])
         self._costs.load(saved.get("costs", {}))  # checkpoints of version 0.1 have none
-        self._micro.size = saved["micro"]
+        self._micro.size = -(-saved["micro"] // self._team.count)
         self.statistics = self.project.statistics = saved["statistics"]
-        write_generators(saved["generators"], self.device)
+        self._generators.write(saved, state.values.get("loop", {}).get("step", 0))
 
     def _refuse_nonfinite(self) -> None:
         self._log.settle()
         bad = self._log.first_nonfinite()
         if bad is not None:
             raise Unhealthy(not_finite(*bad))
-        name = self._weights.first_nonfinite()
-        if name is not None:
+        for name in filter(None, self._team.every(self._weights.first_nonfinite())):
             raise Unhealthy(weight_not_finite(name))
 
     # ------------------------------------------------------------ the device

@@ -1,0 +1,75 @@
+"""What a project's `step` may ask of the processes that train together, one a device ("ranks"); true of one, too.
+
+Where a loss looks at the whole batch (contrastive losses, KoLeo, Sinkhorn), that is the batch of all devices: gather
+the features and compute as one process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import distributed
+
+_apart = ContextVar("apart", default=False)
+
+
+def count() -> int:
+    """Processes that train together; 1 where one trains alone, and in validation, where each sees every sample."""
+    if _apart.get() or not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size()
+
+
+def number() -> int:
+    """This process's number among them, from 0."""
+    return distributed.get_rank() if count() > 1 else 0
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """(B, …) of every rank in their order: (count·B, …), the same on all. B is the same on all.
+
+    Gradients flow back to every rank's part. The ranks' gradients of the weights are averaged afterwards, so that a
+    loss of what was gathered has the gradient that one process with the whole batch has, if its mean over the ranks is
+    that process's loss: each may compute the same whole, or its own share of a mean.
+    """
+    return tensor if count() == 1 else _Gathered.apply(tensor)
+
+
+@torch.no_grad()
+def summed(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum over the ranks, a new tensor without gradient; `tensor` itself where there is one."""
+    if count() == 1:
+        return tensor.detach()
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total)
+    return total
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Inside, every process computes for itself: `count` is 1, nothing is gathered."""
+    before = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(before)
+
+
+class _Gathered(torch.autograd.Function):
+    """All-gather; its transpose sums what all ranks' losses say of each part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count())]
+        distributed.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(total)
+        return total.chunk(distributed.get_world_size())[distributed.get_rank()]

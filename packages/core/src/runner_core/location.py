@@ -1,0 +1,53 @@
+"""Where a file lies: a path on this machine, or a URL."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A file or folder at a URL. `size` (bytes) and `etag` (of its content) where a listing said them.
+
+    >>> Url("s3://bucket/plates") / "p1" / "a.tif"
+    Url(text='s3://bucket/plates/p1/a.tif', size=None, etag=None)
+    """
+
+    text: str
+    size: int | None = None
+    etag: str | None = None
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.text.rstrip("/"))
+
+    @property
+    def suffix(self) -> str:
+        return posixpath.splitext(self.name)[1]
+
+    @property
+    def parent(self) -> Url:
+        return Url(posixpath.dirname(self.text.rstrip("/")))
+
+    def __truediv__(self, name: str) -> Url:
+        return Url(f"{self.text.rstrip('/')}/{name}")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Location = Path | Url
+
+
+def location(text: str) -> Location:
+    """A URL where the text has a scheme, else a path.
+
+    >>> location("data/plate1")
+    PosixPath('data/plate1')
+    """
+    return Url(text) if _SCHEME.match(text) else Path(text)

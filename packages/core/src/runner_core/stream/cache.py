@@ -1,0 +1,104 @@
+"""The capability: what streaming takes, and the store of the records, of which one is read."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from runner_core._errors import OutOfSpace
+from runner_core._files import size_text
+from runner_core._text import counted
+from runner_core.cache.folder import cache_root
+from runner_core.cache.identity import digest_json
+from runner_core.location import Location, Url
+from runner_core.project import AnyRecord
+from runner_core.protocols import CachePlan, Pipeline, Store
+from runner_core.stream.entry import Sheaf
+from runner_core.stream.lru import Lru
+from runner_core.stream.source import Source
+from runner_core.stream.store import StreamStore
+
+if TYPE_CHECKING:
+    from runner_core.config import CacheConfig, RemoteConfig
+
+_FOLDER = "stream"
+_SHARE_OF_DISK, _LEAVE_FREE = 0.5, 0.05
+_LEAST = 16
+"""Records that must find room: a block, and the one after it."""
+
+
+class StreamCache:
+    """`cache.mode: stream`: records are fetched and prepared when they are needed; `cache.max_gb` bounds what is kept.
+
+    All projects and runs share what is kept in one `cache.dir`.
+    """
+
+    def __init__(self, config: CacheConfig, remote: RemoteConfig) -> None:
+        self._config, self._remote = config, remote
+        self._folder = cache_root(config.dir) / _FOLDER
+
+    def plan(self, pipeline: Pipeline, records: Sequence[AnyRecord]) -> CachePlan:
+        """Reads and writes nothing but names of files."""
+        kept = Lru(self._folder, 0).names()
+        ready = sum(name in kept for name in _names(pipeline, records))
+        note = "records are fetched when they are needed; the newest are kept, up to that size"
+        return CachePlan("stream", len(records), ready, self._bound(), 0, 0, self._folder, (note,))
+
+    def open(self, pipeline: Pipeline, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Store:
+        """Prepares one record. Raises OutOfSpace where too few fit, and what `Source.learn` raises."""
+        names = _names(pipeline, records)
+        lru = Lru(self._folder, self._bound())
+        lru.trim()
+        source = Source(pipeline, records, names, lru)
+        one = source.learn()
+        size = Sheaf(dict(one.arrays), one.meta).size
+        fit = lru.fit(size)
+        if fit < (least := min(_LEAST, len(records))):
+            raise OutOfSpace(
+                f"cache.mode stream: {size_text(lru.max_bytes)} hold {counted(fit, 'record')} of {size_text(size)}, "
+                f"{least} are needed: set cache.max_gb to {_gb(lru.needed(least, size))} or more, and cache.dir to a "
+                "disk that has so much free"
+            )
+        say(f"{counted(len(records), 'record')} of {size_text(size)}: there is room for {min(fit, len(records)):,}")
+        identity = xxhash.xxh3_128_hexdigest("".join(names).encode())
+        return StreamStore(source, self._remote, identity, max(1, fit // 2))
+
+    def _bound(self) -> int:
+        """Bytes that may be taken: `cache.max_gb`, if the disk has that; else half of what it has."""
+        existing = next(p for p in (self._folder, *self._folder.parents) if p.exists())
+        there = shutil.disk_usage(existing).free + Lru(self._folder, 0).size()
+        if self._config.max_gb is None:
+            return int(there * _SHARE_OF_DISK)
+        return min(int(self._config.max_gb * 1e9), int(there * (1 - _LEAVE_FREE)))
+
+
+def _gb(size: int) -> float:
+    """GB, rounded up to three digits after the point."""
+    return math.ceil(size / 1e6) / 1e3
+
+
+def _names(pipeline: Pipeline, records: Sequence[AnyRecord]) -> list[str]:
+    """What each record is kept under: a digest of its files and of all that changes what they are prepared to."""
+    settings = digest_json(pipeline.settings)
+    return [digest_json([settings, record.key, record.group, _marks(record)]) for record in records]
+
+
+def _marks(record: AnyRecord) -> list[list[str | int | None]]:
+    return [[role, *_mark(place)] for role, place in sorted(record.files.items())]
+
+
+def _mark(place: Location) -> list[str | int | None]:
+    """What changes when the file does."""
+    if isinstance(place, Url):
+        return [place.text, place.size, place.etag]
+    path = os.path.abspath(place)
+    try:
+        there = os.stat(path)
+    except OSError:
+        return [path]  # preparing it says what is wrong
+    return [path, there.st_size, there.st_mtime_ns]

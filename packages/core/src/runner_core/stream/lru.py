@@ -1,0 +1,274 @@
+"""Prepared records on disk, the newest, never more than so many bytes; any number of processes share them.
+
+    <cache.dir>/stream/
+        NAME             a record, whole
+        .writing-NAME-…  one being written: as large from the beginning as it will be; locked by its writer
+        total            the bytes of both, or more; locked by who changes which files there are
+
+A file is locked (shared) as long as anybody reads it and is not removed then, so that what is in use counts. The total
+is raised before a file is made and lowered after files were removed: a process that is killed leaves it too high at
+worst, until files are counted again, which is done before any is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from runner_core._errors import OutOfSpace
+from runner_core._files import NO_SPACE, size_text
+from runner_core.cache.folder import unwritable
+from runner_core.protocols import Arrays, Json
+from runner_core.stream.entry import Entry, Sheaf, Torn, open_entry
+
+_TEMPORARY = ".writing-"
+_TOTAL = "total"
+_COUNT = struct.Struct("<Q")
+_PAGE = 4096
+_SPARE = 0.05
+"""Share of the bound that is freed beyond what is needed: counting all files takes time."""
+_CHECKED = 100_000
+"""Files that a process remembers to have compared with their checksums."""
+_NUMBERS = itertools.count()
+
+
+class Lru:
+    """The records in `folder`, at most `max_bytes` (sizes of files in whole pages). Picklable; safe for threads."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._threads = threading.Lock()
+        self._descriptor: int | None = None
+        self._counted = False
+        self._checked: set[tuple[str, int]] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "max_bytes": self.max_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def __del__(self, close: Any = os.close) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            close(self._descriptor)
+
+    def get(self, name: str) -> Entry | None:
+        """The record, which is the newest from now on; None where it is not there.
+
+        Its bytes are compared with their checksum the first time that this process reads it."""
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if not os.fstat(descriptor).st_nlink:
+                return None  # removed since it was opened
+            _touch(descriptor)
+            return self._open(name, descriptor)
+        except Torn:
+            pass
+        finally:
+            os.close(descriptor)
+        with self._locked():
+            self._remove(name)
+        return None
+
+    def _open(self, name: str, descriptor: int) -> Entry:
+        """Raises Torn."""
+        mark = (name, os.fstat(descriptor).st_ino)
+        entry = open_entry(descriptor, check=mark not in self._checked)
+        if len(self._checked) >= _CHECKED:
+            self._checked.clear()
+        self._checked.add(mark)
+        return entry
+
+    def touch(self, name: str) -> bool:
+        """Is the record there? It is the newest then."""
+        try:
+            _touch(self.folder / name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, name: str, arrays: Arrays, meta: Mapping[str, Json]) -> Entry:
+        """Keep a record, and give it as it lies there; where everything else is in use and leaves no room for it, it
+        is not kept, and only what is given has it. Raises OutOfSpace when the disk is full."""
+        sheaf = Sheaf(arrays, meta)
+        made = self._reserve(name, sheaf.size)
+        if made is None:
+            return Entry(arrays, meta)
+        descriptor, temporary = made
+        try:
+            sheaf.write(descriptor)
+            _touch(descriptor)
+            with self._locked():
+                if not (self.folder / name).exists():  # what is read must not be replaced: its bytes would not count
+                    temporary.rename(self.folder / name)
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    return open_entry(descriptor, check=False)
+                temporary.unlink()
+                self._total -= _pages(sheaf.size)
+            return self.get(name) or Entry(arrays, meta)
+        except BaseException:
+            with self._locked():
+                temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def trim(self) -> int:
+        """Remove what is beyond the bound; the bytes that are there then."""
+        with self._locked():
+            return self._make_room(0)
+
+    def names(self) -> set[str]:
+        """Of the records that are there."""
+        if not self.folder.is_dir():
+            return set()
+        return {name for name in os.listdir(self.folder) if not name.startswith(".") and name != _TOTAL}
+
+    def size(self) -> int:
+        """About how many bytes are there."""
+        size = 0
+        for name in self.names():
+            with suppress(FileNotFoundError):
+                size += os.stat(self.folder / name).st_size
+        return size
+
+    def fit(self, size: int) -> int:
+        """How many records of `size` bytes are kept at least, when there are more."""
+        return max(0, int(self.max_bytes * (1 - _SPARE)) - _PAGE) // _pages(size)
+
+    @staticmethod
+    def needed(count: int, size: int) -> int:
+        """The bound under which so many records of `size` bytes are kept."""
+        return int((count * _pages(size) + 2 * _PAGE) / (1 - _SPARE))
+
+    # ------------------------------------------------------------ the folder; all below with the lock held
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Nobody else makes or removes files meanwhile."""
+        with self._threads:
+            if self._descriptor is None:
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    self._descriptor = os.open(self.folder / _TOTAL, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+                except OSError as error:
+                    raise unwritable(self.folder, error) from error
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _reserve(self, name: str, size: int) -> tuple[int, Path] | None:
+        """Descriptor and path of a new file of `size` bytes, locked; None where there is no room."""
+        wanted = _pages(size)
+        with self._locked():
+            total = self._total
+            if not self._counted or total + wanted > self.max_bytes:
+                total = self._make_room(wanted)
+            if total + wanted > self.max_bytes:
+                return None
+            try:
+                return self._make(name, size, total + wanted)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+            total = self._make_room(self.max_bytes - max(0, total - 2 * wanted))  # others filled the disk meanwhile
+            try:
+                return self._make(name, size, total + wanted)
+            except OSError as error:
+                raise OutOfSpace(
+                    f"{self.folder}: the disk is full; {size_text(wanted)} for a record are not there: free some, or "
+                    "set cache.dir to another disk"
+                ) from error
+
+    def _make(self, name: str, size: int, total: int) -> tuple[int, Path]:
+        self._total = total
+        path = self.folder / f"{_TEMPORARY}{name}-{os.getpid()}-{next(_NUMBERS)}"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.posix_fallocate(descriptor, 0, size)
+        except BaseException:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        return descriptor, path
+
+    def _make_room(self, wanted: int) -> int:
+        """Count the files; where they leave less than `wanted` bytes, remove what killed writers left and the eldest
+        that nobody uses. The bytes that are there then."""
+        found, total = [], 0
+        with os.scandir(self.folder) as files:
+            for file in files:
+                if file.name.startswith(_TEMPORARY) and self._remove(file.name):
+                    continue  # its writer is dead
+                there = file.stat()
+                size = max(_pages(there.st_size), there.st_blocks * 512)
+                total += size
+                if not file.name.startswith(_TEMPORARY) and file.name != _TOTAL:
+                    found.append((there.st_mtime_ns, size, file.name))
+        if total + wanted > self.max_bytes:
+            target = self.max_bytes - wanted - int(_SPARE * self.max_bytes)
+            for _, size, name in sorted(found):
+                if total <= target:
+                    break
+                if self._remove(name):
+                    total -= size
+        self._total, self._counted = total, True
+        return total
+
+    def _remove(self, name: str) -> bool:
+        """Remove a file, unless somebody has it open."""
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.folder / name).unlink()
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        finally:
+            os.close(descriptor)
+        return True
+
+    @property
+    def _total(self) -> int:
+        assert self._descriptor is not None
+        told = os.pread(self._descriptor, _COUNT.size, 0)
+        return _COUNT.unpack(told)[0] if len(told) == _COUNT.size else self.max_bytes  # counts them then
+
+    @_total.setter
+    def _total(self, total: int) -> None:
+        assert self._descriptor is not None
+        os.pwrite(self._descriptor, _COUNT.pack(total), 0)
+
+
+def _touch(file: int | Path) -> None:
+    now = time.time_ns()
+    with suppress(PermissionError):  # another user's
+        os.utime(file, ns=(now, now))
+
+
+def _pages(size: int) -> int:
+    return -(-max(size, 1) // _PAGE) * _PAGE

@@ -1,0 +1,261 @@
+"""Two processes that train together against one with the same batches: losses, weights, checkpoints, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+sys.path.insert(0, str(Path(__file__).parent / "together_toy"))
+import engine_toy as toy  # noqa: E402
+import together_toy as together  # noqa: E402
+from runner_core._errors import BadInput  # noqa: E402
+from runner_core.cli.together import place_of  # noqa: E402
+from runner_core.engines.torch import engine as torch_engine  # noqa: E402
+from runner_core.engines.torch import parallel, ranks  # noqa: E402
+from runner_core.engines.torch.steplog import Means  # noqa: E402
+from runner_core.engines.torch.team import TorchTeam  # noqa: E402
+from runner_core.protocols import Precision  # noqa: E402
+from runner_core.team import ALONE, Place, find_place  # noqa: E402
+
+STRATEGIES = ("ddp", "fsdp")
+SCRIPT = Path(together.__file__)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with all that two processes did (`together_toy.main`), and the run `one` of a single one."""
+    folder = tmp_path_factory.mktemp("together")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    toy.run(together.settings(1), folder / "one", project=together.Together)
+    torch.set_num_threads(threads)
+    cut_after(shutil.copytree(folder / "one", folder / "handed-on"), 6)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, folder, str(number)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    assert not any("find_unused_parameters" in text for text in said)
+    return folder
+
+
+def cut_after(run: Path, step: int) -> Path:
+    """The run as it stood at `step`."""
+    for checkpoint in run.glob("checkpoints/step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    (run / "checkpoints" / "best.json").unlink()
+    return run
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    """Equal but for rounding in float64: every number of the log, every tensor of the last checkpoint."""
+    lines, others = toy.log_lines(one), toy.log_lines(other)
+    assert len(lines) == len(others) > 10
+    for line, line2 in zip(lines, others, strict=True):
+        values, values2 = flat(line), flat(line2)
+        assert values.keys() == values2.keys()
+        for name, value in values.items():
+            wanted = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, float) else value
+            assert values2[name] == wanted, (name, line)
+    (_, tensors), (_, tensors2) = toy.final_state(one), toy.final_state(other)
+    learned = [name for name in tensors if name.startswith(("model.", "ema.", "optimizer."))]
+    assert len(learned) > 20
+    for name in learned:
+        np.testing.assert_allclose(np.asarray(tensors[name]), np.asarray(tensors2[name]), 1e-9, 1e-12, err_msg=name)
+
+
+def flat(value: object, name: str = "") -> dict[str, object]:
+    """Nested values by dotted name."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, inner in items for k, v in flat(inner, f"{name}.{key}").items()}
+    return {name: value}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_processes_learn_what_one_does(strategy: str, both: Path) -> None:
+    assert_close_runs(both / "one", both / strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_signal_to_one_stops_both_after_the_same_step_and_resuming_changes_nothing(strategy: str, both: Path) -> None:
+    said = [(both / f"{strategy}-stopped-{number}").read_text() for number in range(2)]
+    assert said[0] == said[1]
+    assert "stopped by SIGTERM after step" in said[0]
+    straight, stopped = both / f"{strategy}-random", both / f"{strategy}-stopped"
+    (values, tensors), (values2, tensors2) = toy.final_state(straight), toy.final_state(stopped)
+    assert values == values2
+    assert tensors.keys() == tensors2.keys()
+    for name, tensor in tensors.items():
+        assert np.array_equal(np.asarray(tensor), np.asarray(tensors2[name])), name
+    logs = [[line for line in toy.log_lines(run) if line["event"] != "checkpoint"] for run in (straight, stopped)]
+    assert logs[0] == logs[1]
+
+
+def test_what_is_random_differs_between_processes(both: Path) -> None:
+    """Their default generators, which dropout uses, do; those of the first are a single process's."""
+    _, tensors = toy.final_state(both / "ddp-random")
+    _, alone = toy.final_state(both / "one")
+    own = [name for name in tensors if name.startswith("generators.") and name.endswith("torch")]
+    other = [name for name in tensors if name.startswith("others.0.") and name.endswith("torch")]
+    assert len(own) == len(other) == 1
+    assert not np.array_equal(np.asarray(tensors[own[0]]), np.asarray(tensors[other[0]]))
+    assert not any(name.startswith("others.") for name in alone)
+
+
+def test_one_process_goes_on_with_a_run_of_two_and_two_with_a_run_of_one(both: Path, tmp_path: Path) -> None:
+    assert_close_runs(both / "one", both / "handed-on")
+    run = cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
+    toy.run(together.settings(1), run, project=together.Together, resume=True)
+    assert_close_runs(both / "one", run)
+
+
+def test_another_global_batch_is_refused(both: Path, tmp_path: Path) -> None:
+    run = cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
+    with pytest.raises(BadInput, match=r"train.batch_size times train.devices: 8 in the run, 4 now"):
+        toy.run(together.settings(1, train__batch_size=4), run, project=together.Together, resume=True)
+
+
+def test_a_checkpoint_of_divided_weights_is_anybodys(both: Path, tmp_path: Path) -> None:
+    """Whole tensors under the network's own names: one process predicts with it and exports it."""
+    image = np.random.default_rng(0).integers(0, 255, (5, 2, toy.SIDE, toy.SIDE), dtype=np.uint8)
+    predictions = []
+    for run in ("one", "fsdp"):
+        setup = toy.ToySetup(together.Together(together.settings(1)))
+        values, tensors = toy.final_state(both / run)
+        state = SimpleNamespace(values=values, tensors=tensors)
+        predictions.append(setup.engine.load(setup, state).infer({"image": image})["prediction"])
+        assert setup.engine.export(setup, state, tmp_path / run)
+        assert tensors["model.student.0.weight"].shape == (together.FEATURES, together.WIDTH)
+    np.testing.assert_allclose(predictions[0], predictions[1], rtol=1e-9)
+
+
+def test_gradients_flow_back_through_what_is_gathered(both: Path) -> None:
+    single = np.array(together.gathered(0))
+    for number in range(2):
+        found = json.loads((both / f"gathered-{number}.json").read_text())
+        np.testing.assert_allclose(found, single, rtol=1e-12, atol=1e-15)
+
+
+def test_the_log_counts_the_samples_of_both(both: Path) -> None:
+    lines = [json.loads(line) for line in (both / "ddp" / "log.jsonl").read_text().splitlines()]
+    train = [line["timing"] for line in lines if line["event"] == "train"]
+    samples = sum(round(t["samples_per_second"] * t["seconds"]) for t in train)
+    assert samples == 8 * lines[-1]["step"]
+
+
+# ---------------------------------------------------------------- one process, nothing in between
+
+
+def test_alone_nothing_is_put_in_between() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    assert (ranks.count(), ranks.number(), ALONE.every(1)) == (1, 0, [1])
+    assert ranks.gathered(tensor) is tensor
+    assert not ranks.summed(tensor).requires_grad
+    network = torch.nn.Linear(2, 2)
+    project = toy.Toy(toy.small())
+    made = parallel.parallel(project, network, torch.device("cpu"), Precision("float32"), 1, ranks=1)
+    assert isinstance(made, parallel.Single)
+    assert made.train(max, 1, 2) == 2
+
+
+def test_auto_divides_what_would_fill_a_quarter_of_the_memory() -> None:
+    network = torch.nn.Linear(100, 99)  # 9,999 weights of 16 bytes
+    assert parallel.chosen(toy.small().train, network, 4 * 16 * 9_999) == "ddp"
+    assert parallel.chosen(toy.small().train, network, 4 * 16 * 9_999 - 4) == "fsdp"
+    assert parallel.chosen(toy.small(train__strategy="ddp").train, network, 1) == "ddp"
+
+
+def test_what_cannot_be_divided_is_refused() -> None:
+    project = toy.Toy(toy.small())
+    network, cpu = torch.nn.Linear(2, 2), torch.device("cpu")
+    with pytest.raises(BadInput, match=r"fsdp does not go with precision\.mode float16"):
+        parallel.Sharded(project, network, cpu, Precision("float16"))
+    network.temperature = torch.nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(BadInput, match=r"fsdp cannot divide temperature, a single number: give it the shape \(1,\)"):
+        parallel.Sharded(project, network, cpu, Precision("float32"))
+
+
+def test_terms_that_only_one_process_has_are_refused() -> None:
+    team = SimpleNamespace(every=lambda values: [values, values[:1]])
+    with pytest.raises(BadInput, match="must return the same terms in every process"):
+        Means(toy.Toy(toy.small()), team)([torch.tensor(1.0), torch.tensor(2.0)])
+
+
+# ---------------------------------------------------------------- places and devices
+
+
+def test_a_place_is_found_in_what_a_launcher_says() -> None:
+    assert find_place({}) is None
+    assert find_place({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    torchrun = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    assert find_place(torchrun) == Place(5, 8, 1, 4, "env://")
+    ours = torchrun | {"RUNNER_RENDEZVOUS": "/tmp/x/meeting"}
+    assert find_place(ours) == Place(5, 8, 1, 4, "file:///tmp/x/meeting")
+    with pytest.raises(BadInput, match="WORLD_SIZE is 8 in the environment, but RANK is not there"):
+        find_place({"WORLD_SIZE": "8"})
+
+
+@pytest.mark.parametrize(
+    "nodes, host",
+    [("gpu[03-05,09]", "gpu03"), ("gpu7", "gpu7"), ("a1,b2", "a1"), ("n[1-2]-ib", "n1-ib"), ("x[01,04],y3", "x01")],
+)
+def test_a_place_of_srun(nodes: str, host: str) -> None:
+    srun = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70012",
+            "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NODELIST": nodes}  # fmt: skip
+    assert find_place(srun) == Place(4, 6, 1, 3, f"tcp://{host}:30012")
+    bound = srun | {"CUDA_VISIBLE_DEVICES": "1"}
+    assert find_place(bound) == Place(4, 6, 0, 1, f"tcp://{host}:30012")
+
+
+def test_devices_follow_the_launcher_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    setup = toy.ToySetup(toy.Toy(toy.small()))
+    assert place_of(setup) == Place(1, 2, 0, 2, "env://")
+    assert setup.config.train.devices == 2
+    setup.config.cache.mode = "device"
+    with pytest.raises(BadInput, match=r"cache\.mode device keeps the data on one GPU, and train\.devices is 2"):
+        place_of(setup)
+    setup.config.train.devices = 3
+    with pytest.raises(BadInput, match=r"train\.devices is 3, but 2 processes were started"):
+        place_of(setup)
+
+
+@pytest.mark.parametrize(
+    "asked, found, said",
+    [
+        ("cuda:1", 4, "train.devices 4: train.device cuda:1 is one of them"),
+        ("auto", 0, "train.devices 4: PyTorch sees no GPU here"),
+        ("auto", 3, "train.devices 4: there are not that many GPUs here, PyTorch sees 3"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(asked: str, found: int, said: str) -> None:
+    place = Place(0, 4, 0, 4, "env://")
+    with pytest.raises(BadInput, match=said):
+        torch_engine._gpu_of(place, asked, found)
+    assert torch_engine._gpu_of(place, "cpu", 0) is None
+    assert torch_engine._gpu_of(Place(3, 4, 3, 4, "env://"), "auto", 4) == 3
+
+
+def test_a_lost_process_is_told_from_other_errors() -> None:
+    lost = TorchTeam.lost
+    assert lost(None, RuntimeError("[pytorch/third_party/gloo/pair.cc:547] Connection closed by peer"))
+    assert lost(None, torch.distributed.DistBackendError("NCCL error"))
+    assert not lost(None, RuntimeError("shapes do not match"))
+    assert not lost(None, ValueError("gloo"))

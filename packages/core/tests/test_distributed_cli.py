@@ -1,0 +1,143 @@
+"""`runner toy train --devices 2`: one run folder, one voice, one exit code, whatever happens to the processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+PROJECT = Path(__file__).parent / "toy" / "project"
+
+TWO = ["--devices", "2", "--train.device", "cpu", "--train.batch-size", "4"]
+LONG = [*TWO, "--train.epochs", "4000", "--train.steps-per-epoch", "10", "--train.schedule", "constant"]
+
+pytestmark = pytest.mark.torch
+
+
+def processes(launcher: subprocess.Popen[str]) -> list[int]:
+    """The process ids of its children, in the order of their numbers."""
+    found = {}
+    for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        found[next(int(e.removeprefix("RANK=")) for e in environment if e.startswith("RANK="))] = int(pid)
+    return [found[number] for number in sorted(found)]
+
+
+def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 240
+    while not list(run.glob("checkpoints/step-*")) and time.monotonic() < limit:
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """A folder with the toy project, whose `on_device` raises in the second process at its 5th training batch."""
+    folder = tmp_path / "failing"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(PROJECT)!r})\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    from runner_core._errors import BadInput\n"
+        "    from toy_project import Toy\n"
+        "    plain, seen = Toy.on_device, []\n"
+        "    def on_device(self, batch, statistics, rng):\n"
+        "        seen.append(rng)\n"
+        "        if len(seen) == 5:\n"
+        "            raise (BadInput if os.environ['FAIL'] == 'input' else ZeroDivisionError)('the fifth batch')\n"
+        "        return plain(self, batch, statistics, rng)\n"
+        "    Toy.on_device = on_device\n",
+        encoding="utf-8",
+    )
+    return folder
+
+
+def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "train", "--run-dir", "run", *TWO, "--train.epochs", "1", "--log.tensorboard")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for line in ("toy: preset demo", "device: 2 × ", "together: ddp", "train: 8 records", "scored 2/2", "run folder:"):
+        assert done.stdout.count(line) == 1, done.stdout
+    assert "Gloo" not in done.stdout
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["devices"], summary["steps"]) == ("done", 2, 40)
+    events = [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert (events.count("start"), events.count("validation"), events.count("end")) == (1, 1, 1)
+    assert len(list(run.glob("tensorboard/events*"))) == 1
+    assert "devices: 2" in (run / "config.yaml").read_text()
+    again = runner("toy", "evaluate", "run")  # in one process, on the settings of two
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: Launch, tmp_path: Path) -> None:
+    training = launch("toy", "train", "--run-dir", "run", *LONG)
+    wait_for_checkpoint(tmp_path / "run", training)
+    first, second = processes(training)
+    os.kill(second, signal.SIGKILL)
+    assert training.wait(60) == 128 + signal.SIGKILL
+    assert gone(first)
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    assert said.count("runner: ") == 1
+    assert "runner: process 1 of 2 was ended by SIGKILL" in said
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+
+    before = len(list((tmp_path / "run" / "checkpoints").glob("step-*")))
+    (tmp_path / "out").unlink()
+    training = launch("toy", "train", "--resume", "run")
+    limit = time.monotonic() + 240
+    while "step " not in (tmp_path / "out").read_text(encoding="utf-8").partition("going on from")[2]:
+        assert training.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    training.send_signal(signal.SIGTERM)
+    assert training.wait(60) == 128 + signal.SIGTERM
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    assert said.count("stopped by SIGTERM after step") == 1
+    assert "runner toy train --resume run" in said
+    assert before
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    "kind, code, said",
+    [
+        pytest.param("input", 2, "runner: the fifth batch", marks=pytest.mark.slow),
+        ("error", 1, "runner: unexpected ZeroDivisionError: the fifth batch"),
+    ],
+)
+def test_one_process_that_fails_says_so_for_all(
+    kind: str, code: int, said: str, runner: Runner, failing: Path, tmp_path: Path
+) -> None:
+    done = runner("toy", "train", "--run-dir", "run", *LONG, installed=(failing, PROJECT), FAIL=kind)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("runner: ") == 1
+    assert said in done.stderr
+    assert ("Traceback" in (tmp_path / "run" / "train.log").read_text()) == (kind == "error")
+    assert not list((tmp_path / "run").glob("checkpoints/.*"))
+
+
+def test_what_all_refuse_is_said_once(runner: Runner, tmp_path: Path) -> None:
+    done = runner("toy", "train", "--run-dir", "run", "--devices", "2", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert done.stderr.count("train.devices 2: PyTorch sees no GPU here") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,97 @@
+"""Data at URLs: how they are named, which projects and caches take them, what the command line makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runner_core import BadInput, Record
+from runner_core.cache import default_cache
+from runner_core.cache.identity import Identities
+from runner_core.cli import main
+from runner_core.cli.options import peek
+from runner_core.config import CacheConfig, RunConfig
+from runner_core.config.resolve import refuse_nonsense
+from runner_core.copies import find_copies, known_digests, read_digest
+from runner_core.location import Url, location
+from runner_core.project import at_url
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/plates", "https://host/a.csv", "gs://b", "file:///data/a"])
+def test_what_has_a_scheme_is_a_url(text):
+    assert location(text) == Url(text)
+    assert peek(["--data", text]).data == Url(text)
+    assert str(location(text)) == text
+
+
+@pytest.mark.parametrize("text", ["data/plate1", "/data", "C:/data", "a:b", "plate//1", "./s3:/bucket"])
+def test_everything_else_is_a_path(text):
+    assert location(text) == Path(text)
+    assert peek(["--data", text]).data == Path(text)
+
+
+def test_parts_of_a_url():
+    url = Url("s3://bucket/plates/") / "p1" / "a.ome.tif"
+    assert (url.text, url.name, url.suffix) == ("s3://bucket/plates/p1/a.ome.tif", "a.ome.tif", ".tif")
+    assert url.parent == Url("s3://bucket/plates/p1")
+    assert url.parent / "b" == Url("s3://bucket/plates/p1/b")
+
+
+def at(text, etag=None):
+    return Record(text, text[-1], {"image": Url(text, 10, etag), "mask": Url(f"{text}_mask")})
+
+
+def test_a_record_is_at_a_url_if_one_of_its_files_is(tmp_path):
+    assert at_url(at("s3://b/x"))
+    assert at_url(Record("r", "g", {"image": tmp_path, "mask": Url("s3://b/m")}))
+    assert not at_url(Record("r", "g", {"image": tmp_path}))
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory", "device", "off"])
+def test_only_streaming_takes_records_at_urls(mode, tmp_path):
+    cache = default_cache(None, RunConfig(cache=CacheConfig(mode=mode, dir=tmp_path)))
+    with pytest.raises(BadInput, match=f"s3://b/x: cache.mode {mode} .* set cache.mode to stream"):
+        cache.plan(None, [at("s3://b/x")])
+
+
+def test_auto_streams_what_is_at_urls(tmp_path):
+    pytest.importorskip("obstore")
+    from types import SimpleNamespace
+
+    cache = default_cache(None, RunConfig(cache=CacheConfig(dir=tmp_path)))
+    assert cache.plan(SimpleNamespace(settings={}), [at("s3://b/x")]).mode == "stream"
+
+
+def test_copies_at_urls_are_found_by_etag(tmp_path):
+    records = [at("s3://b/x", "1"), at("s3://b/y", "2"), at("s3://b/z", "1"), at("s3://b/u")]
+    digests = [read_digest(record) for record in records]
+    assert digests == known_digests(Identities(tmp_path), records)
+    assert digests[3] is None
+    (found,) = find_copies(records, digests, {"train": [0, 1], "validation": [2, 3]})
+    assert found.level == "error"
+    assert "s3://b/x (s3://b/x), s3://b/z (s3://b/z)" in found.message
+
+
+def test_known_digests_of_files_and_urls_together(tmp_path):
+    file = tmp_path / "a.npy"
+    file.write_bytes(b"1")
+    records = [at("s3://b/x", "1"), Record("a", "g", {"image": file}), Record("none", "g", {}), at("s3://b/y")]
+    assert known_digests(Identities(tmp_path), records) == ["1 10", None, None, None]
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_project_that_is_not_remote_refuses_urls(command, here, monkeypatch, capsys):
+    import toy_project
+
+    monkeypatch.setattr(toy_project.Toy, "remote", False)
+    assert main(["toy", command, "--data", "s3://bucket/data"]) == 2
+    assert "s3://bucket/data: project toy reads no data at URLs" in capsys.readouterr().err
+    assert not (here / "runs").exists() or not any((here / "runs").rglob("config.yaml"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("connections", 0), ("retries", -1), ("timeout", 0.0)])
+def test_nonsense_about_the_server_is_refused(name, value):
+    config = RunConfig()
+    setattr(config.remote, name, value)
+    with pytest.raises(BadInput, match=f"remote.{name}"):
+        refuse_nonsense(config)
