@@ -13,9 +13,12 @@ NAMES = (
     "brain",
     "openkbp",
     "volumes",
+    "streaming",
     "targets",
     "losses",
+    "ssl_losses",
     "topology",
     "surface_metric",
     "augment3d",
+    "multicrop",
 )

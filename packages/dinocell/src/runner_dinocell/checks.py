@@ -1,0 +1,182 @@
+"""What `runner dinocell check` looks for in fields that can be read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from runner_core import BadInput, Record
+from runner_core._text import counted
+from runner_core.project import AnyRecord
+from runner_core.protocols import Array, Finding
+
+from runner_dinocell import tiff
+from runner_dinocell.fields import Field, decode, histogram
+
+FEW = 32
+"""Grey values below which there is no texture to learn from."""
+BYTE = 256
+SCALED = 4 * BYTE
+"""Range of 16-bit values above which so few as a byte has are a byte's, scaled up."""
+SATURATED = 0.01
+"""Share of the pixels at the brightest value above which detail is lost."""
+NOISE = 5.0
+"""Variance of structures of 4 to 8 pixels, in that of noise, below which there are none: cells have hundreds."""
+SHARP = 0.02
+"""Variance of structures of 1 to 2 pixels, in that of 4 to 8, below which a field is out of focus: 0.06 to 1 in focus,
+0.01 when blurred by 6 pixels."""
+_MIDDLE = 512
+"""Side (pixels) of the part in the middle of a field whose structures are looked at."""
+_RIM = 16
+"""Pixels at the edges of that part which blurring distorts."""
+_SHOWN = 5
+
+
+def findings(record: Record) -> Iterator[Finding]:
+    """What looks wrong in one field. Raises BadInput as decoding does."""
+    image = decode(record).arrays["image"]
+    if image.dtype == np.uint8:
+        yield Finding("depth", "note", "8 bits a pixel, where a microscope's own images have 12 to 16.")
+    for name, channel in zip(record.files, image, strict=True):
+        yield from _grey_values(f"channel {name}", channel)
+    for (one, first), (other, second) in combinations(zip(record.files, image, strict=True), 2):
+        if np.array_equal(first, second):
+            yield _warning("channels", f"channels {one} and {other} are the same image: is one of them there twice?")
+    yield from _structure(record, image)
+
+
+def _grey_values(name: str, channel: Array) -> Iterator[Finding]:
+    counts = histogram(channel)
+    values = np.flatnonzero(counts)
+    low, high = int(values[0]), int(values[-1])
+    if low == high:
+        yield _warning("grey", f"{name}: every pixel is {low}: there is nothing to see.")
+        return
+    if len(values) <= BYTE and high - low >= SCALED:
+        what = f"only {len(values)} grey values between {low} and {high}"
+        yield _warning("depth", f"{name}: {what}, as of 8 bits that were scaled up. Export the camera's own 16 bits.")
+    elif channel.dtype != np.uint8 and high < BYTE:
+        yield _warning(
+            "depth", f"{name}: no value above {high}, as of 8 bits in a 16-bit file. Export the camera's own."
+        )
+    elif len(values) < FEW:
+        yield _warning("grey", f"{name}: only {len(values)} grey values, from {low} to {high}.")
+    share = counts[high] / channel.size
+    if share > SATURATED:
+        yield _warning("saturated", f"{name}: {share:.1%} of the pixels have the brightest value, {high}: saturated.")
+
+
+def _structure(record: Record, image: Array) -> Iterator[Finding]:
+    """Is there anything to be seen, and in focus?"""
+    found = {name: structure(channel) for name, channel in zip(record.files, image, strict=True)}
+    empty = [name for name, (signal, _) in found.items() if signal < NOISE]
+    if len(empty) == len(found):
+        yield _warning("empty", "no channel shows more than noise: there are no cells in this field.")
+    elif empty:
+        yield _warning("empty", f"nothing but noise in channel {', '.join(empty)}.")
+    elif max(sharp for _, sharp in found.values()) < SHARP:
+        yield _warning("focus", "no channel has fine structures: the field is out of focus.")
+
+
+def structure(channel: Array) -> tuple[float, float]:
+    """Of the middle of an image (H, W): variance of structures of 4 to 8 pixels in units of what white noise has there,
+    and, without that noise, of those of 1 to 2 in units of those of 4 to 8.
+
+    The finest differences of all, below 1 pixel, say how much noise there is; bands are differences of Gaussians.
+    """
+    from scipy import ndimage  # which other commands need not wait for
+
+    top, left = (max(0, (n - _MIDDLE) // 2) for n in channel.shape)
+    part = channel[top : top + _MIDDLE, left : left + _MIDDLE].astype(np.float32)
+    inner = tuple(slice(min(_RIM, n // 4), n - min(_RIM, n // 4)) for n in part.shape)
+    blurred = {sigma: ndimage.gaussian_filter(part, sigma)[inner] for sigma in (1, 2, 4, 8)}
+    noise = float((part[inner] - blurred[1]).var()) / (1 - 3 / (4 * math.pi))
+    if not noise:
+        return 0.0, 0.0
+    (fine, fine_noise), (coarse, coarse_noise) = (
+        (float((blurred[a] - blurred[b]).var()), noise * _passed(a, b)) for a, b in ((1, 2), (4, 8))
+    )
+    sharp = max(0.0, fine - fine_noise) / max(coarse - coarse_noise, 1e-6 * noise)
+    return coarse / coarse_noise, sharp
+
+
+def _passed(small: int, large: int) -> float:
+    """Share of white noise's variance that a difference of two Gaussians lets through."""
+    return (1 / small**2 + 1 / large**2) / (4 * math.pi) - 1 / (math.pi * (small**2 + large**2))
+
+
+def set_findings(records: Sequence[AnyRecord]) -> Iterator[Finding]:
+    """What no field shows alone: channels, depths and sizes that differ, labels. Reads a header of each field whose
+    files are on this machine; fields that cannot be read are left out (`findings` names them)."""
+    fields = [record for record in records if isinstance(record, Field)]
+    yield from _channels(fields)
+    yield from _outlines(fields)
+    yield from _labels(fields)
+
+
+def _channels(fields: Sequence[Field]) -> Iterator[Finding]:
+    unused = {name for field in fields for name in field.unused}
+    for name in sorted(unused):
+        plates = sorted({field.group for field in fields if name in field.unused})
+        text = f"channel {name} is not used; {counted(len(plates), 'plate')} with it: {_some(plates)}."
+        yield Finding("channels", "note", text)
+    for name in fields[0].channels if fields else ():
+        if lacking := [field.key for field in fields if name not in field.files]:
+            text = f"{counted(len(lacking), 'field')} without channel {name}: {_some(lacking)}."
+            yield _warning("channels", text)
+
+
+def _outlines(fields: Sequence[Field]) -> Iterator[Finding]:
+    """Depths and sizes that differ from field to field."""
+    found: dict[str, tuple[tuple[int, ...], int]] = {}
+    for field in fields:
+        place = next(iter(field.files.values()), None)
+        if isinstance(place, Path):
+            try:
+                found[str(place)] = tiff.outline(place)
+            except BadInput:
+                continue
+    depths = {place: bits for place, (_, bits) in found.items()}
+    if narrow := [place for place, bits in depths.items() if bits < max(depths.values())]:
+        text = f"{counted(len(narrow), 'field')} of 8 bits a pixel among those of 16: {_some(narrow)}"
+        yield Finding("depth", "error", f"{text}. Their grey values were lost on the way: export them again.")
+    sizes = {place: size for place, (size, _) in found.items()}
+    if len(set(sizes.values())) > 1:
+        usual = Counter(sizes.values()).most_common(1)[0][0]
+        others = [f"{place} ({tiff.times(size)})" for place, size in sizes.items() if size != usual]
+        text = f"{counted(len(others), 'field')} of another size than {tiff.times(usual)} pixels: {_some(others)}"
+        yield _warning("size", f"{text}. Streamed, they cannot be used (cache.mode stream).")
+
+
+def _labels(fields: Sequence[Field]) -> Iterator[Finding]:
+    """Labels that evaluation can do little with."""
+    labelled = [field for field in fields if field.label is not None]
+    if not labelled:
+        return
+    if len(labelled) < len(fields):
+        text = f"{len(labelled)} of {counted(len(fields), 'field')} have a label."
+        yield Finding("labels", "note", text)
+    plates = _by((field.label or "", field.group) for field in labelled)
+    single = sorted(label for label, own in plates.items() if len(own) == 1)
+    if len({field.group for field in labelled}) > 1 and single:
+        text = f"{counted(len(single), 'label')} on one plate only: {_some(single)}; no other plate can confirm them."
+        yield Finding("labels", "warning" if len(single) == len(plates) else "note", text)
+
+
+def _by(pairs: Iterable[tuple[str, str]]) -> Mapping[str, set[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for key, value in pairs:
+        found[key].add(value)
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _warning(rule: str, message: str) -> Finding:
+    return Finding(rule, "warning", message)

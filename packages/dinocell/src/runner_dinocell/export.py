@@ -1,0 +1,68 @@
+"""The teacher's backbone for use without runner: a model of timm, its weights and how to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import timm
+from runner_core.engines.torch.standalone import standalone
+
+from runner_dinocell import exported
+from runner_dinocell.augment import CEILING, CENTRE, SPREAD
+from runner_dinocell.config import CellConfig
+from runner_dinocell.embed import side
+from runner_dinocell.network import DinoNet
+from runner_dinocell.vit import CellTransformer, timm_arguments
+from runner_dinocell.weights import Weights, as_timm
+
+
+def export(
+    network: DinoNet, folder: Path, config: CellConfig, channels: Sequence[str], levels: Any | None = None
+) -> list[Path]:
+    """model.safetensors, model.json (timm's arguments, how to feed it) and network.py, which loads and uses both.
+
+    `channels`: their names, in the order of the input; `levels`: (low, high) of each, where they are not of each field.
+    """
+    inputs = 1 if network.teacher.bag else len(channels)
+    settings = {"model_name": _NAMES[config.model.size], **timm_arguments(config, inputs)}
+    model = timm.create_model(**settings)
+    model.load_state_dict(backbone_weights(network))
+    return standalone(model, folder, _description(config, settings, channels, levels), exported)
+
+
+def backbone_weights(network: DinoNet) -> Weights:
+    """The teacher's backbone under timm's names, without the mask token."""
+    backbone = network.teacher.backbone
+    if not isinstance(backbone, CellTransformer):
+        return as_timm(backbone.vit.state_dict())
+    return {name: tensor for name, tensor in backbone.state_dict().items() if name != "mask_token"}
+
+
+_NAMES = {size: f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")}
+_NAMES["mini"] = _NAMES["tiny"]
+"""timm's models to begin from: its arguments say all in which ours differ."""
+
+
+def _description(
+    config: CellConfig, settings: dict[str, Any], channels: Sequence[str], levels: Any | None
+) -> dict[str, Any]:
+    low, high = config.data.percentiles
+    size = config.augment.global_size
+    return {
+        "project": "dinocell",
+        "made_by": f"runner-dinocell {version('runner-dinocell')}",
+        "timm": settings,
+        "input": {
+            "axes": "batch, channel, y, x" + (" (each channel by itself)" if config.model.channels == "bag" else ""),
+            "channels": list(channels),
+            "size": f"windows of {side(config)} x {side(config)} pixels, resized to {size} x {size}",
+            "intensity": f"((value - low) / (high - low), within 0 and {CEILING}, - {CENTRE}) / {SPREAD}, as float32",
+            "low and high": f"grey values of each field's channel at its percentiles {low:g} and {high:g}"
+            if levels is None
+            else [[float(value) for value in pair] for pair in levels],
+        },
+        "output": "the CLS token after the last norm: the embedding",
+    }

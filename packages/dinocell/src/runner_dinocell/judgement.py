@@ -1,0 +1,151 @@
+"""What a set of fields' embeddings says together: classes and plates that can be read off, beside other methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from runner_core._text import counted
+from runner_core.project import AnyRecord, Judgement, Predicted, Table
+from runner_core.protocols import Array
+from threadpoolctl import threadpool_limits
+
+from runner_dinocell.embed import Embedded
+from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
+from runner_dinocell.fields import Field
+from runner_dinocell.figures import embedding_map
+
+WHAT = {
+    "probe": "label, linear probe",
+    "knn": "label, k-NN",
+    "retrieval": "nearest field is of the same well",
+    "retrieval_map": "average precision of the same well's fields",
+    "probe_well": "well position, linear probe",
+    "knn_well": "well position, k-NN",
+    "plate": "plate, k-NN over other wells (lower is better)",
+}
+"""The scores, and how a table calls them."""
+UNTRAINED = "untrained network"
+
+
+class Known(NamedTuple):
+    """What is known of N fields, as numbers (N,), −1 where it is not."""
+
+    label: Array
+    plate: Array
+    well: Array
+    """Position: A01 is the same on each plate."""
+    place: Array
+    """A well of a plate."""
+    asked: Array
+    """bool: what is scored; the other fields only teach."""
+
+
+def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
+    """About `most` of the records, spread over plates, whole wells at least one: those of all sites or none."""
+    ordered = sorted(records, key=lambda record: record.key)
+    if len(ordered) <= most:
+        return ordered
+    wells: dict[str, list[AnyRecord]] = {}
+    for record in ordered:
+        assert isinstance(record, Field)
+        wells.setdefault(f"{record.group}/{record.well}", []).append(record)
+    count = max(1, most * len(wells) // len(ordered))
+    names = list(wells)
+    return [record for place in range(count) for record in wells[names[place * len(names) // count]]]
+
+
+def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
+    """Scores of the network, the untrained one and pixel statistics, by classifiers that saw other plates only.
+
+    Where there are plates of which pretraining saw nothing, only they are scored; what it saw may teach classifiers.
+    None of fewer than two fields.
+    """
+    if len(predicted) < 2:
+        return None
+    known = _known(predicted)
+    methods = {"network": np.stack([_embedding(p.prediction) for p in predicted])}
+    if all(p.untrained is not None for p in predicted):
+        methods[UNTRAINED] = np.stack([_embedding(p.untrained) for p in predicted])
+    if all(p.baseline is not None for p in predicted):
+        methods["pixel statistics"] = np.stack([p.baseline for p in predicted])
+    with threadpool_limits(1):  # so small are these that waiting for each other would take threads longer
+        found = {name: scores(standardised(features), known, neighbours) for name, features in methods.items()}
+    values = {name: _values(own) for name, own in found.items()}
+    return Judgement(
+        scores=values["network"],
+        baseline=values.get("pixel statistics", {}),
+        further={UNTRAINED: values[UNTRAINED]} if UNTRAINED in values else {},
+        tables=[_table(found, predicted, known)],
+        pictures={"embeddings": _map(methods["network"], predicted)},
+    )
+
+
+def scores(features: Array, known: Known, neighbours: int) -> dict[str, Score]:
+    """All of `WHAT` for features (N, D)."""
+    nearest = knn(neighbours)
+    sites = retrieval(features, known.place, known.asked)
+    return {
+        "probe": held_out(features, known.label, known.plate, known.asked, probe),
+        "knn": held_out(features, known.label, known.plate, known.asked, nearest),
+        "retrieval": sites.hit,
+        "retrieval_map": sites.precision,
+        "probe_well": held_out(features, known.well, known.plate, known.asked, probe),
+        "knn_well": held_out(features, known.well, known.plate, known.asked, nearest),
+        "plate": held_out(features, known.plate, known.well, known.asked, nearest),
+    }
+
+
+def _known(predicted: Sequence[Predicted]) -> Known:
+    fields = [_field(p) for p in predicted]
+    unseen = np.array([p.unseen for p in predicted])
+    return Known(
+        label=_numbers([field.label for field in fields]),
+        plate=_numbers([field.group for field in fields]),
+        well=_numbers([field.well for field in fields]),
+        place=_numbers([f"{field.group}/{field.well}" for field in fields]),
+        asked=unseen if unseen.any() else ~unseen,
+    )
+
+
+def _field(predicted: Predicted) -> Field:
+    assert isinstance(predicted.record, Field)
+    return predicted.record
+
+
+def _embedding(prediction: Embedded) -> Array:
+    return prediction.field
+
+
+def _numbers(names: Sequence[str | None]) -> Array:
+    order = {name: place for place, name in enumerate(sorted({name for name in names if name is not None}))}
+    return np.array([-1 if name is None else order[name] for name in names])
+
+
+def _values(found: Mapping[str, Score]) -> dict[str, float]:
+    """Those that say something first: the first one is the headline."""
+    return {name: score.value for name, score in sorted(found.items(), key=lambda item: math.isnan(item[1].value))}
+
+
+def _table(found: Mapping[str, Mapping[str, Score]], predicted: Sequence[Predicted], known: Known) -> Table:
+    plates = len(np.unique(known.plate[known.asked]))
+    which = "that pretraining did not see" if any(p.unseen for p in predicted) else ", all seen by pretraining"
+    title = (
+        f"{counted(int(known.asked.sum()), 'field')} of {counted(plates, 'plate')} {which}; classifiers learned from "
+        "other plates only. Accuracies are means over classes"
+    ).replace(" ,", ",")
+    rows: list[list[str | float]] = [
+        [what, score.fields, score.classes, score.chance, *(own[name].value for own in found.values())]
+        for name, what in WHAT.items()
+        for score in (found["network"][name],)
+        if score.fields
+    ]
+    return Table("embeddings", title, ["what", "fields", "classes", "chance", *found], rows)
+
+
+def _map(features: Array, predicted: Sequence[Predicted]) -> Array:
+    fields = [_field(p) for p in predicted]
+    kinds = {"label": [field.label or "" for field in fields], "plate": [field.group for field in fields]}
+    return embedding_map(features, {name: names for name, names in kinds.items() if any(names)})

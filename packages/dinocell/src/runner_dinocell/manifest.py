@@ -1,0 +1,185 @@
+"""Tables of images, CSV (also .csv.gz) or parquet: which file is which channel of which field.
+
+plate, well, site, channel, path             a row an image; source and batch too, if they are known
+Metadata_Plate, Metadata_Well, Metadata_Site,
+FileName_OrigDNA with PathName_OrigDNA …     CellProfiler's load_data: a row a field, columns for each channel
+ or URL_OrigDNA …
+
+Paths that are neither absolute nor URLs lie below the data, and cannot lead out of there.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from runner_core._errors import BadInput, did_you_mean
+from runner_core.location import Location, Url, location
+
+from runner_dinocell.names import FieldName, Name, number, well
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet")
+PLAIN = ("plate", "well", "site", "channel", "path")
+LOAD_DATA = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
+_FILE, _FOLDER, _URL = "FileName_", "PathName_", "URL_"
+Image = tuple[Name, Location, str]
+"""What an image is, where it lies, and its label, empty where it has none."""
+_CORRECTION = "illum"
+"""What names of load_data's columns begin with that are no images but illumination functions."""
+
+
+class Table:
+    """A table of text: `columns` by name, each as long. `where` is named in messages."""
+
+    def __init__(self, where: str, content: bytes) -> None:
+        self.where = where
+        try:
+            table = _parquet(content) if where.lower().endswith(".parquet") else _csv(where, content)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError, EOFError, ValueError) as error:
+            raise BadInput(
+                f"{where}: not a readable table: {error}. Save it again, as CSV UTF-8 or parquet."
+            ) from error
+        self._table = table
+        self.names: list[str] = table.column_names
+        if not len(table):
+            raise BadInput(f"{where}: it has no row below its names of columns. A manifest has one for each image.")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def column(self, name: str) -> list[str]:
+        """A column's values, empty where it has none. Raises BadInput naming the columns there are."""
+        if name not in self.names:
+            raise BadInput(f"{self.where}: no column '{name}'{did_you_mean(name, self.names) or '.'} {self.there()}")
+        if self.names.count(name) > 1:
+            raise BadInput(f"{self.where}: two columns are named '{name}'. Rename one of them.")
+        return [value.strip() if value else "" for value in self._table.column(name).to_pylist()]
+
+    def column_if_any(self, name: str) -> Sequence[str]:
+        return self.column(name) if name in self.names else [""] * len(self)
+
+    def filled(self, name: str) -> list[str]:
+        """A column that says something in each row. Raises BadInput naming the row that is empty."""
+        values = self.column(name)
+        if "" in values:
+            raise BadInput(f"{self.where}: row {values.index('') + 1} has no {name}. Fill it in, or delete the row.")
+        return values
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def there(self) -> str:
+        shown = ", ".join(self.names[:20]) + (", …" if len(self.names) > 20 else "")
+        return f"It has the columns {shown}."
+
+
+def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
+    """Every image of the table; `label`: the column of labels, if the table has it.
+
+    Raises BadInput for a table without the columns of either kind, for empty cells and for paths that lead out of
+    `root`.
+    """
+    labels = table.column_if_any(label) if label else [""] * len(table)
+    if any(name.startswith((_FILE, _URL)) for name in table.names) or LOAD_DATA[0] in table:
+        yield from _load_data(table, root, labels)
+        return
+    if missing := [name for name in PLAIN if name not in table]:
+        raise BadInput(
+            f"{table.where}: no column '{missing[0]}'{did_you_mean(missing[0], table.names) or '.'} {table.there()} "
+            f"A manifest has {', '.join(PLAIN)}, a row for each image, or is a load_data table of CellProfiler's."
+        )
+    fields = _names(table, "source", "batch", "plate", "well", "site")
+    channels, paths = table.filled("channel"), table.filled("path")
+    place = _placed(table, root)
+    for row, (own, channel, path) in enumerate(zip(fields, channels, paths, strict=True)):
+        yield Name(*own, number(channel)), place(row, path), labels[row]
+
+
+def _load_data(table: Table, root: Location, labels: Sequence[str]) -> Iterator[Image]:
+    fields = _names(table, "Metadata_Source", "Metadata_Batch", *LOAD_DATA)
+    place = _placed(table, root)
+    for channel, paths in _channels(table).items():
+        for row, (own, path) in enumerate(zip(fields, paths, strict=True)):
+            yield Name(*own, channel), place(row, path), labels[row]
+
+
+def _channels(table: Table) -> Mapping[str, Sequence[str]]:
+    """Paths of every channel, by its name without CellProfiler's Orig: URLs where the table has them."""
+    found: dict[str, Sequence[str]] = {}
+    columns = [name for name in table.names if name.startswith((_FILE, _URL))]
+    for image in dict.fromkeys(name.partition("_")[2] for name in columns):
+        if image.casefold().startswith(_CORRECTION):
+            continue
+        channel = image.removeprefix("Orig")
+        if _URL + image in table:
+            found[channel] = table.filled(_URL + image)
+            continue
+        files = table.filled(_FILE + image)
+        found[channel] = [posixpath.join(a, b) for a, b in zip(table.column(_FOLDER + image), files, strict=True)]
+    if not found:
+        raise BadInput(
+            f"{table.where}: no column FileName_NAME with PathName_NAME, nor URL_NAME, for an image. {table.there()}"
+        )
+    return found
+
+
+def _names(table: Table, source: str, batch: str, plate: str, place: str, site: str) -> list[FieldName]:
+    """source, batch, plate, well and site of each row, the first two empty where there is no such column."""
+    wells = _each(well, table.filled(place))
+    sites = _each(number, table.filled(site))
+    sources, batches = table.column_if_any(source), table.column_if_any(batch)
+    return list(zip(sources, batches, table.filled(plate), wells, sites, strict=True))
+
+
+def _each(tidy: Callable[[str], str], values: Sequence[str]) -> list[str]:
+    """Values repeat: each is worked on once."""
+    known = {value: tidy(value) for value in set(values)}
+    return [known[value] for value in values]
+
+
+def _placed(table: Table, root: Location) -> Callable[[int, str], Location]:
+    def place(row: int, path: str) -> Location:
+        path = _of_file_url(path)
+        found = location(path)
+        if isinstance(found, Url) or found.is_absolute():
+            return found
+        if posixpath.normpath(path).startswith(".."):
+            raise BadInput(f"{table.where}: row {row + 1}: the path {path} leads out of {root}. Write it in full.")
+        return root / posixpath.normpath(path)
+
+    return place
+
+
+def _of_file_url(path: str) -> str:
+    """CellProfiler writes file:/a%20b, other programs file:///a%20b.
+
+    >>> _of_file_url("file:///a%20b"), _of_file_url("s3://a%20b")
+    ('/a b', 's3://a%20b')
+    """
+    return unquote(urlsplit(path).path) if path.startswith("file:") else path
+
+
+def _parquet(content: bytes) -> pa.Table:
+    table = pa.parquet.read_table(pa.BufferReader(content))
+    plain = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
+    return pa.table({name: table.column(name).cast(pa.string()) for name in plain})
+
+
+def _csv(where: str, content: bytes) -> pa.Table:
+    """All of it as text: plate 0012 is not 12."""
+    content = gzip.decompress(content) if where.lower().endswith(".gz") else content
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    first = content[: content.find(b"\n") + 1 or None].decode()
+    names = [name.strip() for name in next(csv.reader(io.StringIO(first)), [])]
+    return pa.csv.read_csv(
+        pa.BufferReader(content),
+        read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),
+        convert_options=pa.csv.ConvertOptions(column_types={name: pa.string() for name in names}),
+    )

@@ -1,0 +1,75 @@
+"""Parameter groups of the student, and what changes of them besides the learning rate.
+
+Of L blocks, block i (from 0) learns at layer_decay^(L − i) times the learning rate, the patch embedding and the tokens
+at layer_decay^(L + 1), the patch embedding times `patch_embed_factor` besides; the last norm and the heads at the full
+rate (Bao et al. 2021, arXiv:2106.08254, as in DINOv2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from runner_core.protocols import Progress
+from torch import nn
+
+from runner_dinocell import schedules
+from runner_dinocell.config import CellConfig
+
+BACKBONE = "backbone."
+"""Begins the names of the student's vision transformer; all others are the heads'."""
+PROTOTYPES = "prototypes"
+"""Ends the names of what the heads compare with."""
+_BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
+_TOKENS = ("cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
+
+Group = MutableMapping[str, Any]
+
+
+def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
+    """Of what can be trained: {params, lr, weight_decay, scale, decays, prototypes}, those alike in one group.
+
+    `scale`: factor on the learning rate; `decays`: have they weight decay (biases, norms, scales and tokens have none);
+    `prototypes`: are they frozen at first?
+    """
+    named = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
+    blocks = 1 + max((int(found[1]) for name, _ in named if (found := _BLOCK.search(name))), default=-1)
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in named:
+        decays = parameter.ndim > 1 and not any(token in name for token in _TOKENS)
+        key = (_scale(name, blocks, config), decays, name.endswith(PROTOTYPES))
+        groups.setdefault(key, []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": config.train.learning_rate * scale,
+            "weight_decay": config.train.weight_decay if decays else 0.0,
+            "scale": scale,
+            "decays": decays,
+            "prototypes": prototypes,
+        }
+        for (scale, decays, prototypes), parameters in groups.items()
+    ]
+
+
+def adjust(groups: Iterable[Group], config: CellConfig, progress: Progress) -> None:
+    """Weight decay along its cosine, and prototypes that do not move yet; after the learning rate was set."""
+    decay = schedules.weight_decay(config, progress)
+    frozen = schedules.prototypes_frozen(config, progress)
+    for group in groups:
+        group["weight_decay"] = decay if group["decays"] else 0.0
+        if group["prototypes"]:
+            rate = config.train.learning_rate * schedules.learning_rate(config, progress)
+            group["lr"] = 0.0 if frozen else rate * group["scale"]
+
+
+def _scale(name: str, blocks: int, config: CellConfig) -> float:
+    if not name.startswith(BACKBONE):
+        return 1.0
+    found = _BLOCK.search(name)
+    if found:
+        return config.optim.layer_decay ** (blocks - int(found[1]))
+    if "patch_embed" in name:
+        return float(config.optim.layer_decay ** (blocks + 1) * config.optim.patch_embed_factor)
+    return config.optim.layer_decay ** (blocks + 1) if any(token in name for token in _TOKENS) else 1.0

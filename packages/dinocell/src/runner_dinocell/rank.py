@@ -1,0 +1,55 @@
+"""RankMe (Garrido et al. 2023, arXiv:2210.02885): in how many directions the embeddings of a whole validation go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from runner_core.protocols import Array, Tensors
+
+EPSILON = 1e-7
+"""Added to every singular value's share, as in the paper."""
+
+
+class RankMe:
+    """exp of the entropy of the shares p = σ/Σσ + ε of the singular values σ of all embeddings (N, D): 1 … min(N, D).
+
+    As a metric `rank`. Embeddings are those that `step` returns, (B, …, D). Kept on the device as their D × D products,
+    in float64: σ² are its eigenvalues.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._products: Any = None
+        self._count = 0
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        rows = prediction.flatten(0, -2)
+        with torch.autocast(rows.device.type, enabled=False):
+            wide = rows.double()
+            products = wide.T @ wide
+        self._products = products if self._products is None else self._products + products
+        self._count += len(rows)
+
+    def compute(self) -> dict[str, float]:
+        if self._products is None:
+            return {}
+        values = torch.linalg.eigvalsh(self._products).clamp(min=0).sqrt().flip(0)
+        return {"rank": _spread(values[: self._count].cpu().numpy())}
+
+
+def rank_me(embeddings: Array) -> float:
+    """The same of (N, …, D), by its definition."""
+    rows = embeddings.reshape(-1, embeddings.shape[-1]).astype(np.float64)
+    return _spread(np.linalg.svd(rows, compute_uv=False))
+
+
+def _spread(singular: Array) -> float:
+    """Of no length at all: 0."""
+    if not singular.sum() > 0:
+        return 0.0
+    share = singular / singular.sum() + EPSILON
+    return float(np.exp(-(share * np.log(share)).sum()))

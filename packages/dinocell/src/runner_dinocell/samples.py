@@ -1,0 +1,73 @@
+"""What a training step sees of fields: windows, and the random numbers of all that is done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from runner_core import BadInput
+from runner_core.protocols import Array, Arrays, SampleSpec, Store
+from runner_core.samples import PatchSamples
+from runner_core.sampling import words
+
+from runner_dinocell import masks
+from runner_dinocell.config import CellConfig
+
+GLOBALS = 2
+"""Global crops of a window."""
+_PLACE = 4
+"""The first random words of a position say where its window lies (`PatchSamples`)."""
+
+
+class CellSamples(PatchSamples):
+    """Windows of fields at random places, as `PatchSamples`; with each what its crops are made of.
+
+    image (C, w, w) as prepared; levels (C, 2) float32 and grey (C,) int32 of its field; draws (`augment.draw_count`,)
+    float32 in [0, 1), from which everything random of the crops is computed; mask (2, tokens) bool: the masked patches
+    of the two global crops, row by row. One of the two is masked, in turn the first and the second, a share of it
+    between those of `loss.masked_share`.
+
+    All of it is a pure function of (seed, epoch, position): it depends neither on batches nor on ranks nor workers.
+    Raises BadInput for fields smaller than the window.
+    """
+
+    def __init__(self, store: Store, records: Sequence[int], config: CellConfig, split: str) -> None:
+        from runner_dinocell.augment import draw_count  # with torch, which no worker needs
+
+        data = config.data
+        channels = store.arrays["image"].shapes[0][0]
+        _refuse_small(store, records, data.window)
+        windows = data.windows if split == "train" else data.validation_windows
+        super().__init__(store, ("image",), (channels, data.window, data.window), records, windows)
+        self._of_field = {name: store.arrays[name] for name in ("levels", "grey")}
+        self._draws = draw_count(config, channels)
+        self._side = config.augment.global_size // config.model.patch
+        self._masked = config.loss.masked_share
+        self.spec |= {
+            "levels": SampleSpec((channels, 2), np.dtype(np.float32)),
+            "grey": SampleSpec((channels,), np.dtype(np.int32)),
+            "draws": SampleSpec((self._draws,), np.dtype(np.float32)),
+            "mask": SampleSpec((GLOBALS, self._side**2), np.dtype(bool)),
+        }
+
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        super().fill(indices, positions, seed, epoch, out)
+        for name, array in self._of_field.items():
+            for i, record in enumerate(out["record"].tolist()):
+                out[name][i] = array.read(record)
+        drawn = words(seed, epoch, positions, _PLACE + masks.WORDS + self._draws)[:, _PLACE:]
+        out["draws"][...] = (drawn[:, masks.WORDS :] >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        blocks = masks.block_masks(drawn[:, : masks.WORDS], self._side, self._masked)
+        out["mask"][...] = False
+        out["mask"][np.arange(len(positions)), positions % GLOBALS] = blocks
+
+
+def _refuse_small(store: Store, records: Sequence[int], window: int) -> None:
+    shapes = store.arrays["image"].shapes
+    for record in records:
+        _, *size = shapes[record]
+        if min(size) < window:
+            raise BadInput(
+                f"{store.keys[record]}: {size[0]} × {size[1]} pixels, smaller than a window of {window}². Set "
+                "data.window to a side that fits, or leave the field out."
+            )

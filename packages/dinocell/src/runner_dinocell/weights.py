@@ -1,0 +1,140 @@
+"""Official DINOv2 weights (github.com/facebookresearch/dinov2) → the backbones of student and teacher.
+
+The files of its model zoo, and the teacher checkpoints that its training writes: these have the backbone below
+`backbone.`, beside heads that are left aside, and number blocks by chunk ("blocks.0.3." is block 3).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from runner_core import BadInput
+from safetensors.torch import load_file
+from timm.layers import resample_patch_embed
+from torch import Tensor, nn
+
+from runner_dinocell.network import DinoNet
+from runner_dinocell.vit import CellTransformer, interpolated
+
+Weights = dict[str, Tensor]
+PROJECTION = "patch_embed.proj.weight"
+_SQUARES = {side**2 for side in range(1, 1000)}
+"""Patches of a grid that can be interpolated."""
+
+
+def start_from(network: DinoNet, file: Path) -> None:
+    """Student and teacher begin with the official weights in `file`, fitted to the network (see `fitted`).
+
+    Raises BadInput for a file that is no such checkpoint, and for weights of another network, naming them.
+    """
+    backbone = network.student.backbone
+    try:
+        weights = fitted(official(read(file)), backbone)
+    except BadInput as error:
+        raise BadInput(f"model.weights {file}: {error}") from error
+    if isinstance(backbone, CellTransformer):
+        own = as_timm(weights) | {"mask_token": weights["mask_token"]}
+    else:
+        own = {f"vit.{name}": tensor for name, tensor in weights.items()}
+    for branch in (network.student, network.teacher):
+        branch.backbone.load_state_dict(own)
+
+
+def read(file: Path) -> Mapping[str, object]:
+    """What a .safetensors or .pth file holds. Raises BadInput."""
+    if not file.is_file():
+        raise BadInput("there is no such file")
+    try:
+        safe = file.suffix == ".safetensors"
+        stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise BadInput("it holds more than tensors, which is not loaded: save its state dict alone") from error
+    except Exception as error:  # of a damaged file the readers raise anything
+        raise BadInput(f"it cannot be read as weights: {type(error).__name__}: {error}") from error
+    if not isinstance(stored, Mapping):
+        raise BadInput(f"it holds a {type(stored).__name__}, not weights by name")
+    return stored
+
+
+def official(stored: Mapping[str, object]) -> Weights:
+    """The backbone's weights, under the model zoo's names. Raises BadInput where there are none."""
+    teacher = stored.get("teacher")
+    holder = teacher if isinstance(teacher, Mapping) else stored
+    tensors = {name: tensor for name, tensor in holder.items() if torch.is_tensor(tensor)}
+    inside = {name.removeprefix("backbone."): t for name, t in tensors.items() if name.startswith("backbone.")}
+    weights = {re.sub(r"^blocks\.\d+\.(?=\d)", "blocks.", name): t for name, t in (inside or tensors).items()}
+    if not {"cls_token", "pos_embed", PROJECTION} <= weights.keys():
+        raise BadInput(f"it is no DINOv2 backbone: it holds {_some(stored)}")
+    return weights
+
+
+def fitted(weights: Weights, backbone: nn.Module) -> Weights:
+    """Official weights in the shapes of `backbone`, under official names; float32.
+
+    Three input channels → N: each has the mean over red, green and blue, times 3 / N, so that a grey image gives what
+    it gave. Patches of another size: resampled (Beyer 2023, FlexiViT). Position embeddings: interpolated to the grid
+    of the global crops. Raises BadInput, naming the weights, where anything else differs.
+    """
+    wanted = _shapes(backbone)
+    weights = {name: tensor.float() for name, tensor in weights.items()}
+    kernel, grid = weights[PROJECTION], weights["pos_embed"]
+    if kernel.ndim == 4:
+        weights[PROJECTION] = _projection(kernel, *wanted[PROJECTION][1:3])
+    if grid.ndim == 3 and grid.shape[1] - 1 in _SQUARES:
+        side = math.isqrt(wanted["pos_embed"][1] - 1)
+        patches = interpolated(grid[:, 1:], side, side, registers="register_tokens" in weights)
+        weights["pos_embed"] = torch.cat((grid[:, :1], patches), 1)
+    differ = [
+        f"{name} {tuple(weights[name].shape)}, which here is {shape}"
+        for name, shape in wanted.items()
+        if name in weights and tuple(weights[name].shape) != shape
+    ]
+    faults = {
+        "it lacks": sorted(wanted.keys() - weights.keys()),
+        "this network has no": sorted(weights.keys() - wanted.keys()),
+        "of another shape:": differ,
+    }
+    if any(faults.values()):
+        said = "; ".join(f"{what} {_some(names)}" for what, names in faults.items() if names)
+        raise BadInput(f"it is of another network than model.size, registers and layer_scale say: {said}")
+    return weights
+
+
+def as_timm(weights: Weights) -> Weights:
+    """Official names → timm's, of models with `no_embed_class` (position embeddings of patches only), no mask token."""
+    position = weights["pos_embed"]
+    own = {"cls_token": weights["cls_token"] + position[:, :1], "pos_embed": position[:, 1:]}
+    if "register_tokens" in weights:
+        own["reg_token"] = weights["register_tokens"]
+    return own | {
+        name: tensor for name, tensor in weights.items() if name not in own.keys() | {"mask_token", "register_tokens"}
+    }
+
+
+def _shapes(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes that official weights of such a backbone would have."""
+    if not isinstance(backbone, CellTransformer):
+        return {name: tuple(tensor.shape) for name, tensor in backbone.vit.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()}
+    if "reg_token" in shapes:
+        shapes["register_tokens"] = shapes.pop("reg_token")
+    one, patches, width = shapes["pos_embed"]
+    return shapes | {"pos_embed": (one, 1 + patches, width)}
+
+
+def _projection(kernel: Tensor, channels: int, patch: int) -> Tensor:
+    """(D, 3, p, p) → (D, `channels`, `patch`, `patch`)."""
+    if kernel.shape[1] != channels:
+        kernel = kernel.mean(1, keepdim=True).expand(-1, channels, -1, -1) * (kernel.shape[1] / channels)
+    return resample_patch_embed(kernel, [patch, patch])
+
+
+def _some(names: Sequence[str] | Mapping[str, object]) -> str:
+    few = list(names)[:4]
+    more = f" and {len(names) - len(few)} more" if len(names) > len(few) else ""
+    return ", ".join(few) + more if few else "nothing"
