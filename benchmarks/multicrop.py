@@ -10,8 +10,8 @@ import torch
 from benchmarks.harness import Aim, Options, Result, Table, Times, Turns, Way, at_least
 
 CHANNELS = 5
-CASES = {"default": (80, 12), "demo": (32, 40)}
-"""Preset: windows of a batch and turns."""
+TURNS = {"default": 12, "demo": 40}
+"""Of each preset."""
 ALL, CROPS = "all of it", "crops, resized and mirrored"
 NOTHING: dict[str, Any] = {"brightness": 0, "contrast": 0, "blur": 0, "noise": 0, "rotate90": False}
 
@@ -73,7 +73,7 @@ def _intensity(image: torch.Tensor) -> torch.Tensor:
 def measure(preset: str, turns: Turns, quick: bool) -> tuple[dict[str, Times], str]:
     """The times of all contenders on a preset's batch, and what that holds."""
     settings = config(preset)
-    count = 2 if quick else CASES[preset][0]
+    count = 2 if quick else settings.train.batch_size
     batch = stored(count, settings)
     bare = replace(settings, augment=replace(settings.augment, **NOTHING))
     turns.add(CROPS, lambda: ours(batch, bare))
@@ -89,7 +89,7 @@ def run(options: Options) -> Result:
     rows: list[list[Any]] = []
     aims: list[Aim] = []
     left_out: dict[str, str] = {}
-    for preset, (_, number) in CASES.items():
+    for preset, number in TURNS.items():
         turns = Turns(2 if options.quick else number)
         times, size = measure(preset, turns, options.quick)
         for name in (CROPS, ALL):

@@ -18,6 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import OutOfSpace
+from runner_core.cache import manage
+from runner_core.cli import main
 from runner_core.stream.entry import Sheaf
 from runner_core.stream.lru import Lru
 
@@ -49,15 +51,16 @@ def test_arrays_come_back_as_they_were(tmp_path, dtype):
         "scalar": np.array(7).astype(dtype),
         "empty": np.empty((0, 5), dtype),
     }
-    made = lru.put("ab", given, {"box": [1, None, "x"]})
-    for entry in (made, lru.get("ab"), pickle.loads(pickle.dumps(lru)).get("ab")):
+    key = f"{0xAB:032x}"
+    made = lru.put(key, given, {"box": [1, None, "x"]})
+    for entry in (made, lru.get(key), pickle.loads(pickle.dumps(lru)).get(key)):
         assert entry.meta == {"box": [1, None, "x"]}
         assert entry.layout == tuple((name, given[name].dtype.str, given[name].shape) for name in sorted(given))
         for name, array in given.items():
             np.testing.assert_array_equal(entry.arrays[name], array)
             assert not entry.arrays[name].flags.writeable
             assert entry.arrays[name].ctypes.data % 64 == 0
-    assert lru.names() == {"ab"}
+    assert lru.names() == {key}
     assert lru.get("cd") is None
     assert Lru(tmp_path / "nowhere", 10).names() == set()
 
@@ -152,13 +155,14 @@ def test_a_smaller_bound_holds_from_the_start(tmp_path):
 def test_what_killed_writers_left_goes_and_a_lost_total_is_counted_anew(tmp_path):
     lru = Lru(tmp_path, 20 * PAGE)
     put(lru, 1, 10)
-    (tmp_path / ".writing-left-1-0").write_bytes(bytes(5 * PAGE))
-    with open(tmp_path / ".writing-alive-2-0", "wb") as alive:
+    left, written = (tmp_path / f".writing-{key:032x}-{key}-0" for key in (1, 2))
+    left.write_bytes(bytes(5 * PAGE))
+    with open(written, "wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
         alive.truncate(3 * PAGE)
         assert Lru(tmp_path, 20 * PAGE).trim() == 5 * PAGE  # the total, a record, what is being written
-    assert not (tmp_path / ".writing-left-1-0").exists()
-    assert (tmp_path / ".writing-alive-2-0").exists()
+    assert not left.exists()
+    assert written.exists()
     os.truncate(tmp_path / "total", 0)
     for key in range(2, 60):
         put(lru, key, 10)
@@ -186,6 +190,37 @@ def test_a_full_disk_makes_room_and_else_says_so(tmp_path, monkeypatch):
     with pytest.raises(OutOfSpace, match="the disk is full"):
         put(lru, 51, 10)
     assert not any(name.startswith(".") for name in os.listdir(tmp_path))
+
+
+def test_files_that_are_not_of_it_are_left_alone(tmp_path):
+    (tmp_path / "film.mp4").write_bytes(bytes(9 * PAGE))
+    (tmp_path / "folder").mkdir()
+    lru = Lru(tmp_path, 5 * PAGE)
+    for key in range(9):
+        assert whole(put(lru, key, 10), key)
+    assert 2 <= len(lru.names()) <= 4
+    assert Lru(tmp_path, 0).trim() == PAGE  # the total
+    assert {p.name for p in tmp_path.iterdir()} == {"film.mp4", "folder", "total"}
+
+
+def test_it_is_listed_and_pruned_as_one_cache(tmp_path, capsys):
+    lru = Lru(tmp_path / "stream", 10**6)
+    held = [put(lru, key, 10) for key in range(4)][0]
+    (tmp_path / "stream" / f".writing-{9:032x}-9-0").write_bytes(bytes(PAGE))
+    (entry,) = manage.entries(tmp_path)
+    assert (entry.records, entry.form, entry.in_use, entry.bytes) == (4, "stream", True, lru.size())
+    assert (manage.entries(tmp_path, "toy"), manage.verify(tmp_path)) == ([], [])
+    assert manage.prune(tmp_path, project="toy", everything=True).kept == []
+    assert manage.prune(tmp_path).removed == []
+    assert len(os.listdir(lru.folder)) == 5  # what was left of a killed writer is gone
+    ((_, why),) = manage.prune(tmp_path, everything=True).kept
+    assert why.startswith("a process has 1 record of it open")
+    assert whole(held, 0)
+    del held
+    assert main(["cache", "list", "--dir", str(tmp_path)]) == 0
+    assert "(all)             1 record " in capsys.readouterr().out
+    assert len(manage.prune(tmp_path, older_than_days=-1).removed) == 1
+    assert manage.entries(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

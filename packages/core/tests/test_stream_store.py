@@ -424,6 +424,9 @@ def test_a_first_record_that_is_bad_does_not_speak_for_the_others(make, s3):
     store = make()
     assert usable(store, [1, 2]) == [1, 2]
     assert usable(store, [0]) != [0]
+    sent = pickle.loads(pickle.dumps(store))  # to a worker
+    assert usable(sent, [0]) == usable(store, [0])
+    sent.close()
     with pytest.raises(DataErrors, match="3 records cannot be used"):
         make(records=fields(ROOT / "none", 3))
 

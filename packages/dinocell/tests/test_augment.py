@@ -123,6 +123,17 @@ def test_levels_become_0_and_1_and_16_bits_are_kept() -> None:
                               torch.tensor([[[39000.0, 42000.0]]])).unique()) == 1000  # fmt: skip
 
 
+def test_levels_of_the_set_take_the_place_of_each_fields() -> None:
+    chosen = config(noise=0)
+    given, levels = batch(chosen), np.array([[50, 1000], [80, 2500], [0, 700]], np.float32)
+    found = augment.on_device(given, chosen, None, levels)
+    wanted = augment.on_device(given | {"levels": torch.from_numpy(levels).expand(4, -1, -1)}, chosen, None)
+    own = augment.on_device(given, chosen, None)
+    for name in ("image", "globals", "locals"):
+        torch.testing.assert_close(found[name], wanted[name])
+        assert not torch.allclose(found[name], own[name])
+
+
 def test_a_channel_of_one_value_stays_finite() -> None:
     flat = augment.scaled(torch.full((1, 1, 3, 3), 7).to(torch.uint16), torch.tensor([[[7.0, 7.0]]]))
     assert torch.equal(flat, torch.zeros(1, 1, 3, 3))
@@ -222,7 +233,8 @@ def test_the_rest_of_the_batch_is_kept() -> None:
     settings = config()
     given = batch(settings) | {"record": torch.arange(4), "mask": torch.ones(4, 2, 4, dtype=torch.bool)}
     made = augment.on_device(given, settings, None)
-    assert set(made) == {"globals", "locals", "record", "mask"}
+    assert set(made) == {"globals", "locals", "record", "mask", "image"}
+    assert set(augment.on_device(given, settings, torch.Generator())) == {"globals", "locals", "record", "mask"}
     assert made["globals"].shape == (4, 2, 3, 16, 16)
     assert made["locals"].shape == (4, 3, 3, 9, 9)
     assert made["globals"].is_contiguous()
@@ -246,6 +258,7 @@ def test_blur_falls_on_crops_as_in_dinov2() -> None:
     whole = config(global_scale=(1, 1), local_scale=(1, 1), global_size=24, local_size=24, brightness=0, contrast=0)
     given = batch(whole, 300, 1)
     made = augment.on_device(given, whole, None)
+    del made["image"]
     unblurred = augment.on_device(given, replace(whole, augment=replace(whole.augment, blur=0)), None)["globals"]
     sharpness = {name: (crops[..., 1:] - crops[..., :-1]).square().mean((2, 3, 4)) for name, crops in made.items()}
     most = (unblurred[..., 1:] - unblurred[..., :-1]).square().mean((2, 3, 4))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from runner_core.protocols import Finding, HealthEvent, Progress
 from runner_dinocell import runner_health, schedules
-from runner_dinocell.config import CellConfig, default, demo
+from runner_dinocell.config import CellConfig, LossConfig, default, demo
 from runner_dinocell.heads import DINOHead
 from runner_dinocell.health import Lasting, Sharper, symptoms
 from runner_dinocell.objective import objective
@@ -111,7 +111,7 @@ def trained(config: CellConfig, steps: int, network: nn.Module | None = None) ->
 
 def quick() -> CellConfig:
     config = demo()
-    config.model.prototypes = 256
+    config.loss, config.model.prototypes = LossConfig(), 256
     config.train.batch_size, config.train.learning_rate, config.teacher.momentum = 32, 1e-2, 0.95
     return config
 

@@ -13,7 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from runner_core.protocols import Cost, Progress
 from runner_dinocell import facts, losses
-from runner_dinocell.config import CellConfig, demo
+from runner_dinocell.config import CellConfig, LossConfig, demo
 from runner_dinocell.network import DinoNet
 from runner_dinocell.objective import objective
 from runner_dinocell.targets import sinkhorn
@@ -27,6 +27,7 @@ IMAGES, CHANNELS, TOKENS = 4, 2, 4
 
 def config(**loss: Any) -> CellConfig:
     made = demo()
+    made.loss = LossConfig()
     made.model.prototypes, made.model.hidden, made.model.bottleneck = 24, 16, 8
     made.augment.global_size, made.augment.local_size, made.augment.locals = 16, 8, 3
     for name, value in loss.items():

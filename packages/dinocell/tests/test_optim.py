@@ -6,13 +6,14 @@ import pytest
 import torch
 from runner_core.protocols import Progress
 from runner_dinocell import schedules
-from runner_dinocell.config import CellConfig, demo
+from runner_dinocell.config import CellConfig, OptimConfig, demo
 from runner_dinocell.network import DinoNet
 from runner_dinocell.optim import adjust, parameter_groups
 
 
-def small(**model: object) -> CellConfig:
+def small() -> CellConfig:
     config = demo()
+    config.optim = OptimConfig()
     config.model.registers, config.model.ibot_head = 2, "own"
     config.model.prototypes, config.model.hidden, config.model.bottleneck = 16, 8, 4
     return config

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
+from runner_core.crop import NoCrop
+from runner_core.pipeline import RecordPipeline
+from runner_dinocell.config import CellConfig
 from runner_dinocell.pixelstats import PERCENTILES, describe
+from runner_dinocell.project import DinoCell
 
 
 def field(seed: int = 0) -> np.ndarray:
@@ -42,3 +49,19 @@ def test_constant_channels_are_finite() -> None:
     assert np.isfinite(found).all()
     assert (found[-3], found[-1]) == (0, 0)
     assert len(describe(image[:1], np.array([[100.0, 2000.0]]))) == 9
+
+
+def test_the_baseline_sees_grey_values_scaled_as_the_network_does(
+    config: CellConfig, write_plates: Callable[..., Path]
+) -> None:
+    """By each field's own levels, or by those of the set."""
+    project = DinoCell(config)
+    project.pipeline = RecordPipeline(project, NoCrop())
+    (record,) = project.records(write_plates({"P": 1}))
+    prepared = project.prepare(project.decode(record))
+    levels = np.array([[100, 900], [50, 5000]], np.float32)
+    own = project.baseline(record, {"channels": ["1", "2"]})
+    together = project.baseline(record, {"channels": ["1", "2"], "levels": levels})
+    np.testing.assert_array_equal(own, describe(prepared["image"], prepared["levels"]))
+    np.testing.assert_array_equal(together, describe(prepared["image"], levels))
+    assert not np.allclose(own, together)

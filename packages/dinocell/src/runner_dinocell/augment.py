@@ -61,13 +61,10 @@ def on_device(batch: Tensors, config: CellConfig, rng: torch.Generator | None, l
     globals_, locals_ = draws[:, :2], draws[:, 2:]
     # Of the first global crop all are blurred, of the second few, of local ones half (DINOv2), at the default of 0.5
     blurred = image.new_tensor([min(1.0, 2 * settings.blur), settings.blur / 5])
-    return out | {
-        "globals": _crops(image, globals_, settings.global_scale, settings.global_size, blurred, kept, settings, rng),
-        "locals": _crops(
-            image, locals_, settings.local_scale, settings.local_size, blurred.new_tensor(settings.blur), kept,
-            settings, rng,
-        ),
-    }  # fmt: skip
+    large = _crops(image, globals_, settings.global_scale, settings.global_size, blurred, kept, settings, rng)
+    blurred = blurred.new_tensor(settings.blur)
+    small = _crops(image, locals_, settings.local_scale, settings.local_size, blurred, kept, settings, rng)
+    return out | {"globals": large, "locals": small}
 
 
 def whole(image: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from runner_core.config import DataConfig, RunConfig
+from runner_core.config import DataConfig, RunConfig, TrainConfig
 
 
 @dataclass
@@ -134,6 +134,13 @@ class AugmentConfig:
 
 
 @dataclass
+class CellTrainConfig(TrainConfig):
+    learning_rate: float = 1e-3
+    """Peak learning rate. DINOv2's is 0.004·√(batch / 1024), of the batch of all devices together; the preset default
+    has that of 80: set it anew with another batch or more devices."""
+
+
+@dataclass
 class PredictConfig:
     unit: Literal["field", "window"] = "field"
     """What has one embedding: a field (the mean over its windows), or each window."""
@@ -150,6 +157,7 @@ class CellConfig(RunConfig):
     """DINOv2 pretraining on microscopy."""
 
     data: CellDataConfig = field(default_factory=CellDataConfig)
+    train: CellTrainConfig = field(default_factory=CellTrainConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
@@ -185,14 +193,15 @@ def demo() -> CellConfig:
     config.data.windows = 4
     config.model.size, config.model.layer_scale = "mini", 1.0
     config.model.prototypes, config.model.hidden, config.model.bottleneck = 256, 256, 64
-    config.loss.teacher_temperature = config.loss.warmup_teacher_temperature = 0.03
+    config.loss.teacher_temperature = config.loss.warmup_teacher_temperature = 0.02
     config.loss.koleo = 0.02
     config.teacher.momentum = 0.98
     config.optim.layer_decay = config.optim.patch_embed_factor = 1.0
     config.optim.final_weight_decay = 0.04
     config.augment.global_size, config.augment.local_size, config.augment.locals = 48, 24, 4
     config.augment.global_scale, config.augment.local_scale = (0.35, 0.8), (0.1, 0.25)
-    config.augment.contrast, config.augment.blur, config.augment.noise = 0.6, 0.0, 0.0
+    # With more of it, or a softer teacher, the teacher of so short a training soon answers the same to everything.
+    config.augment.brightness, config.augment.contrast, config.augment.blur, config.augment.noise = 0.1, 0.3, 0.0, 0.0
     config.train.batch_size = 32
     config.train.epochs = 20
     config.train.prefetch = 4

@@ -174,7 +174,7 @@ class DinoCell(Project):
     def baseline(self, record: Record, statistics: Statistics) -> Array:
         """Statistics of the field's pixels."""
         prepared = self._prepared(record)
-        return pixelstats.describe(prepared["image"], prepared["levels"])
+        return pixelstats.describe(prepared["image"], statistics.get("levels", prepared["levels"]))
 
     def scored(self, sides: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Of training and validation `predict.fields` each at most: those that were trained on teach the probe."""

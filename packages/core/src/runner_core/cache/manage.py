@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import filelock
 
+from runner_core._text import counted
 from runner_core.cache.folder import (
     Damaged,
     cache_root,
@@ -22,12 +24,17 @@ from runner_core.cache.folder import (
     settings_folders,
 )
 from runner_core.cache.folder import verify as verify_folder
+from runner_core.stream.lru import FOLDER, Lru
+
+STREAM = "stream"
+"""Form of what is kept of streamed records."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cache. `last_used`: seconds since the epoch; `form`: flat (memory map), blosc2 or an extension's; `problem`:
-    what is wrong with it at a glance (the sizes of its files), empty if nothing is."""
+    """One cache. `last_used`: seconds since the epoch; `form`: flat (memory map), blosc2, an extension's, or `STREAM`,
+    whose records are of all projects; `problem`: what is wrong with it at a glance (the sizes of its files), empty if
+    nothing is."""
 
     folder: Path
     project: str
@@ -42,13 +49,17 @@ class Entry:
 def entries(root: Path | None = None, project: str | None = None) -> list[Entry]:
     """Every cache below `cache.dir` (None: the default folder), the last used first."""
     found = [_entry(folder) for parent in settings_folders(cache_root(root), project) for folder in caches(parent)]
+    found += _streamed(cache_root(root)) if project is None else []
     return sorted(found, key=lambda e: -e.last_used)
 
 
 def verify(root: Path | None = None, project: str | None = None) -> list[tuple[Entry, str]]:
-    """Reads every byte of every cache; the damaged ones, with what is wrong and what to do."""
+    """Reads every byte of every cache of prepared data; the damaged ones, with what is wrong and what to do. Streamed
+    records are not read: whoever uses one compares it with its checksum, and fetches it again."""
     damaged = []
     for entry in entries(root, project):
+        if entry.form == STREAM:
+            continue
         try:
             verify_folder(entry.folder)
         except (Damaged, OSError) as error:
@@ -78,8 +89,8 @@ def prune(
 ) -> Pruned:
     """Remove caches not used for so many days, the longest unused until all take at most `max_gb`, or all of them.
 
-    What killed builders left is removed too. A cache that a process has open is kept, and so is a folder that holds
-    anything which is not a cache's.
+    What killed builders left is removed too. A cache that a process has open is kept (of streamed records those that it
+    reads just now), and so is a folder that holds anything which is not a cache's.
     """
     there = entries(root, project)
     chosen = list(there) if everything else [e for e in there if e.problem]
@@ -92,7 +103,9 @@ def prune(
             total += entry.bytes
             if total > max_gb * 1e9:
                 chosen.append(entry)
-    tried = [(e, remove(e.folder)) for e in {e.folder: e for e in chosen}.values()]
+    tried = [(e, _remove(e)) for e in {e.folder: e for e in chosen}.values()]
+    if any(e.form == STREAM for e in there):
+        Lru(cache_root(root) / FOLDER, sys.maxsize).trim()  # what killed writers left
     for parent in settings_folders(cache_root(root), project):
         lock = filelock.FileLock(parent / "build.lock")
         with suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
@@ -112,12 +125,33 @@ def _entry(folder: Path) -> Entry:
         records = len(read_meta(folder).keys)
     except Damaged as error:
         problem = str(error)
-    return Entry(folder, folder.parent.parent.name, records, size, used, form, _in_use(folder), problem)
+    return Entry(folder, folder.parent.parent.name, records, size, used, form, _in_use(folder / "meta.json"), problem)
 
 
-def _in_use(folder: Path) -> bool:
+def _streamed(root: Path) -> list[Entry]:
+    """What is kept of streamed records, as one cache; none where nothing is."""
+    lru = Lru(root / FOLDER, 0)
+    names = lru.names()
+    if not names:
+        return []
+    in_use = any(_in_use(lru.folder / name) for name in names)
+    return [Entry(lru.folder, "", len(names), lru.size(), lru.last_used(), STREAM, in_use)]
+
+
+def _remove(entry: Entry) -> str:
+    """Delete a cache; else why not."""
+    if entry.form != STREAM:
+        return remove(entry.folder)
+    lru = Lru(entry.folder, 0)
+    lru.trim()
+    left = len(lru.names())
+    return f"a process has {counted(left, 'record')} of it open, the others are gone" if left else ""
+
+
+def _in_use(file: Path) -> bool:
+    """Does a process hold a lock on it?"""
     try:
-        descriptor = os.open(folder / "meta.json", os.O_RDONLY)
+        descriptor = os.open(file, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -36,7 +36,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    found = manage.entries(options.dir, options.project)
+    found = [entry for entry in manage.entries(options.dir, options.project) if entry.form != manage.STREAM]
     damaged = manage.verify(options.dir, options.project)
     for entry, problem in damaged:
         print(f"DAMAGED {entry.folder}: {problem}")
@@ -68,7 +68,7 @@ def _line(entry: Entry) -> str:
     problem = f"  PROBLEM: {entry.problem}" if entry.problem else ""
     size = size_text(entry.bytes)
     records = f"{entry.records:>6} {'record' if entry.records == 1 else 'records':<7}"
-    return f"{entry.project:<12} {records} {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
+    return f"{entry.project or '(all)':<12} {records} {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
 
 
 def _parser() -> argparse.ArgumentParser:

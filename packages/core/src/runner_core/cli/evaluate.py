@@ -28,10 +28,10 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     assert run is not None
     side = _side(options, setup.project)
     sides = read_sides(run.path)
+    trained, untrained, checkpoint = load_networks(started, options.run)  # first: `records` may ask for statistics
     records = _records(started, side, sides)
     out = options.out or run.path / f"evaluation-{side}"
     make_folder(out)
-    trained, untrained, checkpoint = load_networks(started, options.run)
     print(f"{counted(len(records), 'record')} ({side}) with {checkpoint} of {run.path}")
     scores = score_records(
         *(setup.project, trained.infer, records, trained.statistics), untrained=untrained, trained_on=trained_on(sides)

@@ -25,12 +25,12 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     """Every input that can be predicted is; the others are named, and the exit code is then 2."""
     started = start_from_run(name, "predict", PredictOptions, arguments)
     options, setup = started.options, started.setup
+    trained, checkpoint = load_network(started, options.run)  # first: `inputs` may ask for the training's statistics
     records, failed = _inputs(setup, options)
     if not records:
         return BadInput.exit_code
     make_folder(options.out)
     remove_leftovers(options.out)
-    trained, checkpoint = load_network(started, options.run)
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
     files: list[Path] = []
     collects = overrides(setup.project, "collect")

@@ -19,14 +19,13 @@ from runner_core.location import Location, Url
 from runner_core.project import AnyRecord
 from runner_core.protocols import CachePlan, Pipeline, Store
 from runner_core.stream.entry import Sheaf
-from runner_core.stream.lru import Lru
+from runner_core.stream.lru import FOLDER, Lru
 from runner_core.stream.source import Source
 from runner_core.stream.store import StreamStore
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig, RemoteConfig
 
-_FOLDER = "stream"
 _SHARE_OF_DISK, _LEAVE_FREE = 0.5, 0.05
 _LEAST = 16
 """Records that must find room: a block, and the one after it."""
@@ -40,7 +39,7 @@ class StreamCache:
 
     def __init__(self, config: CacheConfig, remote: RemoteConfig) -> None:
         self._config, self._remote = config, remote
-        self._folder = cache_root(config.dir) / _FOLDER
+        self._folder = cache_root(config.dir) / FOLDER
 
     def plan(self, pipeline: Pipeline, records: Sequence[AnyRecord]) -> CachePlan:
         """Reads and writes nothing but names of files."""

@@ -5,7 +5,7 @@
         .writing-NAME-…  one being written: as large from the beginning as it will be; locked by its writer
         total            the bytes of both, or more; locked by who changes which files there are
 
-A file is locked (shared) as long as anybody reads it and is not removed then, so that what is in use counts. The total
+NAME is 32 hexadecimal digits; files with other names are not ours, neither counted nor removed. A file is locked (shared) as long as anybody reads it and is not removed then, so that what is in use counts. The total
 is raised before a file is made and lowered after files were removed: a process that is killed leaves it too high at
 worst, until files are counted again, which is done before any is removed.
 """
@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import os
+import re
 import struct
 import threading
 import time
@@ -30,7 +31,10 @@ from runner_core.cache.folder import unwritable
 from runner_core.protocols import Arrays, Json
 from runner_core.stream.entry import Entry, Sheaf, Torn, open_entry
 
-_TEMPORARY = ".writing-"
+FOLDER = "stream"
+"""Below `cache.dir`."""
+_NAME = re.compile(r"[0-9a-f]{32}")
+_WRITING = re.compile(rf"\.writing-{_NAME.pattern}-\d+-\d+")
 _TOTAL = "total"
 _COUNT = struct.Struct("<Q")
 _PAGE = 4096
@@ -139,15 +143,20 @@ class Lru:
         """Of the records that are there."""
         if not self.folder.is_dir():
             return set()
-        return {name for name in os.listdir(self.folder) if not name.startswith(".") and name != _TOTAL}
+        return set(filter(_NAME.fullmatch, os.listdir(self.folder)))
 
     def size(self) -> int:
         """About how many bytes are there."""
-        size = 0
+        return sum(there.st_size for there in self._stats())
+
+    def last_used(self) -> float:
+        """When any record was read or written last, seconds since the epoch; 0 where there is none."""
+        return max((there.st_mtime for there in self._stats()), default=0.0)
+
+    def _stats(self) -> Iterator[os.stat_result]:
         for name in self.names():
             with suppress(FileNotFoundError):
-                size += os.stat(self.folder / name).st_size
-        return size
+                yield os.stat(self.folder / name)
 
     def fit(self, size: int) -> int:
         """How many records of `size` bytes are kept at least, when there are more."""
@@ -201,7 +210,7 @@ class Lru:
 
     def _make(self, name: str, size: int, total: int) -> tuple[int, Path]:
         self._total = total
-        path = self.folder / f"{_TEMPORARY}{name}-{os.getpid()}-{next(_NUMBERS)}"
+        path = self.folder / f".writing-{name}-{os.getpid()}-{next(_NUMBERS)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -218,12 +227,15 @@ class Lru:
         found, total = [], 0
         with os.scandir(self.folder) as files:
             for file in files:
-                if file.name.startswith(_TEMPORARY) and self._remove(file.name):
+                kept, writing = _NAME.fullmatch(file.name), _WRITING.fullmatch(file.name)
+                if not (kept or writing or file.name == _TOTAL):
+                    continue  # not ours
+                if writing and self._remove(file.name):
                     continue  # its writer is dead
                 there = file.stat()
                 size = max(_pages(there.st_size), there.st_blocks * 512)
                 total += size
-                if not file.name.startswith(_TEMPORARY) and file.name != _TOTAL:
+                if kept:
                     found.append((there.st_mtime_ns, size, file.name))
         if total + wanted > self.max_bytes:
             target = self.max_bytes - wanted - int(_SPARE * self.max_bytes)
@@ -241,6 +253,8 @@ class Lru:
             descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return True
+        except PermissionError:  # another user's
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (self.folder / name).unlink()

@@ -38,15 +38,16 @@ class Source:
         self.files = sum(len(record.files) for record in records)
         self.remote = any(map(at_url, records))
         self._pattern = ""
-        self._bad: dict[int, tuple[BadRecord, float]] = {}
         self._start()
 
     def _start(self) -> None:
         self.meter = Meter("files", "bytes")
         """Of files on this machine; requests are counted by the client."""
+        self._bad: dict[int, tuple[BadRecord, float]] = {}
+        """Found by this process, and when."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "meter"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("meter", "_bad")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
