@@ -118,10 +118,11 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: La
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, code, said",
     [
-        pytest.param("input", 2, "runner: the fifth batch", marks=pytest.mark.slow),
+        ("input", 2, "runner: the fifth batch"),
         ("error", 1, "runner: unexpected ZeroDivisionError: the fifth batch"),
     ],
 )

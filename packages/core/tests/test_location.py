@@ -13,7 +13,7 @@ from runner_core.cli.options import peek
 from runner_core.config import CacheConfig, RunConfig
 from runner_core.config.resolve import refuse_nonsense
 from runner_core.copies import find_copies, known_digests, read_digest
-from runner_core.location import Url, location
+from runner_core.location import Url, location, refuse_secrets
 from runner_core.project import at_url
 
 
@@ -95,3 +95,36 @@ def test_nonsense_about_the_server_is_refused(name, value):
     setattr(config.remote, name, value)
     with pytest.raises(BadInput, match=f"remote.{name}"):
         refuse_nonsense(config)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://me:secret@host/a.tif",
+        "https://host/a.tif?X-Amz-Signature=secret",
+        "https://host?secret",
+        "s3://KEY:secret@bucket/a",
+        "az://account/container/a?sig=secret",
+    ],
+)
+def test_urls_with_secrets_are_refused_before_anything_is_kept(text, here, capsys):
+    assert main(["toy", "train", "--data", text]) == 2
+    said = capsys.readouterr()
+    assert "must not hold a password or a signature" in said.err
+    assert "secret" not in said.out + said.err
+    assert not any(here.rglob("config.yaml"))
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/what?.tif", "abfss://container@account.dfs.core.windows.net/a", "s3://b/a@2x"]
+)
+def test_names_that_only_look_like_secrets_are_taken(text):
+    refuse_secrets(Url(text))
+
+
+def test_an_endpoint_with_a_password_is_refused():
+    config = RunConfig()
+    config.remote.endpoint = "http://me:secret@127.0.0.1:9000"
+    with pytest.raises(BadInput, match=r"remote\.endpoint holds a user name") as caught:
+        refuse_nonsense(config)
+    assert "secret" not in str(caught.value)

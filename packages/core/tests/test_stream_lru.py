@@ -205,7 +205,9 @@ def test_files_that_are_not_of_it_are_left_alone(tmp_path):
 
 def test_it_is_listed_and_pruned_as_one_cache(tmp_path, capsys):
     lru = Lru(tmp_path / "stream", 10**6)
-    held = [put(lru, key, 10) for key in range(4)][0]
+    held = put(lru, 0, 10)
+    for key in (1, 2, 3):
+        put(lru, key, 10)
     (tmp_path / "stream" / f".writing-{9:032x}-9-0").write_bytes(bytes(PAGE))
     (entry,) = manage.entries(tmp_path)
     assert (entry.records, entry.form, entry.in_use, entry.bytes) == (4, "stream", True, lru.size())

@@ -22,11 +22,11 @@ WORDS = [
     *"--augment.locals 2 --augment.noise 0 --validate.batch-size 4 --train.epochs 2 --train.learning-rate 1e-3".split(),
     *"--log.every 1 --predict.fields 2 --health.mode warn --train.device cpu --train.deterministic".split(),
 ]
-LOSSES = ("loss", "dino", "ibot", "koleo", "gradient_norm", "learning_rate", "grey_levels")
+LOSSES = {"loss", "dino", "ibot", "koleo", "gradient_norm", "learning_rate", "grey_levels"}
 
 
 def trained(data: Path, run: Path, *words: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Lines of the training's log and its validations, and the weights at its end by name."""
+    """Lines of the training's log and its validations, and all tensors at its end by name."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(run.parent / "cache")}
     command = [Path(sys.executable).with_name("runner"), "dinocell", "train", "--data", data, "--run-dir", run]
     done = subprocess.run(
@@ -34,15 +34,15 @@ def trained(data: Path, run: Path, *words: str) -> tuple[list[dict[str, Any]], d
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
-    weights: dict[str, np.ndarray] = {}
+    tensors: dict[str, np.ndarray] = {}
     for file in sorted(run.glob("checkpoints/step-*"))[-1].glob("*.safetensors"):
-        weights |= load_file(file)
-    return [line for line in lines if line["event"] in ("train", "validation")], weights
+        tensors |= load_file(file)
+    return [line for line in lines if line["event"] in ("train", "validation")], tensors
 
 
 @pytest.mark.parametrize(("strategy", "centring"), [("ddp", "sinkhorn"), ("fsdp", "centre")])
 def test_two_processes_are_one(strategy: str, centring: str, write_plates: Callable[..., Path], tmp_path: Path) -> None:
-    data = write_plates({"P1": 4, "P2": 2})
+    data = write_plates({"P1": 4, "P2": 4})
     centred = ("--loss.centring", centring)
     one, whole = trained(data, tmp_path / "one", *centred, "--train.batch-size", "8")
     pair = ("--train.batch-size", "4", "--devices", "2", "--train.strategy", strategy)
@@ -51,13 +51,11 @@ def test_two_processes_are_one(strategy: str, centring: str, write_plates: Calla
     assert steps == [(line["event"], line["step"]) for line in two]
     assert [event for event, _ in steps].count("train") >= 4
     for line, other in zip(one, two, strict=True):
-        for name in LOSSES:
-            if name in line:
-                assert other[name] == pytest.approx(line[name], rel=2e-3), (line["event"], line["step"], name)
-        assert "koleo" in line
-    assert parts.keys() == whole.keys()
-    moved = [name for name in whole if "teacher" in name and name.endswith("qkv.weight")]
-    moved += [name for name in whole if name.endswith("centre")]
-    assert len(moved) == 4 + 2 * (centring == "centre")
-    for name in moved:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=0.02, atol=2e-4, err_msg=name)
+        assert {"dino", "ibot", "koleo"} <= line.keys()
+        for name in LOSSES & line.keys():
+            assert other[name] == pytest.approx(line[name], rel=1e-4), (line["event"], line["step"], name)
+    centres = {f"{of}_centring.centre" for of in ("image", "patch")} if centring == "centre" else set()
+    network = {name for name in whole if name.startswith(("student.", "teacher."))} | centres
+    assert len(network) > 100
+    for name in network:  # the student has moved by 2·10⁻³
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-3, atol=2e-5, err_msg=name)

@@ -237,6 +237,7 @@ class _Through(DistributedDataParallel):
         return self.module.teach(*given)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does_with_the_whole_batch(tmp_path) -> None:
     mp.spawn(one_of_two, (tmp_path,), nprocs=2)
     for way, centring in WAYS.items():

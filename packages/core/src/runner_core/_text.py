@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from runner_core.location import Location
+if TYPE_CHECKING:
+    from runner_core.location import Location
 
 
 def counted(number: int, one: str, many: str = "") -> str:

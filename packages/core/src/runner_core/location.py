@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner_core._errors import BadInput
+
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -42,6 +44,19 @@ class Url:
 
 
 Location = Path | Url
+
+
+def refuse_secrets(url: Url) -> None:
+    """BadInput for a URL with a password or a signature, which goes into logs and run folders as it is."""
+    scheme, _, rest = url.text.partition("://")
+    host = rest.partition("/")[0]
+    password = "@" in host and not scheme.startswith("abfs")  # there it is CONTAINER@ACCOUNT
+    signature = "?" in rest and scheme not in ("s3", "s3a", "gs", "file")  # there a file may be named so
+    if password or signature:
+        raise BadInput(
+            f"{scheme}://…: a URL must not hold a password or a signature, since logs and run folders would keep it: "
+            "put keys into the environment (remote.credentials)"
+        )
 
 
 def location(text: str) -> Location:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner_core._cadence import Cadence
-from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
+from runner_core._errors import BadInput, OutOfSpace, Stopped, Unhealthy
 from runner_core._fetching import BLOCK_FILE, Fetching, kept_block, of_all
+from runner_core._loaders import loaders, samples, steps_per_epoch
 from runner_core._memory import peak_host_memory
 from runner_core._resume import fingerprint, other_plugins, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
 from runner_core._timing import Timing
 from runner_core.checkpoint import Checkpoints
-from runner_core.config import TrainConfig
 from runner_core.health import Health, announce
-from runner_core.loader import Loader, epoch_length
 from runner_core.loop import Display, Loop, LoopState, Sinks
 from runner_core.metrics import Monitor
-from runner_core.project import Project, overrides
 from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer, is_streamed
-from runner_core.samples import refuse_differing_fields
 from runner_core.setup import Data, Setup
 from runner_core.snapshots import Snapshots
 from runner_core.team import AgreedSignals
@@ -74,17 +71,6 @@ def train(
         return run.end("done", None)
 
 
-@dataclass
-class _Loaders:
-    training: Loader
-    validation: Loader | None
-
-    def close(self) -> None:
-        self.training.close()
-        if self.validation is not None:
-            self.validation.close()
-
-
 class _Run:
     def __init__(self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: RunDisplay) -> None:
         self.setup, self.data, self.sinks, self.display = setup, data, sinks, display
@@ -96,14 +82,14 @@ class _Run:
         if is_streamed(data.store):
             data.store.block = kept_block(folder.path / BLOCK_FILE, data.store.block)
             data.store.begin(folder.path)
-        data.samples = _samples(setup.project, data)
+        data.samples = samples(setup.project, data)
         config = setup.config
-        cadence = Cadence.of(config, _steps_per_epoch(config.train, data, self.team.count))
+        cadence = Cadence.of(config, steps_per_epoch(config.train, data, self.team.count))
         self.trainer: Trainer = setup.engine.trainer(setup, data, cadence.steps)
         self.cadence = replace(cadence, block=self.trainer.block)
         if self.team.count > 1:
             display.say(f"{self.team.count} processes train together: {self.trainer.strategy}")
-        self.loaders = _loaders(setup, data, self.trainer.block)
+        self.loaders = loaders(setup, data, self.trainer.block)
         try:
             self.versions = setup.engine.versions()
             self.checkpoints = Checkpoints(
@@ -288,69 +274,6 @@ def _announcements(setup: Setup) -> Iterator[str]:
         yield f"NOTE: {device.note}"
     count = f"{setup.team.count} × " if setup.team.count > 1 else ""
     yield f"device: {count}{device.name or device.kind}; precision: {precision.compute} ({precision.reason})"
-
-
-def _samples(project: Project, data: Data) -> dict[str, Any]:
-    """Samples of the training split and, where it has records, of the validation split."""
-    wanted = [split for split in ("train", "validation") if data.splits.get(split)]
-    if "train" not in wanted:
-        raise BadInput("there are no records to train on; see data.split")
-    samples = {split: project.samples(data.store, data.splits[split], split) for split in wanted}
-    if data.store.device:
-        refuse_differing_fields(samples)
-    return samples
-
-
-def _steps_per_epoch(train: TrainConfig, data: Data, ranks: int) -> int:
-    length = len(data.samples["train"])
-    return epoch_length(length, train.batch_size, ranks, train.steps_per_epoch, _drop_last(train, data, ranks))[0]
-
-
-def _drop_last(train: TrainConfig, data: Data, ranks: int) -> bool:
-    """A batch that is not full would not weigh the same in several processes: there it is refused as the only one."""
-    return ranks > 1 or len(data.samples["train"]) >= train.batch_size
-
-
-def _loaders(setup: Setup, data: Data, block: int) -> _Loaders:
-    config, samples, project = setup.config, data.samples, setup.project
-    common: dict[str, Any] = {
-        "seed": config.train.seed,
-        "block": block,
-        "pin": setup.engine.pin,
-        "prefetch": config.train.prefetch,
-        "allocate": setup.engine.allocate,
-    }
-    augment: Callable[..., None] | None = None
-    if overrides(project, "augment"):
-        augment = project.augment
-        if data.store.device:
-            raise BadInput(
-                f"{setup.name} augments samples on the host, where cache.mode device has none: set cache.mode memmap"
-            )
-    training = Loader(
-        samples["train"],
-        batch_size=config.train.batch_size,
-        steps_per_epoch=config.train.steps_per_epoch,
-        shuffle=True,
-        drop_last=_drop_last(config.train, data, setup.team.count),
-        epochs=config.train.epochs,
-        rank=setup.team.number,
-        ranks=setup.team.count,
-        workers=config.train.workers,
-        augment=augment,
-        **common,
-    )
-    if "validation" not in samples:
-        return _Loaders(training, None)
-    try:
-        workers = min(1, config.train.workers)  # it is not augmented, and a second full set would cost memory
-        size = config.validate.batch_size or config.train.batch_size
-        common |= {"setting": "validate.batch_size"} if config.validate.batch_size else {}
-        validation = Loader(samples["validation"], batch_size=size, shuffle=False, workers=workers, **common)
-        return _Loaders(training, validation)
-    except RunnerError:
-        training.close()
-        raise
 
 
 def _validation_event(facts: Mapping[str, Any]) -> HealthEvent:

@@ -57,7 +57,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
     if streaming and unreadable and not too_many(unreadable, sum(len(record.files) for record in records)):
         print(f"training reads other records in place of the {unreadable} that cannot be read")
         faulty -= unreadable
-    elif faulty:
+    if faulty:
         print("training refuses these records: repair them, or move them out of the folder")
     return 2 if faulty or not whole else 0
 

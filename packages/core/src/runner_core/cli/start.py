@@ -19,7 +19,7 @@ from runner_core.config.resolve import (
     refuse_nonsense,
     refuse_other_model,
 )
-from runner_core.location import Location, Url, location
+from runner_core.location import Location, Url, location, refuse_secrets
 from runner_core.plugins import Plugins
 from runner_core.project import Project, overrides
 from runner_core.protocols import Infer, State, Trained
@@ -212,7 +212,8 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
 
 
 def refuse_url(project: type[Project] | Project, url: Url) -> None:
-    """BadInput where the project reads files of this machine only."""
+    """BadInput where the project reads files of this machine only, and for a URL that must not be kept."""
+    refuse_secrets(url)
     if not project.remote:
         raise BadInput(f"{url}: project {project.name} reads no data at URLs; copy them to this machine first")
 

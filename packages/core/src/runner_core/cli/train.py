@@ -32,6 +32,7 @@ from runner_core.project import Project, Record, overrides
 from runner_core.runfolder import RunFolder, replace_text
 from runner_core.setup import Data
 from runner_core.sinks import Sinks
+from runner_core.stream.bad import FILE as BAD_FILE
 
 
 @outlive_terminal()
@@ -265,8 +266,7 @@ def _report(folder: RunFolder) -> None:
 
 
 def _discard(folder: RunFolder) -> None:
-    streamed = folder.path / BLOCK_FILE, folder.path / "bad_samples.jsonl"
-    for path in (folder.config_file, folder.log, folder.path / SPLIT_FILE, *streamed):
+    for path in (folder.config_file, folder.log, *(folder.path / name for name in (SPLIT_FILE, BLOCK_FILE, BAD_FILE))):
         path.unlink(missing_ok=True)
     for path in (folder.checkpoints, folder.figures):
         shutil.rmtree(path, ignore_errors=True)

@@ -138,6 +138,11 @@ def refuse_nonsense(config: RunConfig) -> None:
         if values[name] is not None and not low < values[name] < high:
             limits = f"lie between {low:g} and {high:g}" if math.isfinite(high) else f"be more than {low:g}"
             raise BadInput(f"setting {name} must {limits}, not {values[name]!r}")
+    if "@" in (config.remote.endpoint or ""):
+        raise BadInput(
+            "remote.endpoint holds a user name, a password or a key, which the run folder would keep: leave it out; "
+            "put keys into the environment (remote.credentials)"
+        )
 
 
 def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from runner_core.report.charts import Series, line_chart, share_bar
 from runner_core.report.pictures import pictures, series, snapshots
 from runner_core.report.streaming import streaming
 from runner_core.runfolder import RunFolder, replace_text
+from runner_core.stream.bad import FILE as BAD_FILE
 
 _ROWS = 30
 _NOT_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen", "gradient_norm", "learning_rate")
@@ -47,7 +48,7 @@ def render(run: RunFolder) -> str:
         _section("Pictures during training", snapshots(drawn)),
         *(_section(folder.name, _scores(folder) + pictures(folder, drawn)) for folder in evaluations),
         _section("Where the time went", _timing(events)),
-        _section("Streaming", streaming(events, run.path / "bad_samples.jsonl")),
+        _section("Streaming", streaming(events, run.path / BAD_FILE)),
         _section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
         _section("Versions", _versions(summary)),
     ]

@@ -13,5 +13,5 @@ store    the store of all records, as samples see it
 cache    the capability: plan, open
 meter    what a process fetched, and for how long it was at it
 
-Nothing here is imported before data are streamed; obstore is the extra runner-core[stream].
+obstore is the extra runner-core[stream]; it is imported when the first client is made.
 """

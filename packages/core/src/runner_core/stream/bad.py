@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner_core._errors import BadInput
+from runner_core._errors import BadInput, OutOfSpace
 from runner_core._text import counted
 from runner_core.location import Url
 from runner_core.project import AnyRecord
@@ -87,7 +88,7 @@ class BadSamples:
         return self._recorded.get((epoch, position, record))
 
     def replaced(self, bad: BadRecord, position: int, epoch: int, by: str) -> None:
-        """`by` stands in. On disk when this returns."""
+        """`by` stands in. On disk when this returns. Raises OutOfSpace."""
         place = (epoch, position, bad.key)
         if place in self._recorded:
             return
@@ -103,12 +104,17 @@ class BadSamples:
             "position": position,
             "replaced_by": by,
         }
-        descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        text = (json.dumps(line) + "\n").encode()
         try:
-            os.write(descriptor, (json.dumps(line) + "\n").encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            with open(self._file, "ab", buffering=0) as file:
+                if file.write(text) < len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutOfSpace(
+                f"{self._file}: what takes a bad record's place cannot be written ({error.strerror}): free some space, "
+                "then --resume"
+            ) from error
 
     def refuse_too_many(self, bad: BadRecord, asked: int) -> None:
         """A record is bad, one more perhaps, of `asked` files so far. Raises BadInput when more than 1 % of all files

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from runner_core._errors import BadInput
-from runner_core.location import Url
+from runner_core.location import Url, refuse_secrets
 from runner_core.stream.failure import Unreachable, first_line, meant
 from runner_core.stream.meter import Meter
 
@@ -242,14 +242,12 @@ def _split(url: Url) -> tuple[str, str]:
     >>> _split(Url("s3://bucket/plate 1/a.tif")), _split(Url("az://account/container/a.tif"))
     (('s3://bucket', 'plate 1/a.tif'), ('az://account/container', 'a.tif'))
     """
+    refuse_secrets(url)
     scheme, _, rest = url.text.partition("://")
     host, _, path = rest.partition("/")
     if scheme in ("http", "https"):
         from urllib.parse import unquote
 
-        if "@" in host or "?" in path:
-            # The URL goes into logs and run folders.
-            raise BadInput(f"{scheme}://{host.rpartition('@')[2]}/…: a URL must not hold a password or a signature")
         path = unquote(path)
     elif scheme in ("az", "adl", "azure"):
         container, _, path = path.partition("/")

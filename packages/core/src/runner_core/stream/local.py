@@ -43,7 +43,7 @@ def localised(record: AnyRecord, remote: RemoteConfig) -> Iterator[Record]:
 
     contents = client(remote).buffers(list(urls.values()))
     with _folder(sum(map(len, contents))) as folder:
-        paths = {role: folder / f"{n}-{url.name[-100:]}" for n, (role, url) in enumerate(urls.items())}
+        paths = {role: folder / f"{n}-{url.name[-60:]}" for n, (role, url) in enumerate(urls.items())}
         _write(paths.values(), contents)
         try:
             yield dataclasses.replace(record, files={**record.files, **paths})

@@ -5,9 +5,10 @@
         .writing-NAME-…  one being written: as large from the beginning as it will be; locked by its writer
         total            the bytes of both, or more; locked by who changes which files there are
 
-NAME is 32 hexadecimal digits; files with other names are not ours, neither counted nor removed. A file is locked (shared) as long as anybody reads it and is not removed then, so that what is in use counts. The total
-is raised before a file is made and lowered after files were removed: a process that is killed leaves it too high at
-worst, until files are counted again, which is done before any is removed.
+NAME is 32 hexadecimal digits; what has another name is not ours, and neither counted nor removed. A file is locked
+(shared) as long as anybody reads it and is not removed then, so that what is in use counts. The total is raised before
+a file is made and lowered after files were removed: a process that is killed leaves it too high at worst, until files
+are counted again, which is done before any is removed.
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ class S3:
         self.most_at_once = 0
         """Requests that were under way at the same time, at most."""
         self._rules: list[_Rule] = []
+        self._buckets: set[str] = set()
         self._kept: dict[tuple[Any, ...], _Answer] = {}
         self._under_way = 0
         self._sent_until = 0.0
@@ -88,7 +89,9 @@ class S3:
     def put(self, bucket: str, key: str, data: bytes, public: bool = True) -> None:
         """Store a file; the bucket is made where it is not there. `public`: may be read without credentials."""
         acl = {"Authorization": _SIGNED, "x-amz-acl": "public-read" if public else "private"}
-        self._change("PUT", f"/{bucket}", b"", acl)
+        if bucket not in self._buckets:
+            self._change("PUT", f"/{bucket}", b"", acl)
+            self._buckets.add(bucket)
         self._change("PUT", f"/{bucket}/{quote(key)}", data, acl)
 
     def delete(self, bucket: str, key: str) -> None:
