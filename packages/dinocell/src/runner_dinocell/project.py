@@ -53,6 +53,7 @@ class DinoCell(Project):
         super().__init__(config)
         if wrong := fault(self.config):
             raise BadInput(wrong)
+        self._last: tuple[Record, Arrays] | None = None
 
     @property
     def _channels(self) -> tuple[str, ...]:
@@ -168,8 +169,11 @@ class DinoCell(Project):
         return embed(self._prepared(record), infer, side(self.config), settings.stride, size, record.key)
 
     def _prepared(self, record: Record) -> Arrays:
-        """As it was for training."""
-        return self.prepare(self.pipeline.decode_cropped(record)[0])
+        """As it was for training. The last one is kept: the network, the one before training and the baseline each ask
+        for a record in turn."""
+        if self._last is None or self._last[0] is not record:
+            self._last = record, self.prepare(self.pipeline.decode_cropped(record)[0])
+        return self._last[1]
 
     def baseline(self, record: Record, statistics: Statistics) -> Array:
         """Statistics of the field's pixels."""
