@@ -175,6 +175,28 @@ def embedded_by_hand(network: Path, plate: Path, row: dict[str, Any], side: int)
     return exported.embed(exported.load(network), ((small - 0.15) / 0.15).float())[0].numpy()
 
 
+def test_a_network_trained_by_a_manifest_is_used_with_other_images(
+    runner: Runner, plates: Path, tmp_path: Path
+) -> None:
+    """Its manifest, named from where training began, is of the data that were trained on."""
+    rows = [f"A,A{well:02d},1,{c},A/A_A{well:02d}_site1_Ch{c}.tif" for well in range(1, 5) for c in (1, 2, 3)]
+    (tmp_path / "images.csv").write_text("\n".join(["plate,well,site,channel,path", *rows]) + "\n")
+    words = ["--data", plates, "--data.manifest", "images.csv", "--data.split", "none", *TINY]
+    done = runner("dinocell", "train", "--run-dir", "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"manifest: {tmp_path / 'images.csv'}" in (tmp_path / "run" / "config.yaml").read_text()
+
+    done = runner("dinocell", "predict", "run", plates / "B", "--out", "embeddings")
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "embeddings" / "embeddings.parquet")
+    assert set(table.column("plate").to_pylist()) == {"B"}
+
+    for words in (["--data", plates / "B"], ["--data", plates, "--data.manifest", "images.csv"]):
+        done = runner("dinocell", "evaluate", "run", *words, "--split", "all")
+        assert done.returncode == 0, done.stderr
+        assert f"{6 if len(words) == 2 else 4} records (all)" in done.stdout
+
+
 # ---------------------------------------------------------------- bad input
 
 

@@ -74,3 +74,16 @@ def test_a_set_that_cannot_be_checked_is_an_error(
     monkeypatch.setattr(Toy, "check_set", check_set)
     assert main(["toy", "check"]) == 2
     assert "p0_a.npy: has no axis" in capsys.readouterr().out
+
+
+def test_check_names_a_record_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    def decode(self: Any, record: Record) -> Any:
+        raise BadInput(f"{record.key}: no image")
+
+    monkeypatch.setattr(Toy, "decode", decode)
+    assert main(["toy", "check", "--cache.workers", "1"]) == 2
+    assert "error    p0_a: no image\n" in capsys.readouterr().out

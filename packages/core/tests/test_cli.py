@@ -490,7 +490,9 @@ def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runn
     done = runner("toy", "predict", checkpoint, *words, "--out", "out", "--scaled")
     assert done.returncode == 2
     assert "broken.npy" in done.stderr
-    assert "missing.npy: there is no such file" in done.stderr
+    assert "warning: not predicted: missing.npy: there is no such file" in done.stderr
+    assert done.stderr.count("runner: ") == 1
+    assert "runner: 2 inputs could not be predicted (see above)" in done.stderr
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         f"{key}_{what}.npy" for key in ("p1_a", "p2_b") for what in ("mask", "probability")
     }

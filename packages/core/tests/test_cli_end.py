@@ -150,7 +150,21 @@ def test_a_training_of_which_nothing_could_be_saved_says_why(
 def test_without_validation_train_and_check_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (SHORT, ["toy", "check"]):
         assert main([*words, "--data.split", "none"]) == 0
-        assert "NOTE: nothing validates" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "NOTE: nothing validates" in said
+        assert "no record is scored" in said
+
+
+def test_without_validation_a_project_may_score_what_is_trained_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    monkeypatch.setattr(Toy, "scored", lambda self, sides: sides["train"][:3])
+    assert main(["toy", "check", "--data.split", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "3 of the 3 records scored at the end are trained on" in said
+    assert "no record is scored" not in said
 
 
 def test_steps_at_once_are_not_for_torch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ import dataclasses
 import errno
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -19,12 +20,14 @@ from runner_core.config import TrainConfig
 from runner_core.config.resolve import (
     differences,
     dump,
+    for_other_data,
     read_settings,
     refuse_nonsense,
     refuse_other_model,
     save,
 )
 from runner_core.config.values import flat, overlay, plain
+from runner_core.project import Project
 
 
 @dataclass
@@ -260,3 +263,18 @@ def test_settings_of_prediction_are_free_for_a_trained_model() -> None:
     refuse_other_model(Predicting(), Predicting(predict=Threshold(0.7)), Path("run"))
     with pytest.raises(BadInput, match=r"train\.seed: the run has 0, asked for 1"):
         refuse_other_model(Predicting(), Predicting(train=TrainConfig(seed=1)), Path("run"))
+
+
+def test_what_the_data_are_is_free_for_a_trained_model() -> None:
+    one, other = RunConfig(), RunConfig()
+    one.data.split = "group:a"
+    refuse_other_model(one, other, Path("run"), ("data.split",))
+
+    class Described(Project):
+        presets: ClassVar[dict[str, Callable[[], RunConfig]]] = {"default": RunConfig}
+        of_data = ("data.split",)
+
+    one.train.seed = 3
+    found = for_other_data(one, Described, "default")
+    assert (found.data.split, found.train.seed) == ("auto", 3)
+    assert one.data.split == "group:a"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runner_core import Record
 from runner_core.cache.identity import Identities, identify
-from runner_core.copies import find_copies, known_digests, read_digest
+from runner_core.copies import find_copies, known_digests, read_digest, suspected_digests
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -52,8 +52,33 @@ def test_what_the_cache_has_read_is_known(tmp_path: Path) -> None:
     assert find_copies(records, [None, None], {}) == []
 
 
+def test_of_files_that_none_has_read_only_those_alike_are_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"a_1": "scan" * 9999, "b_1": "scan" * 9999, "c_1": "s" * 39996, "d_1": "can" * 9999, "gone_1": "x"}
+    records = [record(tmp_path, key, content) for key, content in contents.items()]
+    records.append(Record("a_again", "e", records[0].files))
+    records[4].files["image"].unlink()
+    other = "!" + contents["a_1"][1:]  # alike in size and middle, another scan
+    records.append(record(tmp_path, "f_1", other))
+    read: list[str] = []
+
+    def hash_file(path: Path) -> str:
+        read.append(path.name)
+        return path.read_text()[0]
+
+    monkeypatch.setattr("runner_core.cache.identity.hash_file", hash_file)
+    index = Identities(tmp_path)
+    digests = suspected_digests(index, records)
+    assert sorted(read) == ["a_1.npy", "b_1.npy", "f_1.npy"]
+    assert [n for n, digest in enumerate(digests) if digest is not None] == [0, 1, 5, 6]
+    assert digests[0] == digests[1] == digests[5] != digests[6]
+    assert suspected_digests(index, records) == digests
+    assert len(read) == 3  # remembered
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("mode", ["memmap", "memory"])
+@pytest.mark.parametrize("mode", ["memmap", "memory", "stream"])
 def test_a_copy_on_the_other_side_is_refused_before_training(mode: str, runner: Runner, tmp_path: Path) -> None:
     assert runner("toy", "phantom", "data").returncode == 0
     for end in ("", "_mask"):

@@ -30,6 +30,15 @@ def test_everything_else_is_a_path(text):
     assert peek(["--data", text]).data == Path(text)
 
 
+def test_a_url_that_lacks_a_slash_is_refused_unless_it_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"s3:/bucket/a: there is no such .* did you mean s3://bucket/a\?"):
+        peek(["--data", "s3:/bucket/a"])
+    (tmp_path / "s3:").mkdir()
+    (tmp_path / "s3:" / "bucket").mkdir()
+    assert location("s3:/bucket") == Path("s3:/bucket")
+
+
 def test_parts_of_a_url():
     url = Url("s3://bucket/plates/") / "p1" / "a.ome.tif"
     assert (url.text, url.name, url.suffix) == ("s3://bucket/plates/p1/a.ome.tif", "a.ome.tif", ".tif")

@@ -125,6 +125,20 @@ def test_a_run_that_is_done_with_warnings_is_not_shown_as_all_well(folder: RunFo
     assert '<span class="status warned">done, 1 warning</span>' in render(folder)
     folder.write_summary(folder.read_summary() | {"scoring_errors": ["r1: cannot be read"]})
     assert '<span class="status warned">done, 2 warnings</span>' in render(folder)
+    assert "<b>not scored</b> r1: cannot be read" in render(folder)
+
+
+def test_what_the_badge_counts_is_listed_under_health(folder: RunFolder) -> None:
+    finished(folder)
+    told = {"health": [], "scoring_errors": ["<r1>: cannot be read"] * 31, "unsaved": "the disk is full"}
+    folder.jsonl.write_text("", encoding="utf-8")
+    folder.write_summary(folder.read_summary() | told)
+    health = render(folder).partition("<h2>Health</h2>")[2].partition("</section>")[0]
+    assert "No finding" not in health
+    assert health.count("<b>not scored</b> &lt;r1&gt;: cannot be read") == 30
+    assert "2 more in summary.json" in health
+    folder.write_summary(folder.read_summary() | {"scoring_errors": []})
+    assert "<b>the end is not saved</b> the disk is full" in render(folder)
 
 
 def test_the_dashed_line_is_explained(folder: RunFolder) -> None:

@@ -65,7 +65,6 @@ def test_a_listing_has_every_file_with_size_and_etag_and_reads_them(make):
     assert all(url.size == len(DATA + name.encode()) for name, url in zip(names, found.values(), strict=True))
     assert len({url.etag for url in found.values()}) == 4
     assert make().read_many(list(found.values())) == [DATA + name.encode() for name in names]
-    assert list(make().list(ROOT / "none")) == []
 
 
 def test_all_are_requested_at_once_but_never_more_than_connections(make, s3):
@@ -92,7 +91,7 @@ def test_what_fails_once_is_asked_for_again(make, s3, fault):
     ("unavailable", "in 3 attempts: the server answered 503"),
     ("truncated", "in 3 attempts: the connection ended in the middle of the file"),
     ("short", "only 51,202 of 102,405 bytes came"),
-    ("dropped", "in 3 attempts: no connection to the server"),
+    ("dropped", r"in 3 attempts: no connection to the server http://127\.0\.0\.1:\d+ \(remote\.endpoint\)"),
     ("stalled", r"in 3 attempts: nothing came for longer than remote\.timeout"),
 ])  # fmt: skip
 def test_what_always_fails_is_transient_after_so_many_attempts(make, s3, fault, said):
@@ -142,15 +141,41 @@ def test_a_listing_of_a_wrong_bucket_and_one_that_breaks_off(make, s3):
         list(make(retries=1).list(ROOT))
 
 
+def test_a_folder_with_nothing_below_it_is_refused(make):
+    with pytest.raises(BadInput, match="s3://bucket/plate 1/none: nothing is there"):
+        list(make().list(ROOT / "none"))
+
+
 def test_nobody_there(make):
     begun = time.monotonic()
     with pytest.raises(
         Unreachable,
-        match=r"s3://bucket/plate 1/a\.tif: it could not be read in 2 attempts: no connection to the server",
+        match=r"s3://bucket/plate 1/a\.tif: it could not be read in 2 attempts: no connection to the server "
+        r"http://127\.0\.0\.1:9 \(remote\.endpoint\)$",
     ) as caught:
         make(endpoint="http://127.0.0.1:9", retries=1).read_many([ROOT / "a.tif"])
     assert caught.value.kind == "transient"
     assert time.monotonic() - begun < 30
+
+
+def test_an_endpoint_without_a_scheme_is_refused(make):
+    with pytest.raises(BadInput, match=r"remote\.endpoint must begin with http:// or https://, not '127\.0\.0\.1:9'"):
+        make(endpoint="127.0.0.1:9")
+
+
+def test_a_panic_of_obstore_is_bad_input(make):
+    """pyo3 makes it a BaseException, which would end the process with Rust's own words."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def panics(*_):
+        raise panic("called unwrap on a None value")
+
+    own = make()
+    own._open = panics
+    with pytest.raises(BadInput, match=r"a\.tif: obstore cannot work .* called unwrap"):
+        own.read_many([ROOT / "a.tif"])
+    with pytest.raises(BadInput, match="plate 1: obstore cannot work"):
+        list(own.list(ROOT))
 
 
 def test_a_file_that_was_replaced_since_the_listing_is_refused(make):

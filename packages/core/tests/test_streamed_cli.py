@@ -140,6 +140,7 @@ def test_check_says_what_training_will_replace(here: Path, s3: S3, capsys: pytes
     said = capsys.readouterr().out
     assert f"warning  p3_a: {URL}/p3_a.npy: not a whole .npy file" in said
     assert "1 faulty record, 1 warning" in said
+    assert "cache (stream): at most " in said
     assert "training reads other records in place of the 1 that cannot be read" in said
     for name in ("p4_a", "p4_b"):
         s3.put("cells", f"toy/{name}.npy", b"no numpy")

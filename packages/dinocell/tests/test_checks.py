@@ -14,6 +14,7 @@ from runner_dinocell import checks
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import Field
 from runner_dinocell.files import find_records
+from runner_dinocell.project import DinoCell
 from scipy import ndimage
 
 Plates = Callable[..., Path]
@@ -31,7 +32,7 @@ def field(folder: Path, *images: np.ndarray) -> Field:
 def found(record: Field) -> dict[str, str]:
     """Messages by rule, joined."""
     messages: dict[str, list[str]] = {}
-    for finding in checks.findings(record):  # type: ignore[arg-type]
+    for finding in checks.findings(record, 32):  # type: ignore[arg-type]
         assert finding.level != "error"
         messages.setdefault(finding.rule, []).append(f"{finding.level}: {finding.message}")
     return {rule: " | ".join(texts) for rule, texts in messages.items()}
@@ -102,6 +103,18 @@ def test_saturated(tmp_path: Path, grey: Grey) -> None:
     share = np.mean(bright == bright.max())
     expected = f"{share:.1%} of the pixels have the brightest value, {bright.max()}: saturated."
     assert said == f"warning: channel 1: {expected}"
+
+
+def test_a_fault_is_said_once_for_all_channels(tmp_path: Path, grey: Grey) -> None:
+    image = grey((64, 64)) >> 4
+    bright = np.minimum(image, 90)
+    (said,) = [f for f in checks.findings(field(tmp_path, bright, bright + 1, image), 32) if f.rule == "depth"]
+    assert said.message == (
+        f"channel 1: no value above 90; channel 2: no value above 91; channel 3: no value above {image.max()}, "
+        "as of 8 bits in a 16-bit file. Export the camera's own."
+    )
+    same = found(field(tmp_path, image, image, image))["channels"]
+    assert same == "warning: channels 1 and 2, 1 and 3, 2 and 3 are the same image: is one of them there twice?"
 
 
 def test_one_channel_twice(tmp_path: Path, grey: Grey) -> None:
@@ -198,3 +211,29 @@ def test_files_at_urls_are_not_fetched() -> None:
     files = {"1": Url("s3://nowhere/1.tif")}
     records = [Field("P/A01/1", "P", files, plate="P", well="A01", site="1", channels=("1",))]
     assert of_set(records) == {}
+
+
+# ---------------------------------------------------------------- as the runner calls it
+
+
+def test_a_field_smaller_than_a_window_is_an_error(write_plates: Plates, config: CellConfig) -> None:
+    """Training refuses it."""
+    root = write_plates({"P": 1}, shape=(40, 48))
+    for window, said in ((40, []), (41, ["40 × 48 pixels, smaller than a window of 41²: set data.window to a side"])):
+        config.data.window = window
+        project = DinoCell(config)
+        (record,) = project.records(root)
+        errors = [f.message for f in project.check(record) if f.level == "error"]
+        assert [message[: len(said[0])] for message in errors] == said
+
+
+def test_images_whose_names_say_nothing_are_told_of(write_plates: Plates, config: CellConfig) -> None:
+    root = write_plates({"P": 3})
+    (root / "P" / "P_A04_site1_C1.tif").touch()
+    project = DinoCell(config)
+    for _ in range(2):
+        (found,) = project.check_set(project.records(root))
+        assert (found.level, found.rule) == ("warning", "names")
+        assert found.message == "1 of 7 TIFF files is of no known name, P/P_A04_site1_C1.tif for one: left out."
+    (root / "P" / "P_A04_site1_C1.tif").unlink()
+    assert project.check_set(project.records(root)) == []

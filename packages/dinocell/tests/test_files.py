@@ -15,6 +15,7 @@ from runner_dinocell import phantom, sources
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import decode
 from runner_dinocell.files import find_inputs, find_records
+from runner_dinocell.project import DinoCell
 
 JUMP = "source_4/images/B1/images/BR1__2021/Images/r01c{column:02d}f01p01-ch{channel}sk1fk1fl1.tiff"
 
@@ -96,6 +97,18 @@ def test_nothing_there(tmp_path: Path, config: CellConfig) -> None:
     refused(make(tmp_path, "x") / "x", config, "not a folder")
 
 
+def test_pictures_are_no_images(tmp_path: Path, config: CellConfig) -> None:
+    make(tmp_path, "P_A01_s1_w1.png", "P_A02_s1_w1.JPG")
+    refused(tmp_path, config, "no TIFF file below it, but 2 PNG or JPEG files")
+
+
+def test_a_channel_by_another_name(tmp_path: Path, config: CellConfig) -> None:
+    make(tmp_path, "P_A01_site1_Ch5.tif")
+    for said in ("Ch5", "w05"):
+        config.data.channels = (said,)
+        refused(tmp_path, config, f"no image of channel '{said}'; did you mean '5'")
+
+
 def test_two_images_of_one_channel(tmp_path: Path, config: CellConfig) -> None:
     """Plates merged by a wrong key: several say the same of themselves."""
     make(tmp_path, "week1/IXMtest_A01_s1_w1.tif", "week2/IXMtest_A01_s1_w1.tif")
@@ -158,8 +171,8 @@ def test_labels_by_well_alone(tmp_path: Path, config: CellConfig) -> None:
     "text, message",
     [
         ("plate,compound\nP,dmso\n", "no column 'well'"),
-        ("well,compound\nA01,dmso\na1,taxol\n", "row 2: A01 is taxol here and dmso before"),
-        ("well,compound\n,dmso\n", "row 1 has no well"),
+        ("well,compound\nA01,dmso\na1,taxol\n", "line 3: A01 is taxol here and dmso before"),
+        ("well,compound\n,dmso\n", "line 2 has no well"),
         ("well\nA01\n", r"which column has the labels \(none\)"),
     ],
 )
@@ -254,7 +267,7 @@ def test_labels_are_not_lost_when_the_link_fails(config: CellConfig, s3: Any) ->
 def test_an_empty_prefix(config: CellConfig, s3: Any) -> None:
     s3.put("gallery", "other/x.tif", b"")
     config.remote.endpoint = s3.endpoint
-    with pytest.raises(BadInput, match="s3://gallery/nothing: no image below it"):
+    with pytest.raises(BadInput, match="s3://gallery/nothing: nothing is there"):
         find_records(Url("s3://gallery/nothing"), config)
 
 
@@ -274,3 +287,23 @@ def test_many_files(
     record_property("seconds for 200,000 images", time.perf_counter() - begun)
     assert len(records) == 40_000
     assert sum(len(r.files) for r in records) == 200_000
+
+
+def test_inputs_are_not_those_of_the_runs_manifest(tmp_path: Path, config: CellConfig) -> None:
+    """Nor need they have labels; a table may be an input itself."""
+    make(tmp_path, *(f"P_A0{w}_s1_w1.tif" for w in (1, 2)))
+    (tmp_path / "trained.csv").write_text("plate,well,site,channel,path,kind\nT,A01,1,1,t.tif,x\n")
+    (tmp_path / "other.csv").write_text("plate,well,site,channel,path\nQ,A01,1,1,P_A01_s1_w1.tif\n")
+    config.data.manifest, config.data.label = str(tmp_path / "trained.csv"), "kind"
+    assert [r.key for r in find_records(tmp_path, config)] == ["T/A01/1"]
+    assert [r.key for r in find_inputs(tmp_path, config, ("1",))] == ["P/A01/1", "P/A02/1"]
+    assert [r.key for r in find_inputs(tmp_path / "P_A02_s1_w1.tif", config, ("1",))] == ["P/A02/1"]
+    assert [r.key for r in find_inputs(tmp_path / "other.csv", config, ("1",))] == ["Q/A01/1"]
+
+
+def test_a_manifest_is_kept_by_its_whole_path(tmp_path: Path, config: CellConfig, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given, kept in (("a.csv", str(tmp_path / "a.csv")), ("s3://b/a.csv", "s3://b/a.csv"), (None, None)):
+        config.data.manifest = given
+        DinoCell(config)
+        assert config.data.manifest == kept

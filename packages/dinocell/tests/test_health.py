@@ -13,7 +13,7 @@ from runner_core.protocols import Finding, HealthEvent, Progress
 from runner_dinocell import runner_health, schedules
 from runner_dinocell.config import CellConfig, LossConfig, default, demo
 from runner_dinocell.heads import DINOHead
-from runner_dinocell.health import Lasting, Sharper, symptoms
+from runner_dinocell.health import Lasting, Sharper, Untaught, symptoms
 from runner_dinocell.objective import objective
 from runner_dinocell.targets import Centring
 from runner_dinocell.teacher import follow
@@ -201,7 +201,7 @@ FALLING = [{"learning_rate": 1e-3 * 0.9**i} for i in range(200)]
 def test_every_run_has_its_rules_anew_each_with_a_name_of_its_own() -> None:
     rules = runner_health(default())
     names = [one.name for one in rules]
-    assert len(names) == len(set(names)) == 8
+    assert len(names) == len(set(names)) == 9
     assert not any(one is other for one, other in zip(rules, runner_health(default()), strict=True))
 
 
@@ -302,3 +302,23 @@ def test_a_teacher_that_is_no_sharper_than_its_student_is_warned_of_at_once() ->
     finding = Sharper(config).observe(begins)
     assert finding is not None
     assert "0.1" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ({"dino_margin": 0.01}, "DINO taught nothing, what was learned comes from iBOT"),
+        ({"dino_margin": -0.1, "ibot_margin": 0.0}, "DINO taught nothing, and nothing else did"),
+        ({}, None),
+    ],
+)
+def test_a_training_that_ends_at_ln_k_says_so(ends, said) -> None:
+    """In a note at the end, by the last lines, after a resumption too."""
+    first, second = Untaught(demo()), Untaught(demo())
+    assert lines(first, [{}] * 3 + [ends] * 4) == [None] * 7
+    second.memory = json.loads(json.dumps(first.memory))
+    assert lines(second, [ends], first=8) == [None]
+    finding = second.observe(HealthEvent("end", 80, 1, {}))
+    assert (finding and (finding.level, finding.message)) == (
+        said and ("note", f"the image-level loss ended at ln K: {said}")
+    )

@@ -140,18 +140,22 @@ def test_a_table_in_a_bucket(config: CellConfig, s3: Any) -> None:
     [
         (PLAIN.replace("well", "wel") + "P,A01,1,1,1.tif\n", r"no column 'well'; did you mean 'wel'\? It has the "
          r"columns plate, wel, site, channel, path\. A manifest has plate, well"),
-        ("a;b\n1;2\n", "no column 'plate'"),
+        ("a;b\n1;2\n", "its columns are separated by semicolons"),
+        ("a\tb\n1\t2\n", "its columns are separated by tabulators"),
+        (PLAIN.replace("plate", "Plate_ID") + "P,A01,1,1,1.tif\n", r"no column 'plate'; did you mean 'Plate_ID'\?"),
+        (PLAIN + "P,A01,1,1,1.tif\nP,A02,1,1,2.tif\nP,a1,01,1,1.tif\n", r"line 4 repeats line 2\. Delete one"),
+        (LOAD_DATA + "P,A01,1,1.tif,i\n" * 2, r"line 3 repeats line 2\."),
         (LOAD_DATA.replace("Metadata_Well", "Metadata_well") + "P,A01,1,1.tif,i\n",
          r"no column 'Metadata_Well'; did you mean 'Metadata_well'\?"),
         (LOAD_DATA.replace("PathName_", "Path_") + "P,A01,1,1.tif,i\n", "no column 'PathName_OrigDNA'; did you mean"),
         ("Metadata_Plate,Metadata_Well,Metadata_Site,OrigDNA\nP,A01,1,1.tif\n", "no column FileName_NAME with"),
-        (PLAIN + "P,,1,1,1.tif\n", "row 1 has no well"),
-        (PLAIN + "P,A01,1,1,1.tif\nP,A02,1,1,\n", "row 2 has no path"),
+        (PLAIN + "P,,1,1,1.tif\n", "line 2 has no well"),
+        (PLAIN + "P,A01,1,1,1.tif\nP,A02,1,1,\n", "line 3 has no path"),
         (PLAIN, "no row below its names of columns"),
         (PLAIN + "P,A01,1,1\n", "not a readable table"),
         ("", "not a readable table|no row"),
         (PLAIN.replace("site", "well") + "P,A01,1,1,1.tif\n", "no column 'site'|two columns are named 'well'"),
-        (PLAIN + "P,A01,1,1,../1.tif\n", r"row 1: the path \.\./1\.tif leads out of"),
+        (PLAIN + "P,A01,1,1,../1.tif\n", r"line 2: the path \.\./1\.tif leads out of"),
         (PLAIN + "P,A01,1,1,a/../../1.tif\n", "leads out of"),
         (PLAIN + "P,A01,1,1,1.tif\nP,a1,01,1,2.tif\n", "two images of channel 1 of P/A01/1"),
     ],
@@ -185,6 +189,13 @@ def test_relative_paths_never_leave_their_folder(parts: list[str]) -> None:
     assert isinstance(place, Path)
     assert ".." not in place.parts
     assert place.is_relative_to(root)
+
+
+def test_a_field_with_two_labels(tmp_path: Path, config: CellConfig) -> None:
+    config.data.label = "compound"
+    rows = "P,A01,1,1,1.tif,taxol\nP,A01,1,2,2.tif,\nP,A01,1,3,3.tif,dmso\n"
+    table = write(tmp_path, PLAIN.replace("path", "path,compound") + rows)
+    refused(config, table, r"images\.csv: P/A01/1 has two labels, taxol and dmso\.")
 
 
 def test_two_columns_of_one_name() -> None:

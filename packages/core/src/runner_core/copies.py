@@ -2,7 +2,8 @@
 
 A record's main file is the first of its `files` (the image, before its mask). Copies in two groups are the leak that no
 split by group can prevent. A scan that was compressed or resampled anew is another file, and not found. Files at URLs
-are compared by their ETags, where a listing said them.
+are compared by their ETags, where a listing said them. Where nothing has read the files (streaming), only those of
+equal size and equal middle are.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+
+import xxhash
 
 from runner_core._text import counted
-from runner_core.cache.identity import Identities, identify
+from runner_core.cache.identity import Identities, files_below, identify
 from runner_core.location import Location, Url
 from runner_core.project import AnyRecord, Record
 from runner_core.protocols import Finding
 
 _SHOWN = 5
+_MIDDLE = 16384
+"""Bytes in the middle of a file by which it is told from most others: headers are alike."""
+_READERS = 16
 
 
 def read_digest(record: AnyRecord) -> str | None:
@@ -34,6 +42,47 @@ def known_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str |
     places = [_path(record) if record.files else None for record in records]
     here = iter(index.lookup([_main(r) for r, at in zip(records, places, strict=True) if not isinstance(at, Url)]))
     return [_etag(at) if isinstance(at, Url) else (known := next(here)) and known.identity for at in places]
+
+
+def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:
+    """Digests as `known_digests` has them, of main files that none has read yet too: those that are like another's at a
+    glance are read whole (and remembered), the others have none. A file that cannot be read has none either."""
+    places = [_path(record) if record.files else None for record in records]
+    files = sorted({Path(_absolute(at)) for at in places if isinstance(at, Path)})
+    alike: defaultdict[str | None, list[str]] = defaultdict(list)
+    with ThreadPoolExecutor(_READERS) as threads:  # a network's disk answers late, but many at once
+        for path, glance in zip(files, threads.map(_glance, files), strict=True):
+            alike[glance].append(str(path))
+    wanted = {path for glance, same in alike.items() if glance is not None and len(same) > 1 for path in same}
+    digests = known_digests(index, records)
+    read: dict[str, str] = {}
+    for number, place in enumerate(places):
+        if place is None or isinstance(place, Url):
+            continue
+        if (file := _absolute(place)) not in wanted:
+            digests[number] = None
+        elif digests[number] is None:
+            if file not in read:
+                known = identify(_main(records[number]))
+                index.remember(known.marks)
+                read[file] = known.identity
+            digests[number] = read[file]
+    return digests
+
+
+def _glance(place: Path) -> str | None:
+    """Size and middle of a file, or of those of a folder."""
+    seen = xxhash.xxh3_128()
+    try:
+        for file in files_below(place):
+            with file.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                stream.seek(max(0, (size - _MIDDLE) // 2))
+                seen.update(f"{file.relative_to(place)} {size} ".encode())
+                seen.update(stream.read(_MIDDLE))
+    except OSError:
+        return None  # said when the record is prepared
+    return seen.hexdigest()
 
 
 def _etag(url: Url) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from runner_core._errors import BadInput
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_ONE_SLASH = re.compile(r"(s3a?|gs|az|adl|azure|abfss?|https?|file):/(?!/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,13 @@ def refuse_secrets(url: Url) -> None:
 
 
 def location(text: str) -> Location:
-    """A URL where the text has a scheme, else a path.
+    """A URL where the text has a scheme, else a path. BadInput for one that only lacks a slash.
 
     >>> location("data/plate1")
     PosixPath('data/plate1')
     """
-    return Url(text) if _SCHEME.match(text) else Path(text)
+    if _SCHEME.match(text):
+        return Url(text)
+    if _ONE_SLASH.match(text) and not Path(text).exists():
+        raise BadInput(f"{text}: there is no such file or folder; did you mean {text.replace(':/', '://', 1)}?")
+    return Path(text)

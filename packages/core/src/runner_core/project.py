@@ -171,6 +171,9 @@ class Project(Protocol):
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
     remote: ClassVar[bool] = False
     """May the data be at a URL? `records` and `inputs` are then given a `Url` where the user named one."""
+    of_data: ClassVar[tuple[str, ...]] = ()
+    """Settings that say what the data are (a table of the files, a pattern of their names), not what the network is, by
+    dotted name: a trained network may be used with others, and with other data the run's are left out."""
     samples_setting: ClassVar[str] = ""
     """The setting that says how many samples an epoch takes of a record, for advice where fetching them is too slow."""
     prepare_version: ClassVar[int] = 1

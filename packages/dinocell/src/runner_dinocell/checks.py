@@ -36,38 +36,60 @@ _RIM = 16
 _SHOWN = 5
 
 
-def findings(record: Record) -> Iterator[Finding]:
-    """What looks wrong in one field. Raises BadInput as decoding does."""
+def findings(record: Record, window: int) -> Iterator[Finding]:
+    """What looks wrong in one field, of which windows of that side are taken. Raises BadInput as decoding does."""
     image = decode(record).arrays["image"]
+    if min(size := image.shape[1:]) < window:
+        text = f"{tiff.times(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
+        yield Finding("window", "error", text)
     if image.dtype == np.uint8:
         yield Finding("depth", "note", "8 bits a pixel, where a microscope's own images have 12 to 16.")
-    for name, channel in zip(record.files, image, strict=True):
-        yield from _grey_values(f"channel {name}", channel)
-    for (one, first), (other, second) in combinations(zip(record.files, image, strict=True), 2):
-        if np.array_equal(first, second):
-            yield _warning("channels", f"channels {one} and {other} are the same image: is one of them there twice?")
+    yield from _grey_values(record, image)
+    twins = [
+        f"{one} and {other}"
+        for (one, first), (other, second) in combinations(zip(record.files, image, strict=True), 2)
+        if np.array_equal(first, second)
+    ]
+    if twins:
+        yield _warning("channels", f"channels {', '.join(twins)} are the same image: is one of them there twice?")
     yield from _structure(record, image)
 
 
-def _grey_values(name: str, channel: Array) -> Iterator[Finding]:
+_Fault = tuple[str, str]
+"""The rule, and what it means: how a message ends."""
+_CONSTANT: _Fault = ("grey", ": there is nothing to see.")
+_FEW: _Fault = ("grey", ".")
+_SCALED: _Fault = ("depth", ", as of 8 bits that were scaled up. Export the camera's own 16 bits.")
+_NARROW: _Fault = ("depth", ", as of 8 bits in a 16-bit file. Export the camera's own.")
+_SATURATED: _Fault = ("saturated", ": saturated.")
+
+
+def _grey_values(record: Record, image: Array) -> Iterator[Finding]:
+    """One of each fault: a plate has thousands of fields."""
+    found: defaultdict[_Fault, list[str]] = defaultdict(list)
+    for name, channel in zip(record.files, image, strict=True):
+        for fault, text in _faults(channel):
+            found[fault].append(f"channel {name}: {text}")
+    for (rule, end), texts in found.items():
+        yield _warning(rule, "; ".join(texts) + end)
+
+
+def _faults(channel: Array) -> Iterator[tuple[_Fault, str]]:
     counts = histogram(channel)
     values = np.flatnonzero(counts)
     low, high = int(values[0]), int(values[-1])
     if low == high:
-        yield _warning("grey", f"{name}: every pixel is {low}: there is nothing to see.")
+        yield _CONSTANT, f"every pixel is {low}"
         return
     if len(values) <= BYTE and high - low >= SCALED:
-        what = f"only {len(values)} grey values between {low} and {high}"
-        yield _warning("depth", f"{name}: {what}, as of 8 bits that were scaled up. Export the camera's own 16 bits.")
+        yield _SCALED, f"only {len(values)} grey values between {low} and {high}"
     elif channel.dtype != np.uint8 and high < BYTE:
-        yield _warning(
-            "depth", f"{name}: no value above {high}, as of 8 bits in a 16-bit file. Export the camera's own."
-        )
+        yield _NARROW, f"no value above {high}"
     elif len(values) < FEW:
-        yield _warning("grey", f"{name}: only {len(values)} grey values, from {low} to {high}.")
+        yield _FEW, f"only {len(values)} grey values, from {low} to {high}"
     share = counts[high] / channel.size
     if share > SATURATED:
-        yield _warning("saturated", f"{name}: {share:.1%} of the pixels have the brightest value, {high}: saturated.")
+        yield _SATURATED, f"{share:.1%} of the pixels have the brightest value, {high}"
 
 
 def _structure(record: Record, image: Array) -> Iterator[Finding]:

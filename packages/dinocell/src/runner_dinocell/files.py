@@ -5,8 +5,10 @@ One code for folders and URLs: all it knows of an image is its path below the da
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner_core import BadInput
@@ -25,10 +27,18 @@ Plate = tuple[str, ...]
 _Images = Mapping[FieldName, dict[str, Location]]
 """Images of fields, by channel."""
 
+_PICTURES = (".png", ".jpg", ".jpeg")
 
-def find_records(root: Location, config: CellConfig, channels: Sequence[str] = ()) -> list[Field]:
+
+def find_records(
+    root: Location,
+    config: CellConfig,
+    channels: Sequence[str] = (),
+    labelled: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Field]:
     """Every field below `root`, a folder or a URL, or of a manifest that `root` is. `channels`: those to take (a
-    network's), else `data.channels`.
+    network's), else `data.channels`. `labelled`: with their labels. `say` is told which images are left out.
 
     Names and tables are read, no image. Raises BadInput where nothing is found, where a table or a pattern is not
     usable, for a channel that no field has, and where a field has two images of one channel.
@@ -36,20 +46,24 @@ def find_records(root: Location, config: CellConfig, channels: Sequence[str] = (
     table = _manifest(root, config)
     top = root.parent if _is_table(root) else root
     if table is None:
-        images = _named(root, config)
+        images = _named(root, config, say)
     else:
         images = manifest.images(table, top, config.data.label)
-    found, own = _collected(root, images)
+    found, own = _collected(str(table.where if table else root), images)
     chosen = _chosen(root, found, tuple(channels or config.data.channels))
-    label = own.get if table is not None and config.data.label in table.names else _labels(top, config)
+    in_table = not labelled or (table is not None and config.data.label in table.names)
+    label = own.get if in_table else _labels(top, config)
     return [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
 
 
 def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> list[Field]:
-    """Fields to predict, their `channels` those of the network: all below a folder or URL, or that of one image."""
+    """Fields to predict, their `channels` those of the network: all below a folder or URL, or of a table, or that of
+    one image. `data.manifest` is of the data that were trained on; and no label is needed."""
+    config = replace(config, data=replace(config.data, manifest=None))
     if not (isinstance(path, Path) and path.is_file() and path.suffix.lower() in names.SUFFIXES):
-        return find_records(path, config, channels)
-    fields = [field for field in find_records(path.parent, config, channels) if path in field.files.values()]
+        return find_records(path, config, channels, labelled=False)
+    beside = find_records(path.parent, config, channels, labelled=False)
+    fields = [field for field in beside if path in field.files.values()]
     if not fields:
         raise BadInput(f"{path}: its name does not say which field it is of, or it is of another channel.")
     return fields
@@ -65,14 +79,15 @@ def _is_table(place: Location) -> bool:
     return place.name.lower().endswith(manifest.SUFFIXES)
 
 
-def _named(root: Location, config: CellConfig) -> Iterator[Image]:
+def _named(root: Location, config: CellConfig, say: Callable[[str], None]) -> Iterator[Image]:
     """Images below `root` that have a name of a known scheme, or one that `data.pattern` finds."""
     pattern = config.data.pattern
     read = names.own(pattern) if pattern else names.known
     above = str(root.resolve()) if isinstance(root, Path) else root.text.rstrip("/")
-    known, others, example = 0, 0, ""
+    known, others, pictures, example = 0, 0, 0, ""
     for path, place in sources.listed(root, config.remote):
         if not path.lower().endswith(names.SUFFIXES):
+            pictures += path.lower().endswith(_PICTURES)
             continue
         name = read(above, path)
         if name is None:
@@ -86,29 +101,38 @@ def _named(root: Location, config: CellConfig) -> Iterator[Image]:
             f"{root}: {what} {known} of {counted(known + others, 'TIFF file')}, not {example} for one. Say by "
             "data.pattern what such names mean, or list the images in a table (data.manifest)."
         )
+    if others and known:
+        what = "not found by data.pattern" if pattern else "of no known name"
+        say(f"{others} of {counted(known + others, 'TIFF file')} {'are' if others > 1 else 'is'} {what}, {example} for "
+            "one: left out.")  # fmt: skip
+    if pictures and not known:
+        raise BadInput(
+            f"{root}: no TIFF file below it, but {counted(pictures, 'PNG or JPEG file')}. TIFF is read, with the "
+            "microscope's own 12 to 16 bits, which those have lost: export the images again."
+        )
     if not known:
         raise BadInput(
             f"{root}: no image below it. Looked for {names.SCHEMES}; a table of images is given by data.manifest."
         )
 
 
-def _collected(root: Location, images: Iterable[Image]) -> tuple[_Images, Mapping[FieldName, str]]:
-    """Images of fields, and labels that came with them."""
+def _collected(where: str, images: Iterable[Image]) -> tuple[_Images, Mapping[FieldName, str]]:
+    """Images of fields, and labels that came with them. `where`: what says so, for messages."""
     found: dict[FieldName, dict[str, Location]] = defaultdict(dict)
     label_of: dict[FieldName, str] = {}
     for name, place, label in images:
         if found[name[:5]].setdefault(name.channel, place) is not place:
-            raise BadInput(_twice(root, name, found[name[:5]][name.channel], place))
-        if label:
-            label_of[name[:5]] = label
+            raise BadInput(_twice(where, name, found[name[:5]][name.channel], place))
+        if label and (other := label_of.setdefault(name[:5], label)) != label:
+            raise BadInput(f"{where}: {_key(name[:5])} has two labels, {other} and {label}. A field has one: mend it.")
     return found, label_of
 
 
-def _twice(root: Location, name: Name, one: Location, other: Location) -> str:
+def _twice(where: str, name: Name, one: Location, other: Location) -> str:
     return (
-        f"{root}: two images of channel {name.channel} of {_key(name[:5])}: {one} and {other}. Are they of two plates, "
-        "planes or times? Then say by data.pattern (or the manifest) what tells them apart: a plate's name may be "
-        "that of its folder. Else keep one of them."
+        f"{where}: two images of channel {name.channel} of {_key(name[:5])}: {one} and {other}. Are they of two "
+        "plates, planes or times? Then say by data.pattern (or the manifest) what tells them apart: a plate's name may "
+        "be that of its folder. Else keep one of them."
     )
 
 
@@ -119,7 +143,8 @@ def _chosen(root: Location, found: _Images, wanted: tuple[str, ...]) -> tuple[st
         there = names.in_order({channel for images in found.values() for channel in images})
         for channel in wanted:
             if channel not in there:
-                near = did_you_mean(channel, there)
+                bare = re.sub(r"\D+0*", "", channel)  # Ch5, as file names have it, is channel 5
+                near = f"; did you mean '{bare}'?" if bare in there else did_you_mean(channel, there)
                 raise BadInput(f"{root}: no image of channel '{channel}'{near} (there are {', '.join(there)}).")
         return wanted
     plates = channels_of_plates((field[:3], list(images)) for field, images in found.items())

@@ -29,6 +29,8 @@ UNLEARNED = 0.01
 """Share of ln K: a loss within that much of it was not learned."""
 LEVELS = 64
 """Cell Painting's 16-bit images have 180 to 1500 grey values in a channel; squeezed into 8 bits, 1 to 14."""
+LAST = 5
+"""Lines of the log by which the end of a training is told."""
 SOON, LATE = 50, 1000
 """Steps through which it must last: what collapses does so in dozens; losses may stay at ln K for hundreds."""
 
@@ -106,9 +108,33 @@ class Sharper:
         return Finding(self.name, "warning", text)
 
 
+class Untaught:
+    """Did the image-level loss leave ln K? A note at the end: short trainings end before `losses at ln K` warns."""
+
+    name = "image-level loss"
+
+    def __init__(self, config: CellConfig) -> None:
+        self._limit = UNLEARNED * math.log(config.model.prototypes)
+        self.memory: dict[str, Json] = {"dino_margin": [], "ibot_margin": []}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment == "log":
+            for name, last in self.memory.items():
+                if name in event.facts:
+                    self.memory[name] = [*last, event.facts[name]][-LAST:]
+        if event.moment != "end" or not self._at_limit("dino_margin"):
+            return None
+        learned = self.memory["ibot_margin"] and not self._at_limit("ibot_margin")
+        rest = "what was learned comes from iBOT" if learned else "and nothing else did"
+        return Finding(self.name, "note", f"the image-level loss ended at ln K: DINO taught nothing, {rest}")
+
+    def _at_limit(self, name: str) -> bool:
+        return max(self.memory[name], default=math.inf) < self._limit
+
+
 def rules(config: CellConfig) -> Sequence[HealthRule]:
     """Those of a run, new each time."""
-    return [Sharper(config), *(Lasting(symptom) for symptom in symptoms(config))]
+    return [Sharper(config), Untaught(config), *(Lasting(symptom) for symptom in symptoms(config))]
 
 
 def symptoms(config: CellConfig) -> list[Symptom]:

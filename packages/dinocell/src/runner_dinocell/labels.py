@@ -30,10 +30,10 @@ def reader(table: Table, wanted: str | None) -> Callable[[FieldName], str | None
     tidy = {"well": well, "site": number}
     keys = zip(*([tidy.get(KEYS[p], str)(text) for text in table.filled(KEYS[p])] for p in by), strict=True)
     known: dict[tuple[str, ...], str] = {}
-    for row, (key, label) in enumerate(zip(keys, table.column(column), strict=True), 1):
+    for row, (key, label) in enumerate(zip(keys, table.column(column), strict=True)):
         if label and known.setdefault(key, label) != label:
             raise BadInput(
-                f"{table.where}: row {row}: {'/'.join(key)} is {label} here and {known[key]} before. Mend it."
+                f"{table.where}: {table.line(row)}: {'/'.join(key)} is {label} here and {known[key]} before. Mend it."
             )
     return lambda field: known.get(tuple(field[place] for place in by))
 

@@ -14,7 +14,7 @@ import csv
 import gzip
 import io
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -57,7 +57,7 @@ class Table:
     def column(self, name: str) -> list[str]:
         """A column's values, empty where it has none. Raises BadInput naming the columns there are."""
         if name not in self.names:
-            raise BadInput(f"{self.where}: no column '{name}'{did_you_mean(name, self.names) or '.'} {self.there()}")
+            raise BadInput(f"{self.where}: no column '{name}'{self.near(name)} {self.there()}")
         if self.names.count(name) > 1:
             raise BadInput(f"{self.where}: two columns are named '{name}'. Rename one of them.")
         return [value.strip() if value else "" for value in self._table.column(name).to_pylist()]
@@ -69,8 +69,25 @@ class Table:
         """A column that says something in each row. Raises BadInput naming the row that is empty."""
         values = self.column(name)
         if "" in values:
-            raise BadInput(f"{self.where}: row {values.index('') + 1} has no {name}. Fill it in, or delete the row.")
+            raise BadInput(f"{self.where}: {self.line(values.index(''))} has no {name}. Fill it in, or delete the row.")
         return values
+
+    def line(self, row: int) -> str:
+        """How an editor calls a row: the names of columns are a CSV file's line 1."""
+        return f"row {row + 1}" if self.where.lower().endswith(".parquet") else f"line {row + 2}"
+
+    def near(self, name: str) -> str:
+        """Ends a sentence: which column may be the one that is missing, of those that are not known as others."""
+        own = [column for column in self.names if column not in (*PLAIN, *LOAD_DATA)]
+        holding = [column for column in own if name.casefold() in column.casefold()]
+        return f"; did you mean '{holding[0]}'?" if holding else did_you_mean(name, own) or "."
+
+    def refuse_repeats(self, rows: Iterable[tuple[object, ...]]) -> None:
+        """BadInput for a row that says the same as one before."""
+        known: dict[tuple[object, ...], int] = {}
+        for row, said in enumerate(rows):
+            if (first := known.setdefault(said, row)) != row:
+                raise BadInput(f"{self.where}: {self.line(row)} repeats {self.line(first)}. Delete one of them.")
 
     def __len__(self) -> int:
         return len(self._table)
@@ -92,11 +109,12 @@ def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
         return
     if missing := [name for name in PLAIN if name not in table]:
         raise BadInput(
-            f"{table.where}: no column '{missing[0]}'{did_you_mean(missing[0], table.names) or '.'} {table.there()} "
+            f"{table.where}: no column '{missing[0]}'{table.near(missing[0])} {table.there()} "
             f"A manifest has {', '.join(PLAIN)}, a row for each image, or is a load_data table of CellProfiler's."
         )
     fields = _names(table, "source", "batch", "plate", "well", "site")
     channels, paths = table.filled("channel"), table.filled("path")
+    table.refuse_repeats(zip(fields, channels, paths, strict=True))
     place = _placed(table, root)
     for row, (own, channel, path) in enumerate(zip(fields, channels, paths, strict=True)):
         yield Name(*own, number(channel)), place(row, path), labels[row]
@@ -105,7 +123,9 @@ def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
 def _load_data(table: Table, root: Location, labels: Sequence[str]) -> Iterator[Image]:
     fields = _names(table, "Metadata_Source", "Metadata_Batch", *LOAD_DATA)
     place = _placed(table, root)
-    for channel, paths in _channels(table).items():
+    channels = _channels(table)
+    table.refuse_repeats(zip(fields, *channels.values(), strict=True))
+    for channel, paths in channels.items():
         for row, (own, path) in enumerate(zip(fields, paths, strict=True)):
             yield Name(*own, channel), place(row, path), labels[row]
 
@@ -151,7 +171,7 @@ def _placed(table: Table, root: Location) -> Callable[[int, str], Location]:
         if isinstance(found, Url) or found.is_absolute():
             return found
         if posixpath.normpath(path).startswith(".."):
-            raise BadInput(f"{table.where}: row {row + 1}: the path {path} leads out of {root}. Write it in full.")
+            raise BadInput(f"{table.where}: {table.line(row)}: the path {path} leads out of {root}. Write it in full.")
         return root / posixpath.normpath(path)
 
     return place
@@ -178,6 +198,9 @@ def _csv(where: str, content: bytes) -> pa.Table:
     content = content.removeprefix(b"\xef\xbb\xbf")
     first = content[: content.find(b"\n") + 1 or None].decode()
     names = [name.strip() for name in next(csv.reader(io.StringIO(first)), [])]
+    for mark, said in ((";", "semicolons"), ("\t", "tabulators")):
+        if len(names) == 1 and mark in names[0]:
+            raise BadInput(f"{where}: its columns are separated by {said}. Save it again with commas between them.")
     return pa.csv.read_csv(
         pa.BufferReader(content),
         read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),

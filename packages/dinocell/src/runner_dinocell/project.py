@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from runner_core import BadInput
 from runner_core.config import RunConfig
-from runner_core.location import Location
+from runner_core.location import Location, location
 from runner_core.project import AnyRecord, Decoded, Judgement, Predicted, Project, Record, Statistics
 from runner_core.protocols import (
     Array,
@@ -43,6 +43,7 @@ class DinoCell(Project):
     splittable: ClassVar[bool] = False  # Sinkhorn-Knopp, centres and KoLeo look at the whole batch
     remote: ClassVar[bool] = True
     untrained: ClassVar[bool] = True
+    of_data: ClassVar[tuple[str, ...]] = ("data.manifest", "data.pattern", "data.label")
     samples_setting: ClassVar[str] = "data.windows"
     snapshot_samples: ClassVar[int] = 4
     prepare_version: ClassVar[int] = 1
@@ -53,7 +54,9 @@ class DinoCell(Project):
         super().__init__(config)
         if wrong := fault(self.config):
             raise BadInput(wrong)
+        self.config.data.manifest = _in_full(self.config.data.manifest)
         self._last: tuple[Record, Arrays] | None = None
+        self._left_out: list[str] = []
 
     @property
     def _channels(self) -> tuple[str, ...]:
@@ -63,7 +66,8 @@ class DinoCell(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Location) -> Sequence[fields.Field]:
-        return files.find_records(root, self.config, self._channels)
+        self._left_out = []
+        return files.find_records(root, self.config, self._channels, say=self._left_out.append)
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:
         return files.find_inputs(path, self.config, self._channels)
@@ -207,10 +211,10 @@ class DinoCell(Project):
         return outputs.collect(written, out)
 
     def check(self, record: Record) -> Sequence[Finding]:
-        return list(checks.findings(record))
+        return list(checks.findings(record, self.config.data.window))
 
     def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
-        return list(checks.set_findings(records))
+        return [*(Finding("names", "warning", text) for text in self._left_out), *checks.set_findings(records)]
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_dinocell.export import export
@@ -223,3 +227,9 @@ class DinoCell(Project):
         from runner_dinocell.phantom import write_phantom
 
         write_phantom(folder, rng)
+
+
+def _in_full(manifest: str | None) -> str | None:
+    """A manifest on this machine by its whole path: a run may be used from another folder."""
+    place = location(manifest) if manifest else None
+    return str(place.absolute()) if isinstance(place, Path) else manifest

@@ -65,7 +65,7 @@ def unchanged(marks: Iterable[FileMark]) -> bool:
 def _known(record: Record, marks: Sequence[FileMark]) -> Known:
     digests = {m.path: m.digest for m in marks}
     content = {
-        role: [(str(file.relative_to(path)), digests[str(file)]) for file in _below(path)]
+        role: [(str(file.relative_to(path)), digests[str(file)]) for file in files_below(path)]
         for role, path in sorted(_absolute(record).items())
     }
     return Known(digest_json(content), marks)
@@ -123,10 +123,11 @@ def _absolute(record: Record) -> Mapping[str, Path]:
 
 
 def _files(record: Record) -> list[Path]:
-    return [file for _, path in sorted(_absolute(record).items()) for file in _below(path)]
+    return [file for _, path in sorted(_absolute(record).items()) for file in files_below(path)]
 
 
-def _below(path: Path) -> list[Path]:
+def files_below(path: Path) -> list[Path]:
+    """The files of a folder, sorted; a file itself."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 

@@ -36,16 +36,15 @@ class _Check:
             return number, [str(error)]
 
 
-def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None]) -> None:
-    """Say the first warnings, and which command lists all of them."""
+def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None], *, each: bool = True) -> None:
+    """Say the first warnings, and which command lists all of them. `each`: also those of each record by itself."""
     if setup.source is None or not any(overrides(setup.project, method) for method in ("check", "check_set")):
         return
     command = f"runner {setup.name} check --data {typed(setup.source)}"
-    if len(records) > _MOST_RECORDS:
-        say(f"NOTE: {counted(len(records), 'record')} are not checked here: {command}")
-        return
     lines = [finding.message for finding in set_faults(setup.project, records) if finding.level != "note"]
-    if overrides(setup.project, "check"):
+    if each and len(records) > _MOST_RECORDS:
+        say(f"NOTE: {counted(len(records), 'record')} are not checked here one by one: {command}")
+    elif each and overrides(setup.project, "check"):
         lines += _lines(setup, records, say)
     for line in lines[:_SHOWN]:
         say(f"WARNING: {line}")
@@ -72,4 +71,4 @@ def _lines(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None
             found[number] = messages
             advance()
     for number, record in enumerate(records):
-        yield from (f"{record.key}: {message}" for message in found[number])
+        yield from (f"{record.key}: {message.removeprefix(f'{record.key}: ')}" for message in found[number])

@@ -42,7 +42,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
         for finding in findings:
             level = "warning" if streaming and finding.rule == _DECODE else finding.level
             counts[level] += 1
-            print(f"{level:<8} {record.key}: {finding.message}")
+            print(f"{level:<8} {record.key}: {finding.message.removeprefix(f'{record.key}: ')}")
         if not any(f.level == "error" for f in findings):
             good[record.key], digests[record.key] = record, digest
     faulty = len(records) - len(good)
@@ -101,7 +101,7 @@ def _plans(setup: Setup, records: Sequence[AnyRecord]) -> bool:
 
     def split_lines() -> Iterator[str]:
         yield f"preset {setup.preset} splits them so:"
-        yield from describe_split(records, split(records, setup.config.data, setup.config.train.seed))
+        yield from describe_split(setup.project, records, split(records, setup.config.data, setup.config.train.seed))
 
     def cache_lines() -> Iterator[str]:
         yield f"preset {setup.preset}: {describe_plan(setup.cache.plan(setup.pipeline, records))}"

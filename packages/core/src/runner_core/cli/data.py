@@ -10,11 +10,12 @@ from runner_core._files import size_text
 from runner_core._text import counted
 from runner_core.cache.folder import cache_root
 from runner_core.cache.identity import Identities
+from runner_core.cache.place import is_streaming
 from runner_core.cli.audit import warn
-from runner_core.copies import find_copies, known_digests
+from runner_core.copies import find_copies, known_digests, suspected_digests
 from runner_core.location import Location
 from runner_core.phantoms import phantom_folder
-from runner_core.project import AnyRecord
+from runner_core.project import AnyRecord, Project
 from runner_core.protocols import CachePlan, Device
 from runner_core.setup import Data, Setup
 from runner_core.splits import split
@@ -59,7 +60,7 @@ def open_data(setup: Setup, say: Say) -> Data:
     folder = data_folder(setup, say)
     records = read_records(setup, folder)
     splits = split(records, setup.config.data, setup.config.train.seed)
-    for line in describe_split(records, splits):
+    for line in describe_split(setup.project, records, splits):
         say(line)
     plan = setup.cache.plan(setup.pipeline, records)
     if plan.device_bytes:
@@ -72,8 +73,11 @@ def open_data(setup: Setup, say: Say) -> Data:
             raise
     for line in refuse_copies(setup, records, splits):
         say(line)
-    if plan.ready < plan.records and plan.mode not in ("off", "stream"):  # they are new: with every start it would tire
-        warn(setup, [records[n] for side in ("train", "validation") for n in splits[side]], say)
+    used = [records[n] for side in ("train", "validation") for n in splits[side]]
+    if plan.mode == "stream":  # nobody knows whether they are new, and none is fetched for a check
+        warn(setup, used, say, each=False)
+    elif plan.ready < plan.records and plan.mode != "off":  # they are new: with every start it would tire
+        warn(setup, used, say)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
     return Data(records, splits, store, statistics)
@@ -81,9 +85,10 @@ def open_data(setup: Setup, say: Say) -> Data:
 
 def refuse_copies(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
     """Warnings of scans that are there twice; BadInput where that puts one on both sides of the split. Knows the
-    files that the cache has read."""
+    files that the cache has read; of streamed ones, of which it has read none, only those that are alike are read."""
     index = Identities(cache_root(setup.config.cache.dir))
-    found = find_copies(records, known_digests(index, records), splits)
+    digests = (suspected_digests if is_streaming(setup.config, records) else known_digests)(index, records)
+    found = find_copies(records, digests, splits)
     if errors := [finding.message for finding in found if finding.level == "error"]:
         raise BadInput("\n".join(errors))
     return [f"{finding.level}: {finding.message}" for finding in found]
@@ -100,8 +105,8 @@ def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:
         )
 
 
-def describe_split(records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
-    """A line for each side: how many records and which groups."""
+def describe_split(project: Project, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
+    """A line for each side: how many records and which groups; and what it means when nothing validates."""
     lines = []
     for name, numbers in splits.items():
         groups = sorted({records[n].group for n in numbers})
@@ -109,17 +114,23 @@ def describe_split(records: Sequence[AnyRecord], splits: dict[str, list[int]]) -
         if numbers:
             lines.append(f"{name}: {counted(len(numbers), 'record')} of {counted(len(groups), 'group')}: {shown}")
     if not splits.get("validation"):
+        sides = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
+        scored, seen = project.scored(sides), {record.key for record in sides["train"]}
+        trained = sum(record.key in seen for record in scored)
+        which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are trained on"
         lines.append(
-            "NOTE: nothing validates: no metric will choose the best checkpoint (the newest is used), and no record is "
-            "scored. To validate, name groups with --data.split group:NAME[,NAME], or a YAML file with your own split"
+            "NOTE: nothing validates: no metric will choose the best checkpoint (the newest is used), and "
+            f"{which if scored else 'no record is scored'}. To validate, name groups with "
+            "--data.split group:NAME[,NAME], or a YAML file with your own split"
         )
     return lines
 
 
 def describe_plan(plan: CachePlan) -> str:
     """What the cache will take, in one line."""
+    most = "at most " if plan.mode == "stream" else ""
     parts = [
-        f"{size_text(size)} {where}"
+        f"{most}{size_text(size)} {where}"
         for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "device memory"))
         if size
     ]

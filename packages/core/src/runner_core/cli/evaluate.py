@@ -49,7 +49,9 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     if out.absolute().parent == run.path.absolute():  # the report shows such folders
         print(f"report: {write_report(run)}")
     for error in scores.errors:
-        print(f"runner: {error}", file=sys.stderr)
+        print(f"warning: not scored: {error}", file=sys.stderr)
+    if scores.errors:
+        print(f"runner: {counted(len(scores.errors), 'record')} could not be scored (see above)", file=sys.stderr)
     return BadInput.exit_code if scores.errors else 0
 
 

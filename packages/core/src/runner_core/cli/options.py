@@ -65,7 +65,8 @@ class ConfigOptions(PresetOptions):
 
 @dataclass(kw_only=True)
 class CheckOptions(PresetOptions):
-    """Audit the data: faulty records, the split, what the cache will cost. Exit code 2 when a record is faulty."""
+    """Audit the data: faulty records, the split, what the cache will cost. Exit code 2 where training would refuse the
+    data: streamed ones may have up to 1 % of files that cannot be read."""
 
 
 @dataclass(kw_only=True)

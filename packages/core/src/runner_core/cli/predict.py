@@ -28,7 +28,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     trained, checkpoint = load_network(started, options.run)  # first: `inputs` may ask for the training's statistics
     records, failed = _inputs(setup, options)
     if not records:
-        return BadInput.exit_code
+        return _exit_code(failed) or BadInput.exit_code
     make_folder(options.out)
     remove_leftovers(options.out)
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
@@ -42,7 +42,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
                 remarks = setup.project.remarks(here, prediction)
         except BadInput as error:
             failed += 1
-            print(f"runner: {error}", file=sys.stderr)
+            print(f"warning: not predicted: {error}", file=sys.stderr)
             continue
         files += written
         print(record.key if collects else f"{record.key}: {', '.join(map(str, written))}")
@@ -50,8 +50,13 @@ def predict(name: str, arguments: Sequence[str]) -> int:
             print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collects:
         print(f"written: {', '.join(map(str, _collected(setup.project, files, options.out)))}")
+    return _exit_code(failed)
+
+
+def _exit_code(failed: int) -> int:
+    """Says how many inputs were of no use."""
     if failed:
-        print(f"{counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
+        print(f"runner: {counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0
 
 
@@ -102,7 +107,7 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
                 _add(records, record, options.out)
         except BadInput as error:
             failed += 1
-            print(f"runner: {error}", file=sys.stderr)
+            print(f"warning: not predicted: {error}", file=sys.stderr)
     return list(records.values()), failed
 
 

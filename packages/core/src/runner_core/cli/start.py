@@ -13,6 +13,7 @@ from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOption
 from runner_core.config.resolve import (
     PHANTOM,
     SettingsFile,
+    for_other_data,
     from_file,
     from_preset,
     read_settings,
@@ -96,16 +97,20 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     saved = read_run(run, name)
     plugins, chosen = _plugins(name, seen, saved)
     project = plugins.project()
-    trained = _settings(project, saved.preset or "default", saved, None)
-    settings = trained if seen.config is None else from_file(trained, project, read_settings(seen.config))
+    preset = saved.preset or "default"
+    trained = settings = _settings(project, preset, saved, None)
+    if seen.data is not None and str(_source(project, seen.data, saved)) != saved.source:
+        settings = for_other_data(trained, project, preset)
+    if seen.config is not None:
+        settings = from_file(settings, project, read_settings(seen.config))
     options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
                                      defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
     refuse_nonsense(settings)
-    refuse_other_model(trained, settings, run.path)
+    refuse_other_model(trained, settings, run.path, project.of_data)
     made = project(settings)
     if extra is not None:
         made.predict_options = extra
-    setup = Setup(made, settings, saved.preset or "default", _source(project, seen.data, saved), plugins)
+    setup = Setup(made, settings, preset, _source(project, seen.data, saved), plugins)
     return Started(options, setup, run, chosen)
 
 

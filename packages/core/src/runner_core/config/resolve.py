@@ -7,7 +7,7 @@ such a file with more keys (project, preset, source, plugins, chosen), so that i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,12 +166,25 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (a.get(name), b.get(name)) for name in {**a, **b} if a.get(name) != b.get(name)}
 
 
-def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path) -> None:
-    """BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with."""
+def for_other_data(config: RunConfig, project: type[Project], preset: str) -> RunConfig:
+    """`config` with the preset's values of the settings that say what the data are (`Project.of_data`)."""
+    usual = flat(from_preset(project, preset))
+    for name in project.of_data:
+        values = usual[name]
+        for part in reversed(name.split(".")):
+            values = {part: values}
+        config = overlay(config, values, f"preset {preset}")
+    return config
+
+
+def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, of_data: Sequence[str] = ()) -> None:
+    """BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with.
+
+    `of_data`: settings that say what the data are; they may be others."""
     changed = {
         name: values
         for name, values in differences(saved, wanted).items()
-        if name not in _FREE and name.partition(".")[0] not in _FREE_SECTIONS
+        if name not in (*_FREE, *of_data) and name.partition(".")[0] not in _FREE_SECTIONS
     }
     if changed:
         lines = "\n".join(f"  - {name}: the run has {was!r}, asked for {now!r}" for name, (was, now) in changed.items())

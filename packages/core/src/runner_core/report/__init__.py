@@ -127,13 +127,19 @@ def _health(events: Iterable[Event], summary: Event) -> str:
     findings = {(e["level"], e["rule"], e["message"]): e.get("step") for e in events if e.get("event") == "health"}
     for finding in summary.get("health") or ():
         findings.setdefault((finding["level"], finding["rule"], finding["message"]), None)
-    if not findings:
+    told = [("not scored", error) for error in summary.get("scoring_errors") or ()]
+    told += [("the end is not saved", summary["unsaved"])] if summary.get("unsaved") else []
+    if not findings and not told:
         return '<p class="finding good">No finding: no rule had anything to say.</p>' if summary else ""
-    return "".join(
+    shown = [
         f'<p class="finding {escape(level)}"><b>{escape(level)}: {escape(rule)}</b> '
         f"{escape(message)}{'' if step is None else f' (step {step})'}</p>"
         for (level, rule, message), step in findings.items()
-    )
+    ]
+    shown += [f'<p class="finding warning"><b>{what}</b> {escape(why)}</p>' for what, why in told[:_ROWS]]
+    if len(told) > _ROWS:
+        shown.append(f"<p>… {len(told) - _ROWS} more in summary.json</p>")
+    return "".join(shown)
 
 
 def _curves(events: list[dict[str, Any]], summary: Event) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from dataclasses import astuple
 from datetime import timedelta
 from types import ModuleType
@@ -49,6 +50,8 @@ class Client:
     """Reads and lists URLs under `remote` settings. Its threads and connections are this process's own."""
 
     def __init__(self, config: RemoteConfig) -> None:
+        if config.endpoint and not config.endpoint.startswith(("http://", "https://")):
+            raise BadInput(f"remote.endpoint must begin with http:// or https://, not {config.endpoint!r}")
         self._config = config
         self._obstore = _obstore()
         self._stores: dict[str, Any] = {}
@@ -86,7 +89,8 @@ class Client:
             raise BadInput(f"{urls[0]}: nothing more is read, since the process ends")
         reading = asyncio.run_coroutine_threadsafe(self._all(urls), self._loop)
         try:
-            return reading.result()
+            with _no_panic(urls[0]):
+                return reading.result()
         except CancelledError:
             raise BadInput(f"{urls[0]}: reading was given up, since the process ends") from None
         finally:
@@ -130,17 +134,21 @@ class Client:
         return data
 
     def list(self, url: Url) -> Iterator[Url]:
-        """Every file below `url`, with size and etag, in the server's order. Raises Unreachable."""
+        """Every file below `url`, with size and etag, in the server's order. Raises Unreachable; BadInput where there
+        is none."""
         if url.text.startswith(("http://", "https://")):
             raise BadInput(f"{url}: a web server does not list its files: give a manifest that names them")
         root, prefix = _split(url)
         last = None
         for attempt in range(self._config.retries + 1):
             try:
-                for chunk in self._obstore.list(self._store(root, url), prefix or None, offset=last):
-                    for found in chunk:
-                        last = found["path"]
-                        yield Url(f"{root}/{last}", found["size"], found["e_tag"])
+                with _no_panic(url):
+                    for chunk in self._obstore.list(self._store(root, url), prefix or None, offset=last):
+                        for found in chunk:
+                            last = found["path"]
+                            yield Url(f"{root}/{last}", found["size"], found["e_tag"])
+                if last is None:
+                    raise BadInput(f"{url}: nothing is there: no file lies below it. Check its name")
                 return
             except Exception as error:
                 failure = self._failure(url, error)
@@ -201,7 +209,9 @@ class Client:
             return error
         if isinstance(error, BadInput):
             raise error
-        return meant(url, error, self._config.retries + 1, self._signed(_kind(url.text.partition("://")[0])))
+        kind = _kind(url.text.partition("://")[0])
+        endpoint = self._config.endpoint if kind == "s3" else None
+        return meant(url, error, self._config.retries + 1, self._signed(kind), endpoint)
 
 
 _clients: dict[tuple[Any, ...], Client] = {}
@@ -215,6 +225,18 @@ def client(config: RemoteConfig) -> Client:
         if name not in _clients:
             _clients[name] = Client(config)
         return _clients[name]
+
+
+@contextmanager
+def _no_panic(url: Url) -> Iterator[None]:
+    """What obstore thinks impossible, of a setting that it cannot use say, is no Exception in Python."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            said = f"{url}: obstore cannot work with this URL or with the settings under remote: {first_line(error)}"
+            raise BadInput(said) from None
+        raise
 
 
 async def _cancel_all() -> None:

@@ -26,8 +26,9 @@ class Unreachable(BadInput):
         self.url, self.kind, self.everywhere = url, kind, everywhere
 
 
-def meant(url: Url, error: Exception, attempts: int, signed: bool) -> Unreachable:
-    """`error` of obstore's. `attempts`: how often it may be tried; `signed`: were there credentials?"""
+def meant(url: Url, error: Exception, attempts: int, signed: bool, endpoint: str | None = None) -> Unreachable:
+    """`error` of obstore's. `attempts`: how often it may be tried; `signed`: were there credentials? `endpoint`: the
+    server, where it is not the provider's own."""
     said = str(error)
     found = re.search(r"status code: (\d+)", said)
     status = int(found[1]) if found else 0
@@ -44,10 +45,10 @@ def meant(url: Url, error: Exception, attempts: int, signed: bool) -> Unreachabl
     if 400 <= status < 500 and status not in _PASSING:
         return Unreachable(url, "denied", f"the server refuses: {first_line(error)}")
     tried = f"it could not be read in {counted(attempts, 'attempt')}"
-    return Unreachable(url, "transient", f"{tried}: {_passing(error, status)}")
+    return Unreachable(url, "transient", f"{tried}: {_passing(error, status, endpoint)}")
 
 
-def _passing(error: Exception, status: int) -> str:
+def _passing(error: Exception, status: int, endpoint: str | None) -> str:
     """What may be better another time."""
     said = str(error)
     if status:
@@ -56,9 +57,11 @@ def _passing(error: Exception, status: int) -> str:
         return "nothing came for longer than remote.timeout"
     if "IncompleteBody" in said or "Interrupted" in said:
         return "the connection ended in the middle of the file"
-    return "no connection to the server" if "error sending request" in said else first_line(error)
+    if "error sending request" in said:
+        return f"no connection to the server{f' {endpoint} (remote.endpoint)' if endpoint else ''}"
+    return first_line(error)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Without obstore's debugging, and not longer than people read."""
     return str(error).split("Debug source")[0].strip().partition("\n")[0][:300]
