@@ -149,7 +149,6 @@ def test_a_broken_teacher_is_flagged_within_100_steps(broken: Callable[[CellConf
     broken(config)
     found = trained(config, 100)
     assert rule in {finding.rule for _, finding in found}
-    assert {finding.level for _, finding in found} == {"warning"}  # it never told crops apart, so it may yet
 
 
 @pytest.mark.parametrize("part", ["patch", "head"])
