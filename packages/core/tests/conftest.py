@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,20 @@ def here(toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def toy_extension(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy extension is installed too."""
     monkeypatch.syspath_prepend(str(EXTENSION))
+
+
+@pytest.fixture
+def s3(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The test module's `server` (`runner_core.testing.s3.S3`), sound and quick again; its clients hardly wait."""
+    from runner_core.stream import client
+
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.01)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    server.heal()
+    server.requests.clear()
+    server.most_at_once, server.latency = 0, 0.0
+    return server
 
 
 @pytest.fixture(scope="session")

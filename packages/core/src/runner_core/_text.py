@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +17,24 @@ def counted(number: int, one: str, many: str = "") -> str:
     ('1 record', '2 records', '0 batches')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def times(sizes: Iterable[int]) -> str:
+    """Sizes as people write them.
+
+    >>> times((72, 136, 136))
+    '72 × 136 × 136'
+    """
+    return " × ".join(map(str, sizes))
+
+
+def about(key: str, message: str) -> str:
+    """What is said of a record, with its key before it; once, where the message begins with it already.
+
+    >>> about("p1/A01/2", "no mask"), about("p1/A01/2", "p1/A01/2: no mask")
+    ('p1/A01/2: no mask', 'p1/A01/2: no mask')
+    """
+    return message if message.startswith(f"{key}: ") else f"{key}: {message}"
 
 
 def typed(path: Location) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from runner_core import _around
 from runner_core._errors import BadInput
 from runner_core._of_records import OfRecords
+from runner_core._text import times
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
 from runner_core.sampling import below, words
 
@@ -144,8 +145,8 @@ class PatchSamples(_Cut):
         for record in records:
             if (self._places[record] < 1).any():
                 raise BadInput(
-                    f"{store.keys[record]} has a grid of {_size(self.grids[record])}, smaller than the patch of "
-                    f"{_size(self.patch)}: choose a smaller patch, or let `prepare` pad it"
+                    f"{store.keys[record]} has a grid of {times(self.grids[record])}, smaller than the patch of "
+                    f"{times(self.patch)}: choose a smaller patch, or let `prepare` pad it"
                 )
         self._around = _around.Around(store, around, self.grids, self.patch) if around else None
 
@@ -196,7 +197,7 @@ class TileSamples(_Cut):
         super().__init__(store, fields, patch)
         steps = self.patch if stride is None else np.asarray(stride, np.int64)
         if steps.shape != self.patch.shape or (steps < 1).any() or (steps > self.patch).any():
-            raise BadInput(f"a stride of {_size(steps)} leaves gaps between patches of {_size(self.patch)}")
+            raise BadInput(f"a stride of {times(steps)} leaves gaps between patches of {times(self.patch)}")
         marks = store.arrays[keep].read if isinstance(keep, str) else keep
         starts = []
         for record in records:
@@ -268,7 +269,3 @@ def _common_grids(store: Store, names: Sequence[str], axes: int) -> Array:
                     f"'{names[0]}', {grid[:axes]}, and after them {shapes[0][axes:]} as the other records have"
                 )
     return np.array([shape[:axes] for shape in first], np.int64).reshape(len(first), axes)
-
-
-def _size(sizes: Array) -> str:
-    return " × ".join(map(str, sizes.tolist()))

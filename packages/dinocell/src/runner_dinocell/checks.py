@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, Record
-from runner_core._text import counted
+from runner_core._text import counted, times
 from runner_core.project import AnyRecord
 from runner_core.protocols import Array, Finding
 
@@ -40,7 +40,7 @@ def findings(record: Record, window: int) -> Iterator[Finding]:
     """What looks wrong in one field, of which windows of that side are taken. Raises BadInput as decoding does."""
     image = decode(record).arrays["image"]
     if min(size := image.shape[1:]) < window:
-        text = f"{tiff.times(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
+        text = f"{times(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
         yield Finding("window", "error", text)
     if image.dtype == np.uint8:
         yield Finding("depth", "note", "8 bits a pixel, where a microscope's own images have 12 to 16.")
@@ -169,8 +169,8 @@ def _outlines(fields: Sequence[Field]) -> Iterator[Finding]:
     sizes = {place: size for place, (size, _) in found.items()}
     if len(set(sizes.values())) > 1:
         usual = Counter(sizes.values()).most_common(1)[0][0]
-        others = [f"{place} ({tiff.times(size)})" for place, size in sizes.items() if size != usual]
-        text = f"{counted(len(others), 'field')} of another size than {tiff.times(usual)} pixels: {_some(others)}"
+        others = [f"{place} ({times(size)})" for place, size in sizes.items() if size != usual]
+        text = f"{counted(len(others), 'field')} of another size than {times(usual)} pixels: {_some(others)}"
         yield _warning("size", f"{text}. Streamed, they cannot be used (cache.mode stream).")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from runner_core import BadInput
+from runner_core._text import times
 from runner_core.location import Location
 from runner_core.project import Decoded, Record
 from runner_core.protocols import Array, Arrays
@@ -62,8 +63,8 @@ def _must_agree(record: Record, channels: Sequence[str], images: Sequence[Array]
     for name, size in zip(channels, sizes, strict=True):
         if size != usual:
             raise BadInput(
-                f"{record.files[name]}: {tiff.times(size)} pixels, where other channels of {record.key} have "
-                f"{tiff.times(usual)}. All images of a field show the same place: replace it, or leave the field out."
+                f"{record.files[name]}: {times(size)} pixels, where other channels of {record.key} have "
+                f"{times(usual)}. All images of a field show the same place: replace it, or leave the field out."
             )
 
 

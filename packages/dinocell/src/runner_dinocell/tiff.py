@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import tifffile
 from runner_core import BadInput
+from runner_core._text import times
 from runner_core.protocols import Array
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it would warn of is refused here
@@ -41,10 +42,6 @@ def outline(path: Path) -> tuple[tuple[int, ...], int]:
     with _damage(path), tifffile.TiffFile(path) as tif:
         page = _only_page(path, tif)
         return page.shape, 8 * page.dtype.itemsize
-
-
-def times(size: Sequence[int]) -> str:
-    return " × ".join(map(str, size))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from runner_core import BadInput, Record
-from runner_core._text import counted
+from runner_core._text import counted, times
 from runner_core.protocols import Array, Finding
 
 from runner_vesuvius import shift, volumes, zarrs
@@ -40,7 +40,7 @@ def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
     label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
     counts = histogram(image, label)
     if any(n < side for n, side in zip(image.shape, patch, strict=False)):
-        sizes = f"{volumes.times(image.shape)} voxels, smaller than the patch of {volumes.times(tuple(patch))}"
+        sizes = f"{times(image.shape)} voxels, smaller than the patch of {times(patch)}"
         yield Finding("patch", "error", f"{path.name}: {sizes}. Set data.patch to sides that fit, or leave it out.")
     yield from _image(path, counts.sum(0))
     if label is not None:

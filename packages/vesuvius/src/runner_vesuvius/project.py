@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from runner_core import BadInput
+from runner_core._text import times
 from runner_core.config import RunConfig
 from runner_core.project import Decoded, Project, Record, Statistics
 from runner_core.protocols import (
@@ -123,8 +124,8 @@ class Vesuvius(Project):
             shape = store.arrays["image"].shapes[record]
             if any(n < side for n, side in zip(shape, patch, strict=True)):
                 raise BadInput(
-                    f"{store.keys[record]}: {volumes.times(shape)} voxels, smaller than the patch of "
-                    f"{volumes.times(patch)}. Set data.patch to sides that fit, or leave the volume out."
+                    f"{store.keys[record]}: {times(shape)} voxels, smaller than the patch of "
+                    f"{times(patch)}. Set data.patch to sides that fit, or leave the volume out."
                 )
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:

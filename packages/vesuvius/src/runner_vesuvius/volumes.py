@@ -19,14 +19,14 @@ import numpy as np
 from runner_core._errors import BadInput
 from runner_core._files import size_text
 from runner_core._memory import available_ram
-from runner_core._text import counted
+from runner_core._text import counted, times
 from runner_core.protocols import Array
 
 from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.tif import write as write_tif
 
-__all__ = ["SUFFIXES", "Outline", "highest", "outline", "read_image", "read_label", "read_truth", "times", "write_tif"]
+__all__ = ["SUFFIXES", "Outline", "highest", "outline", "read_image", "read_label", "read_truth", "write_tif"]
 
 Outline = tuple[tuple[int, int, int], np.dtype[Any]]
 """Shape (D, H, W) and dtype."""
@@ -99,15 +99,6 @@ def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
             "must be of one grid: is it another volume's label?"
         )
     return label
-
-
-def times(shape: tuple[int, ...]) -> str:
-    """Sizes as people write them.
-
-    >>> times((72, 136, 136))
-    '72 × 136 × 136'
-    """
-    return " × ".join(map(str, shape))
 
 
 def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,6 @@ from runner_core.cache.stored import PreparedStore
 from runner_core.cache.write import ArrayWriter, FlatFile
 from runner_core.project import AnyRecord, Record
 from runner_core.protocols import Array, Json, Pipeline
-
-Result = TypeVar("Result")
 
 
 class Part(NamedTuple):

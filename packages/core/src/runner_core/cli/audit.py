@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner_core._errors import BadInput
-from runner_core._text import counted, typed
+from runner_core._text import about, counted, typed
 from runner_core.cache.build import run_all
 from runner_core.cache.progress import progress
 from runner_core.pipeline import RecordPipeline, local
@@ -71,4 +71,4 @@ def _lines(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None
             found[number] = messages
             advance()
     for number, record in enumerate(records):
-        yield from (f"{record.key}: {message.removeprefix(f'{record.key}: ')}" for message in found[number])
+        yield from (about(record.key, message) for message in found[number])

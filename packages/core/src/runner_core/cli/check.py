@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner_core._errors import BadInput
-from runner_core._text import counted
+from runner_core._text import about, counted
 from runner_core.cache.build import run_all
 from runner_core.cache.place import is_streaming
 from runner_core.cli.audit import set_faults
@@ -42,7 +42,7 @@ def check(name: str, arguments: Sequence[str]) -> int:
         for finding in findings:
             level = "warning" if streaming and finding.rule == _DECODE else finding.level
             counts[level] += 1
-            print(f"{level:<8} {record.key}: {finding.message.removeprefix(f'{record.key}: ')}")
+            print(f"{level:<8} {about(record.key, finding.message)}")
         if not any(f.level == "error" for f in findings):
             good[record.key], digests[record.key] = record, digest
     faulty = len(records) - len(good)

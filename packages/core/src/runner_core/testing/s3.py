@@ -198,6 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.title(): value for name, value in self.headers.items()}
         fault = s3.begun(self.command, self.path)
+        self._under_way = True
         try:
             s3.rest(s3.latency)
             if fault in _REFUSALS:
@@ -210,7 +211,13 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(s3.answer(self.command, self.path, headers, body), fault)
         finally:
-            s3.done()
+            self._done()
+
+    def _done(self) -> None:
+        """Before the last bytes are sent: a client that has them may ask again at once, and is one request still."""
+        if self._under_way:
+            self._under_way = False
+            self.server.s3.done()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
 
@@ -221,12 +228,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         if self.command != "HEAD":
             self.send_header("Content-Length", str(len(body if fault == "short" else answer.body)))
+        if fault is None and not (body and self.server.s3.rate):
+            self._done()
         self.end_headers()
         if self.command != "HEAD":
             view = memoryview(body)
             for begin in range(0, len(body), _CHUNK if self.server.s3.rate else max(1, len(body))):
                 part = view[begin : begin + _CHUNK] if self.server.s3.rate else view
                 self.server.s3.pace(len(part))
+                if begin + len(part) == len(body) and fault is None:
+                    self._done()
                 self.wfile.write(part)
         if fault == "stalled":
             self.server.s3.rest(_STALL)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from runner_core._errors import BadInput
-from runner_core._text import counted
+from runner_core._text import counted, times
 from runner_core.protocols import Json
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -82,7 +82,7 @@ def outline(raw: Raw, path: Path) -> Outline:
         if grid != known[first]:
             verb = "are" if name == "the labels" else "is"
             raise BadInput(
-                f"{path}: {name} {verb} {_times(grid)} pixels, {first} {_times(known[first])}. Both must lie on one "
+                f"{path}: {name} {verb} {times(grid)} pixels, {first} {times(known[first])}. Both must lie on one "
                 "grid: transpose, crop or export one of them again."
             )
     return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
@@ -239,7 +239,3 @@ def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Ar
     if not measured.any():
         raise BadInput(f"{path}: every spectrum is NaN. Export the image again.")
     return np.where(measured[..., None], spectra, np.float32(0)), measured
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " × ".join(map(str, shape))
