@@ -21,6 +21,8 @@ COMMANDS = {
     "list": "runner_core.cli.overview:list_plugins",
     "doctor": "runner_core.doctor:doctor",
     "cache": "runner_core.cli.cache:cache",
+    "compare": "runner_core.cli.compare:compare",
+    "verify-resume": "runner_core.cli.verify_resume:verify_resume",
     "new": "runner_core.new:new",
 }
 """Commands of `runner` itself, whose names no project can have, and the functions that they call."""

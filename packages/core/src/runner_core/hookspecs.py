@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Cropper,
         Device,
         Engine,
+        Fix,
         HealthRule,
         Metric,
         Precision,
@@ -327,24 +328,27 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
 
 
 @hookspec
-def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Remedies that `tune` may try: settings that might make this run faster. *All*. `tune` is still to come: nothing
-    calls this hook today.
+def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Fix]:
+    """Remedies: settings that might make this run faster. `profile` shows them, `tune` tries them. *All*.
 
     Args:
         project: The project with its settings.
-        report: Where the time of its steps goes.
+        report: What `profile` found (profile.json): where the time of a step goes, and what limits it.
 
     Returns:
-        Settings by dotted name, one mapping for each remedy.
+        Remedies, those that promise most first; an empty sequence adds none.
 
-    In the core: nothing.
+    In the core: workers and look-ahead where training waits for data, another cache where reading is slow, lower
+    precision, compilation and channels_last where the network is what takes the time, larger batches where a step takes
+    as long whatever is in it.
 
     Example:
         ```python
         @hookimpl
-        def runner_fixes(report):
-            return [{"train.workers": 2}]
+        def runner_fixes(project, report):
+            if report["bound"] == "data" and not project.config.train.workers:
+                return [Fix("workers", {"train.workers": 2}, "one process alone fills the batches")]
+            return []
         ```
     """
     return ()

@@ -32,6 +32,7 @@ from runner_core.protocols import (
     Infer,
     Json,
     Metric,
+    Optimisation,
     Precision,
     Progress,
     Samples,
@@ -140,6 +141,15 @@ class Judgement:
     """Pictures (H, W, 3) uint8 by name, drawn as NAME.png."""
 
 
+@dataclass(frozen=True)
+class Annotation:
+    """How a record is labelled, for `runner P check`: voxels (pixels) by class, and those that are ignored."""
+
+    counts: Mapping[str, int]
+    ignored: int = 0
+    """Neither loss nor metric looks at them."""
+
+
 @dataclass
 class NoOptions:
     """A project whose `predict` command has no flags of its own."""
@@ -169,6 +179,8 @@ class Project(Protocol):
     micro-batch halved, instead of the run stopped, when memory runs out."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
+    optimisations: ClassVar[tuple[Optimisation, ...]] = ()
+    """What makes it fast besides what the core does for all, for `runner P ablate`."""
     remote: ClassVar[bool] = False
     """May the data be at a URL? `records` and `inputs` are then given a `Url` where the user named one."""
     of_data: ClassVar[tuple[str, ...]] = ()
@@ -280,6 +292,17 @@ class Project(Protocol):
         that losses whose weights change with progress can be compared between validations.
         """
         ...
+
+    def uninformed(self) -> Mapping[str, float]:
+        """What the loss and its terms are, by name (`loss` is the whole), for a network that answers the same
+        whatever it sees: ln K, ln 2. A run whose loss stays there is warned of. Terms left out are not looked at."""
+        return {}
+
+    def ignored(self, batch: Tensors) -> Any | None:
+        """Where neither loss nor metrics may look: True in a boolean tensor that can be broadcast to the prediction
+        of `step`; None: they look everywhere. `batch` is what `on_device` returned. A health rule checks, in a few
+        steps, that the loss has no gradient there."""
+        return None
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         """What prediction needs of a batch; default: {"prediction": model(batch["image"])}."""
@@ -428,6 +451,11 @@ class Project(Protocol):
     def check(self, record: Record) -> Sequence[Finding]:
         """Faults of one record that decoding does not refuse; `runner P check` lists them all."""
         return ()
+
+    def annotation(self, decoded: Decoded) -> Annotation | None:
+        """How a record is labelled: `runner P check` shows class balance and annotated share. None: it has no labels,
+        or none that are classes."""
+        return None
 
     def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
         """Faults that no record shows alone: axes that differ, a class that nobody has. Cheap, for it reads them all:

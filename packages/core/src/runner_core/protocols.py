@@ -341,6 +341,8 @@ class Finding:
     rule: str
     level: Literal["note", "warning", "error"]
     message: str
+    timed: bool = False
+    """Does it follow from the clock (a loader too slow, an idle GPU)? Then the next run need not have it."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,41 @@ class HealthRule(Protocol):
     def observe(self, event: HealthEvent) -> Finding | None:
         """What is wrong now, if anything. Called at every event; keep it cheap."""
         ...
+
+
+# ---------------------------------------------------------------- speed
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Something that makes a project fast, and the settings that do without it: what `runner P ablate` switches off.
+
+    `off`: settings by dotted name; where they are what the run has anyway, there is nothing to switch off.
+    """
+
+    name: str
+    off: Mapping[str, Json]
+    part: Literal["data", "network", "loss"]
+    """Which of the three it makes faster: bringing batches, the network, the loss."""
+    about: str
+    """What it does, and what is done without it, in one sentence."""
+    same: bool = True
+    """Does the network learn the same without it? Then the losses of both must agree."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A remedy that might make a run faster: what `profile` advises and `tune` tries."""
+
+    name: str
+    settings: Mapping[str, Json]
+    """By dotted name."""
+    why: str
+    """What in the report speaks for it, in one sentence."""
+    saves: float | None = None
+    """Estimated share of the time of a sample that it saves (0…1); None: nobody knows before it is tried."""
+    same: bool = True
+    """Does every step learn the same? Not with another batch size."""
 
 
 class Sink(Protocol):

@@ -21,6 +21,9 @@ from runner_core.discovery import COMMANDS, find_project
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
     "check": ("check", "audit the data before spending hours on it"),
+    "profile": ("profile", "where the time of a step goes, what limits it, what would help"),
+    "tune": ("tune", "try what would help, measure it, and write the settings that are faster"),
+    "ablate": ("ablate", "every optimisation off in turn, and all: what each is worth on your data"),
     "config": ("small", "print the settings that `train` would use"),
     "evaluate": ("evaluate", "score whole records with a trained run: worst cases first"),
     "predict": ("predict", "predict files or folders with a trained run"),

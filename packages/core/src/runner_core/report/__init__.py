@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from runner_core._text import counted
 from runner_core.display import duration, speed
 from runner_core.report.charts import Series, line_chart, share_bar
+from runner_core.report.page import is_number, number, page, section, table
 from runner_core.report.pictures import pictures, series, snapshots
 from runner_core.report.streaming import streaming
 from runner_core.runfolder import RunFolder, replace_text
@@ -40,27 +40,20 @@ def render(run: RunFolder) -> str:
     drawn = series(events, run.figures)
     evaluations = sorted(p.parent for p in run.path.glob("*/scores.json"))
     sections = [
-        _section("Health", _health(events, summary)),
-        _section("Curves", _curves(events, summary)),
-        _section("Losses", _losses(events)),
-        _section("Whole-record scores", _scores(run.path)),
-        _section("Pictures", pictures(run.figures, drawn)),
-        _section("Pictures during training", snapshots(drawn)),
-        *(_section(folder.name, _scores(folder) + pictures(folder, drawn)) for folder in evaluations),
-        _section("Where the time went", _timing(events)),
-        _section("Streaming", streaming(events, run.path / BAD_FILE)),
-        _section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
-        _section("Versions", _versions(summary)),
+        section("Health", _health(events, summary)),
+        section("Curves", _curves(events, summary)),
+        section("Losses", _losses(events)),
+        section("Whole-record scores", _scores(run.path)),
+        section("Pictures", pictures(run.figures, drawn)),
+        section("Pictures during training", snapshots(drawn)),
+        *(section(folder.name, _scores(folder) + pictures(folder, drawn)) for folder in evaluations),
+        section("Where the time went", _timing(events)),
+        section("Streaming", streaming(events, run.path / BAD_FILE)),
+        section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
+        section("Versions", _versions(summary)),
     ]
-    style = files("runner_core.report").joinpath("style.css").read_text(encoding="utf-8")
-    title = escape(f"{project} · {run.path.name}")
     body = _header(project, summary, run) + _tiles(summary, events) + "".join(sections)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><style>\n{style}</style></head>\n'
-        f"<body><main>{body}</main></body></html>\n"
-    )
+    return page(f"{project} · {run.path.name}", body)
 
 
 def _header(project: str, summary: Event, run: RunFolder) -> str:
@@ -107,20 +100,16 @@ def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
     scores = summary.get("scores") or {}
     others = {"trivial baseline": summary.get("baseline") or {}, **(summary.get("further") or {})}
     for name, value in [*scores.items()][:3]:
-        beside = ", ".join(f"{method} {_number(found[name])}" for method, found in others.items() if name in found)
-        yield _number(value), f"{name}, whole records", beside
+        beside = ", ".join(f"{method} {number(found[name])}" for method, found in others.items() if name in found)
+        yield number(value), f"{name}, whole records", beside
     if not scores:
         for name, value in [*(summary.get("metrics") or {}).items()][:3]:
-            yield _number(value), f"{name}, validation", ""
+            yield number(value), f"{name}, validation", ""
 
 
 def _tile(value: str, label: str, detail: str) -> str:
     small = f"<small>{escape(detail)}</small>" if detail else ""
     return f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span>{small}</div>'
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
 
 
 def _health(events: Iterable[Event], summary: Event) -> str:
@@ -159,7 +148,7 @@ def _curves(events: list[dict[str, Any]], summary: Event) -> str:
 
 
 def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
-    return [(float(e["step"]), float(e[name])) for e in events if _is_number(e.get(name))]
+    return [(float(e["step"]), float(e[name])) for e in events if is_number(e.get(name))]
 
 
 def _losses(events: Iterable[Event]) -> str:
@@ -169,7 +158,7 @@ def _losses(events: Iterable[Event]) -> str:
         return ""
     milliseconds = last["timing"]["milliseconds"]
     rows = [(name, norm, milliseconds.get(name)) for name, norm in last["gradient_norm"].items()]
-    return _table(f"Measured last, up to step {last['step']:,}", ("loss", "gradient norm", "ms"), rows, "losses") + (
+    return table(f"Measured last, up to step {last['step']:,}", ("loss", "gradient norm", "ms"), rows, "losses") + (
         "<p>The norm is of the weighted loss's gradient with respect to the prediction.</p>"
     )
 
@@ -181,8 +170,8 @@ def _scores(folder: Path) -> str:
     remarks = [(f["level"], row["record"], f["message"]) for row in rows for f in row.get("remarks") or ()]
     remarks += [("warning", "not scored", error) for error in content.get("errors") or ()]
     return (
-        (_score_table(content, rows) if rows else "")
-        + "".join(_table(**table) for table in content.get("tables") or ())
+        (_scoretable(content, rows) if rows else "")
+        + "".join(table(**found) for found in content.get("tables") or ())
         + "".join(
             f'<p class="finding {escape(level)}"><b>{escape(key)}</b> {escape(text)}</p>'
             for level, key, text in remarks[:_ROWS]
@@ -191,7 +180,7 @@ def _scores(folder: Path) -> str:
     )
 
 
-def _score_table(content: Event, rows: Sequence[Event]) -> str:
+def _scoretable(content: Event, rows: Sequence[Event]) -> str:
     """Records, where they have scores each for itself, and the whole set, by the network and other methods."""
     rows = rows if any(row["scores"] for row in rows) else []
     names = content.get("shown") or list(dict.fromkeys(n for row in rows for n in row["scores"]))
@@ -210,23 +199,8 @@ def _score_table(content: Event, rows: Sequence[Event]) -> str:
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str) -> str:
-    """A table of the project's, as scores.json has it."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr><th>{escape(str(first))}</th>"
-        + "".join(f"<td>{escape(c) if isinstance(c, str) else _number(c)}</td>" for c in others)
-        + "</tr>"
-        for first, *others in rows
-    )
-    return (
-        f'<h3>{escape(title)}</h3><div class="wide"><table id="{escape(name)}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
 def _row(title: str, values: Mapping[str, Any], names: Iterable[str], kind: str = "") -> str:
-    cells = "".join(f"<td>{_number(values.get(n))}</td>" for n in names)
+    cells = "".join(f"<td>{number(values.get(n))}</td>" for n in names)
     return f'<tr class="{kind}"><th>{escape(title)}</th>{cells}</tr>'
 
 
@@ -245,14 +219,6 @@ def _versions(summary: Event) -> str:
     rows = [*found.items(), *((f"plugin: {name}", version) for name, version in plugins.items())]
     body = "".join(f"<tr><th>{escape(str(n))}</th><td>{escape(str(v))}</td></tr>" for n, v in rows)
     return f'<table class="plain">{body}</table>' if rows else ""
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if _is_number(value) else "–"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
