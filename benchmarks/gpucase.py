@@ -18,6 +18,7 @@ from runner_core.config.resolve import from_preset
 from runner_core.config.values import overlay
 from runner_core.discovery import Plugin
 from runner_core.loader import Loader
+from runner_core.measure.limits import chunks
 from runner_core.plugins import Plugins
 from runner_core.project import overrides
 from runner_core.protocols import HostBatch
@@ -165,23 +166,6 @@ def endless(loader: Loader) -> Iterator[HostBatch]:
         epoch += 1
 
 
-def chunks(work: Callable[[], object], wait: Callable[[], object], block: int, seconds: float) -> list[float]:
-    """Seconds of one `work`, from runs of some of them with a wait for the device at their end."""
-    end = time.perf_counter() + seconds
-    times: list[float] = []
-    count = block
-    while not times or time.perf_counter() < end:
-        begun = time.perf_counter()
-        for _ in range(count):
-            work()
-        wait()
-        taken = time.perf_counter() - begun
-        times.append(taken / count)
-        if taken < seconds / 40 and count < 64 * block:  # short runs would measure the waiting
-            count, times = 2 * count, []
-    return times
-
-
 # ---------------------------------------------------------------- memory and operations
 
 
@@ -219,57 +203,32 @@ def memory(setup: Setup, trainer: Any) -> dict[str, int]:
 
 def operations(work: Callable[[], None]) -> dict[str, int]:
     """Floating-point operations of `work`, and the bytes of all tensors that its operations read or write."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-    from torch.utils.flop_counter import FlopCounterMode
+    from runner_core.engines.torch.limits import operations
 
-    class Traffic(TorchDispatchMode):
-        moved = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-            if not view:
-                tensors = (t for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
-                self.moved += sum(t.numel() * t.element_size() for t in tensors)
-            return out
-
-    flops = FlopCounterMode(display=False)
-    with flops, Traffic() as traffic:
-        work()
-    return {"flops": flops.get_total_flops(), "bytes": traffic.moved}
+    found = operations(work)
+    return {"flops": sum(one.flops for one in found), "bytes": sum(one.bytes for one in found)}
 
 
 def limits(device: str, quick: bool) -> dict[str, float]:
     """What this device reaches: large matrix products by precision, copies within it and from page-locked memory."""
     import torch
+    from runner_core.engines.torch.limits import matrix_rate, transfer_rate
 
-    gpu = torch.device(device).type == "cuda"
-    wait = waiter(gpu)
+    place = torch.device(device)
+    gpu = place.type == "cuda"
     size, seconds = (512, 0.2) if quick else (8192, 1.5)
     found: dict[str, float] = {}
-    kinds = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    for name, dtype in kinds.items() if gpu else [("float32", torch.float32)]:
-        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        taken = min(chunks(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), wait, 1, seconds))
-        found[f"{name} matrix product, TFLOP/s"] = 2 * size**3 / taken / 1e12
+    for name in ("float32", "tf32", "bfloat16", "float16") if gpu else ("float32",):
+        found[f"{name} matrix product, TFLOP/s"] = matrix_rate(place, name, size, seconds) / 1e12
     found[COPY] = copy_rate(device, quick) / 1e9
     if gpu:
-        host = torch.zeros(2**28, dtype=torch.uint8, pin_memory=True)
-        there = torch.empty_like(host, device=device)
-        taken = min(chunks(lambda: there.copy_(host, non_blocking=True), wait, 1, seconds))
-        found["from page-locked memory, GB/s"] = len(host) / taken / 1e9
+        found["from page-locked memory, GB/s"] = transfer_rate(place, 2**28, seconds) / 1e9
     return found
 
 
 def copy_rate(device: str, quick: bool) -> float:
     """Bytes a second, read and written, of a large copy within the device."""
     import torch
+    from runner_core.engines.torch.limits import copy_rate as rate
 
-    source = torch.zeros(2**24 if quick else 2**30, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    wait = waiter(source.is_cuda)
-    return 2 * len(source) / min(chunks(lambda: target.copy_(source), wait, 1, 0.2 if quick else 1.5))
+    return rate(torch.device(device), 2**24 if quick else 2**30, 0.2 if quick else 1.5)

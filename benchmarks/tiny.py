@@ -10,6 +10,7 @@ import numpy as np
 from runner_core._cadence import Cadence
 from runner_core._signals import Signals
 from runner_core._timing import Timing
+from runner_core._watching import Watching
 from runner_core.config import RunConfig
 from runner_core.health import Health, default_rules
 from runner_core.loader import Loader
@@ -18,6 +19,7 @@ from runner_core.metrics import Monitor
 from runner_core.project import Project
 from runner_core.protocols import Device, Precision, SampleSpec
 from runner_core.setup import Data
+from runner_core.team import ALONE
 
 BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
 INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
@@ -52,6 +54,7 @@ class Silent:
 
 
 class TinySetup:
+    team = ALONE
     device = Device("cpu")
     precision = Precision("float32")
 
@@ -91,7 +94,11 @@ def runner(project: type[Project], engine: Callable[[Project, RunConfig], Any], 
             monitor=Monitor("loss", "min"),
             patience=None,
             health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
+            draw=None,
+            recall=None,
+            watching=Watching(setup.device),
             precision="float32",
+            fetching=None,
             save=lambda *_: None,
             sinks=silent,
             display=silent,

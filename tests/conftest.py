@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+from faults import PROPERTY, Bench, table
 from workspace import SHARED, Runner
 
 
@@ -56,3 +59,19 @@ def runner(tmp_path: Path, cache_home: Path) -> Runner:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def benches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
+    """`benches("brainunet")`: its short trainings (`faults`), all of which share one phantom and cache."""
+    return cache(lambda name: Bench(name, tmp_path_factory.mktemp(f"faults-{name}")))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seeded faults that were looked for, and found."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    rows = [value for report in reports for name, value in report.user_properties if name == PROPERTY]
+    if rows:
+        terminalreporter.section("seeded faults")
+        for line in table(rows):
+            terminalreporter.write_line(line)

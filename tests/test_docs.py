@@ -30,6 +30,7 @@ LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 FILES = {"csv", "json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
 """Endings of file names that look like settings: `log.jsonl`."""
 OWN_FLAGS = {
+    "compare": {"--out"},
     "cache": {"--dir", "--project", "--older-than-days", "--max-gb", "--all"},
     "doctor": set(),
     "list": {"--hooks", "--extension", "--no-extension"},
@@ -111,6 +112,9 @@ def _understood(line: str, made: set[str]) -> bool:
         return len(words) == 1
     if words[0] in OWN_FLAGS:
         return flags <= OWN_FLAGS[words[0]]
+    if words[0] == "verify-resume":  # comes before the project, and takes the flags of a training
+        words = [*words[1:2], words[0], *words[2:]]
+        return bool(words[1:]) and not flags - _flags(_projects().get(words[0]), words[1])
     command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help")), None)
     if command not in PROJECT_COMMANDS:
         return command is None and not flags and (words[0].isupper() or words[0] in {*_projects(), *made})
@@ -119,7 +123,7 @@ def _understood(line: str, made: set[str]) -> bool:
 
 
 def _flags(project: type[Project] | None, command: str) -> set[str]:
-    kind = getattr(options, f"{command.capitalize()}Options", options.RunOptions)
+    kind = getattr(options, f"{command.title().replace('-', '')}Options", options.RunOptions)
     own: list[Any] = [*fields(kind), *(fields(project.PredictOptions) if project and command == "predict" else ())]
     settings: dict[str, Any] = flat(project.Config() if project else RunConfig())
     names = [f.name for f in own] + list(settings)

@@ -77,3 +77,19 @@ def test_forms_that_disagree_or_are_missing(project, write_head) -> None:
     mask.unlink()
     (record,) = project.inputs(scan)
     assert any("left and right are a guess" in f.message for f in project.check(record))
+
+
+def test_check_tells_of_the_file_and_of_the_brain_in_the_networks_grid(project, write_head) -> None:
+    scan = write_head(shape=(40, 48, 60), spacing=(5.0, 5.0, 3.0))
+    (record,) = project.records(scan.parent)
+    decoded = project.decode(record)
+    assert decoded.original.dtype == "int16"
+    assert decoded.original.spacing == (5.0, 5.0, 3.0)
+    image = nibabel.load(scan)
+    np.testing.assert_array_equal(decoded.original.array, np.asarray(image.dataobj))
+    found = project.annotation(decoded)
+    brain = np.count_nonzero(decoded.arrays["mask"])
+    assert found.counts == {"other": decoded.arrays["mask"].size - brain, "brain": brain}
+    assert found.ignored is None  # every voxel is learned
+    del decoded.arrays["mask"]
+    assert project.annotation(decoded) is None

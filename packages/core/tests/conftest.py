@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runner_core.testing.forked import Forked
 
 TOY = Path(__file__).parent / "toy"
 PROJECT, EXTENSION = TOY / "project", TOY / "extension"
@@ -82,12 +83,25 @@ def environment(cache_home: Path, *installed: Path, **more: str) -> dict[str, st
     return {**os.environ, **fixed, **more}
 
 
-@pytest.fixture
-def runner(tmp_path: Path, cache_home: Path) -> Runner:
-    """`runner("toy", "train")` runs the console script in an empty folder; `installed` names plugin folders."""
+@pytest.fixture(scope="session")
+def forked(cache_home: Path) -> Iterator[Forked]:
+    """Imports once what many command lines need."""
+    forked = Forked(environment(cache_home))
+    yield forked
+    forked.close()
 
-    def run(*words: str | Path, installed: tuple[Path, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture
+def runner(tmp_path: Path, cache_home: Path, request: pytest.FixtureRequest) -> Runner:
+    """`runner("toy", "train")` runs the command line in an empty folder; `installed` names plugin folders. `fresh`, or
+    with variables that Python reads when it starts: as the console script, in a process that imports everything."""
+
+    def run(
+        *words: str | Path, installed: tuple[Path, ...] = (), fresh: bool = False, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         env = environment(cache_home, *installed, **more)
+        if not fresh and not any(name.startswith("PYTHON") for name in more):
+            return request.getfixturevalue("forked").run([*map(str, words)], tmp_path, env, 480)
         return subprocess.run(
             command(*words), cwd=tmp_path, env=env, text=True, capture_output=True, timeout=480, check=False
         )

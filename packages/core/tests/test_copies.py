@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from runner_core import Record
 from runner_core.cache.identity import Identities, identify
-from runner_core.copies import find_copies, known_digests, read_digest, suspected_digests
+from runner_core.copies import find_copies, known_digests, suspected_digests
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -20,6 +21,10 @@ def record(folder: Path, key: str, image: str, mask: str = "m") -> Record:
     for path, content in zip(files.values(), (image, mask), strict=True):
         path.write_text(content)
     return Record(key, key.split("_", maxsplit=1)[0], files)
+
+
+def read_digest(record: Record) -> str:
+    return identify(replace(record, files={"image": record.files["image"]})).identity
 
 
 def found(records: list[Record], **splits: list[int]) -> list[tuple[str, bool]]:

@@ -138,9 +138,10 @@ def test_modes(level, mode):
 def test_default_rules_follow_the_settings():
     config = RunConfig()
     config.health.constant_after, config.health.constant_steps = 7, 50
-    rules = default_rules(toy.Toy(toy.ToyConfig()), config)
-    assert [rule.name for rule in rules] == ["constant prediction", "finite validation", "precision"]
-    assert (rules[0].patience, rules[0].steps) == (7, 50)
+    rules = {rule.name: rule for rule in default_rules(toy.Toy(toy.ToyConfig()), config)}
+    assert {"constant prediction", "finite validation", "precision", "splits", "weights unchanged"} < rules.keys()
+    for name in ("constant prediction", "input ignored"):
+        assert (rules[name].patience, rules[name].steps) == (7, 50)
 
 
 class AlwaysBackground(toy.Toy):

@@ -55,7 +55,7 @@ def test_what_is_written_is_a_package_of_that_name(framework: str, tmp_path: Pat
 
 def test_the_project_module_is_short_and_the_others_too() -> None:
     lines = {p.name: len(p.read_text("utf-8").splitlines()) for p in TEMPLATE.rglob("*.py")}
-    assert lines.pop("project.py") <= 160
+    assert lines.pop("project.py") <= 165
     assert max(lines.values()) <= 100, lines
 
 

@@ -24,6 +24,7 @@ from runner_core import watched  # noqa: E402
 from runner_core._errors import BadInput, Stopped  # noqa: E402
 from runner_core._resume import other_plugins  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
+from runner_core.health import default_rules  # noqa: E402
 from runner_core.protocols import Finding  # noqa: E402
 from runner_core.runfolder import RunFolder  # noqa: E402
 
@@ -187,7 +188,7 @@ def test_workers_change_nothing(tmp_path, whole):
 
     config = toy.small(**EVERYTHING, train__workers=2)
     with pytest.raises(Kill):
-        toy.run(config, tmp_path, rules=[Bomb()])
+        toy.run(config, tmp_path, rules=[*default_rules(toy.Toy(config), config), Bomb()])
     toy.run(config, tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
 

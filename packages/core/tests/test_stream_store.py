@@ -101,6 +101,19 @@ def test_what_is_expected_is_fetched_meanwhile_all_files_at_once(make, s3):
     assert s3.count("f017-red") == 1
 
 
+def test_without_look_ahead_a_batch_waits_for_its_own_and_reads_the_same(make, s3):
+    """`cache.ahead`: what is only expected is not asked for, and there are no more requests than those of a batch."""
+    store = make(ahead=False, connections=1)
+    s3.requests.clear()
+    store.expect(np.arange(1, 40))
+    assert usable(store, range(30, 36)) == list(range(30, 36))
+    for record in range(30, 36):
+        right(store, record)
+    asked = [path for method, path in s3.requests if method == "GET"]
+    assert len(asked) == 2 * 6  # two files a record
+    assert s3.most_at_once == 1
+
+
 def test_records_can_be_read_without_being_announced(make):
     store = make()
     for record in (5, 3, 5):

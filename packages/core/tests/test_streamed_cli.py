@@ -58,7 +58,7 @@ def summary(run: Path) -> Any:
 
 def log(run: Path) -> list[dict[str, Any]]:
     """Without what may differ between equal runs."""
-    events = RunFolder(run).events()
+    events = [event for event in RunFolder(run).events() if event["event"] != "speed"]
     return [{name: value for name, value in event.items() if name != "timing"} for event in events]
 
 

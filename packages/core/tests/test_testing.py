@@ -36,7 +36,7 @@ def pytest_of(folder: Path, *words: str, installed: Path = PROJECT) -> subproces
 def test_the_toy_keeps_the_contract_and_pytest_says_so_without_a_file(tmp_path: Path) -> None:
     done = pytest_of(tmp_path, "--check-project", "toy")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CHECKS) - 4} passed, 4 skipped" in done.stdout, done.stdout
+    assert f"{len(CHECKS) - 5} passed, 5 skipped" in done.stdout, done.stdout
 
 
 def test_a_test_file_names_its_project(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ Toy.augment = augment
 @pytest.mark.parametrize(
     "source, check, message",
     [
-        (REMEMBERS, "killed", "the log of a run that was killed and resumed"),
+        (REMEMBERS, "killed", "a run that was killed and resumed differs from one that was not, first in the log"),
         (DRAWS, "workers", "training batches from 1 worker"),
     ],
     ids=["a step that remembers what no checkpoint holds", "augmentation that is not seeded"],
@@ -99,7 +99,7 @@ def test_what_only_other_processes_show_is_found(source: str, check: str, messag
     module.write_text(module.read_text() + source)
     done = pytest_of(tmp_path, "--check-project", "toy", "-k", check, installed=tmp_path / "installed")
     assert done.returncode == 1, done.stdout
-    assert message in done.stdout
+    assert message in done.stdout, done.stdout
 
 
 def test_a_script_may_check_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +210,12 @@ def judging(found: Any) -> Any:
     return lambda own: lambda self, predicted: None if found is None else Judgement(**found)
 
 
+def switching(*settings: str) -> Any:
+    from runner_core.protocols import Optimisation
+
+    return lambda own: tuple(Optimisation("fast", {name: 1}, "data", "It is.") for name in settings)
+
+
 def moody_judge(own: Any) -> Any:
     from runner_core.project import Judgement
 
@@ -221,6 +227,12 @@ def faulty_phantom(own: Any) -> Any:
     from runner_core import Finding
 
     return lambda self, records: [Finding("blank", "error", "nothing to be seen")]
+
+
+def annotating(count: Any) -> Any:
+    from runner_core import Annotation
+
+    return lambda own: lambda self, decoded: Annotation(count(decoded.arrays["mask"]))
 
 
 class Opaque:
@@ -259,6 +271,10 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
     "check, name, make, message",
     [
         ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
+        ("annotation", "annotation", annotating(lambda mask: {"disc": mask.size + 1}), "of 2,304 voxels"),
+        ("annotation", "annotation", annotating(lambda mask: {"disc": mask.sum()}), "not an int"),
+        ("annotation", "annotation", annotating(lambda mask: {str(mask.sum()): 0}), "other classes in other records"),
+        ("annotation", "annotation", annotating(lambda mask: {"disc": int(mask.fill(1) or 1)}), "'mask' differs"),
         ("prepare_is_pure", "check", faulty_phantom, "`check` finds errors in the phantom"),
         ("prepare_is_pure", "check_set", faulty_phantom, "`check_set` finds errors in the phantom"),
         ("prepare_is_pure", "prepare", precise, "'image' is float64, twice"),
@@ -297,6 +313,13 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
         ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
         ("two_steps_train", "monitor", lambda own: ("dice", "max"), "dice"),
+        (
+            "switched_off",
+            "optimisations",
+            switching("model.widht"),
+            r"without .* fast: .*'model\.widht'.*width",
+        ),
+        ("switched_off", "optimisations", switching("train.seed", "train.epochs"), "share a name: fast, fast"),
     ],
 )
 def test_a_broken_promise_is_named(

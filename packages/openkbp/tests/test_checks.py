@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_openkbp.checks import findings, smallest_region
+from runner_openkbp.config import demo
 from runner_openkbp.csvfiles import write_values, write_voxels
 from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.project import OpenKBP
 
 Write = Callable[..., Path]
 REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")) / "openkbp"
@@ -154,3 +156,22 @@ def test_a_region_in_other_letters(write_boxes: Write) -> None:
     folder = write_boxes(without=("PTV70",))
     (folder / "ptv70.csv").write_text(",data\n5,\n")
     assert "ptv70.csv is no file of the challenge and is not read; did you mean 'PTV70.csv'?" in found(folder)["files"]
+
+
+@pytest.mark.parametrize("masked, dvh", [(True, 0.0), (True, 1.0), (False, 0.0)])
+def test_voxels_of_each_region_among_those_that_the_loss_sees(masked: bool, dvh: float, write_boxes: Write) -> None:
+    """With `loss.masked` the possible-dose mask, and with histograms the regions beyond it; else all of them."""
+    config = demo()
+    config.loss.masked, config.loss.dvh = masked, dvh
+    project = OpenKBP(config)
+    half_outside = {"Larynx": (86, 94, 50, 54, 40, 44)}
+    (record,) = project.records(write_boxes(boxes=half_outside).parent)
+    decoded = project.decode(record)
+    counted = project.annotation(decoded)
+    assert counted is not None
+    whole = 8 * 4 * 4
+    assert counted.counts["Larynx"] == (whole // 2 if masked and not dvh else whole)
+    assert counted.counts["PTV63"] == 0
+    possible = 50 * 50 * 90
+    assert counted.annotated == ((possible + whole // 2 if dvh else possible) if masked else 128**3)
+    assert counted.ignored == (128**3 - counted.annotated if masked else None)

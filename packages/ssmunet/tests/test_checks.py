@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from runner_core import Record
 from runner_ssmunet.checks import findings, set_findings
-from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.config import SpectraConfig, SSMConfig
 from runner_ssmunet.cores import find_cores, read_core
 from runner_ssmunet.preprocess import tissue_mask
+from runner_ssmunet.project import SSMUNet
 
 
 @pytest.fixture
@@ -179,3 +180,19 @@ def test_a_core_that_cannot_be_read_does_not_hide_the_others(write_set, data) ->
     assert list(set_findings([], data)) == []
     gone = Record("core_9", "P9", {"core": root / "core_9.npz"})
     assert list(set_findings([gone], data)) == []
+
+
+@pytest.mark.parametrize("ignore, first", [(0, {}), (None, {"unannotated": 6}), (9, {})])
+def test_pixels_of_each_class(ignore: int | None, first: dict[str, int], write_core) -> None:
+    """Those that nobody annotated are ignored; where no label is, they are a class of their own."""
+    labels = np.full((12, 14), 1, np.uint8)
+    labels[0, :6], labels[1, :5] = 0 if ignore is None else ignore, 3
+    config = SSMConfig()
+    config.data = SpectraConfig(classes=("red", "green", "blue"), ignore=ignore)
+    project = SSMUNet(config)
+    (record,) = project.records(write_core(y=labels).parent)
+    found = project.annotation(project.decode(record))
+    assert found is not None
+    assert found.counts == {**first, "red": 12 * 14 - 11, "green": 0, "blue": 5}
+    assert found.ignored == (0 if ignore is None else 6)
+    assert project.annotation(project.decode(replace(record, files={"core": record.files["core"]}))) is None

@@ -258,3 +258,13 @@ def test_voxels_are_counted_by_label() -> None:
     for value in range(3):
         assert np.array_equal(counts[value], np.bincount(image[label == value], minlength=256))
     assert np.array_equal(checks.histogram(image, None)[2], np.bincount(image.ravel(), minlength=256))
+
+
+def test_voxels_of_each_label(project: Any, tmp_path: Path) -> None:
+    image = scan()
+    label = annotation(image)
+    found = project.annotation(project.decode(saved(tmp_path, image, label)))
+    known = label[10:]
+    assert found.counts == {"background": int((known == 0).sum()), "surface": int((known == 1).sum())}
+    assert found.ignored == 10 * SHAPE[1] * SHAPE[2]
+    assert project.annotation(project.decode(saved(tmp_path, image, None))) is None

@@ -10,7 +10,7 @@ import pytest
 from runner_core.protocols import Finding, HealthEvent
 from runner_vesuvius import runner_health
 from runner_vesuvius.config import TermConfig, demo
-from runner_vesuvius.health import NeverComputed, PullsAtNothing, SurfaceRatio, WildShare
+from runner_vesuvius.health import NeverComputed, SurfaceRatio, WildShare
 
 
 def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Finding | None]:
@@ -22,7 +22,7 @@ def observed(rule: Any, ratios: Sequence[float], first: int = 200) -> list[Findi
 
 def test_a_run_has_its_rules_each_time_anew() -> None:
     rules = runner_health(demo())
-    assert [rule.name for rule in rules] == ["loss without gradient", "loss never computed", "share of surface"]
+    assert [rule.name for rule in rules] == ["loss never computed", "share of surface"]
     assert not any(one is other for one, other in zip(rules, runner_health(demo()), strict=True))
 
 
@@ -72,47 +72,6 @@ def test_other_events_and_validations_without_the_metric_are_left_alone() -> Non
     for moment in ("first_step", "log", "end"):
         assert rule.observe(HealthEvent(moment, 500, 1, {"surface_ratio": 99.0})) is None
     assert rule.observe(HealthEvent("validation", 500, 1, {})) is None
-
-
-# ------------------------------------------------------------ losses that pull at nothing
-
-
-def measured(rule: PullsAtNothing, **pulls: Sequence[tuple[int, float]]) -> list[Finding | None]:
-    """What the rule says at validations, each after (so many measurements, the largest norm) of each term."""
-    rows = [dict(zip(pulls, row, strict=True)) for row in zip(*pulls.values(), strict=True)]
-    return [
-        rule.observe(HealthEvent("validation", 50 * i, 0, {"loss": 1.0, "pulls": row})) for i, row in enumerate(rows, 1)
-    ]
-
-
-def test_losses_that_pull_are_no_finding() -> None:
-    assert (
-        measured(PullsAtNothing(), bce_loss=[(2, 0.1)] * 5, dice_loss=[(4, 0), (1, 1e-9), (4, 0)] + [(0, 1)] * 2)
-        == [None] * 5
-    )
-
-
-def test_a_loss_without_gradient_is_named_once() -> None:
-    found = measured(PullsAtNothing(), bce_loss=[(2, 0.1)] * 6, topology_loss=[(2, 0.0)] * 6)
-    assert [i for i, f in enumerate(found) if f is not None] == [2]
-    assert found[2].level == "warning"
-    assert "the loss topology pulls at nothing" in found[2].message
-    assert "loss.topology.weight" in found[2].message
-    assert "bce" not in found[2].message
-
-
-def test_two_of_them_are_one_finding() -> None:
-    (found,) = measured(PullsAtNothing(), dice_loss=[(40, 0.0)], topology_loss=[(40, 0.0)])
-    assert "dice and topology" in found.message
-
-
-def test_validations_without_measurements_do_not_count() -> None:
-    rule = PullsAtNothing()
-    measured(rule, dice_loss=[(4, 0.0)])
-    for facts in ({"loss": 1.0}, {"loss": 1.0, "pulls": {}}):
-        assert rule.observe(HealthEvent("validation", 500, 1, facts)) is None
-    assert rule.observe(HealthEvent("log", 500, 1, {"loss": 1.0, "pulls": {"dice_loss": (9, 0.0)}})) is None
-    assert measured(rule, dice_loss=[(1, 0.0)])[0] is not None
 
 
 # ------------------------------------------------------------ losses that no step computed

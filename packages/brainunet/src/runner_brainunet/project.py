@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record, Statistics
+from runner_core.project import Annotation, Decoded, Original, Project, Record, Statistics
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -25,6 +25,7 @@ from runner_core.protocols import (
     Step,
     Store,
     Tensors,
+    is_streamed,
 )
 from runner_core.samples import RowSamples
 
@@ -49,6 +50,7 @@ class BrainUNet(Project):
     PredictOptions: ClassVar[type] = BrainPredictOptions
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("volume_dice", "max")
+    least: ClassVar[Mapping[str, float]] = {"bce_loss": 0, "dice_loss": 0}
     crop: ClassVar[str] = "body"
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
@@ -93,7 +95,9 @@ class BrainUNet(Project):
         arrays: Arrays = {"image": volume, "head": (volume > slices.air_threshold(volume)).astype(np.uint8)}
         if mask_path is not None:
             arrays["mask"] = grid.to_model(self._truth(record, image)) > 0.5
-        return Decoded(arrays, grid.model_spacing, "head", {"grid": asdict(grid), "affine": image.affine.tolist()})
+        meta = {"grid": asdict(grid), "affine": image.affine.tolist()}
+        original = Original(scan, nifti.spacing(image), str(image.get_data_dtype()))
+        return Decoded(arrays, grid.model_spacing, "head", meta, original)
 
     def _truth(self, record: Record, image: Any) -> Array:
         path = record.files["mask"]
@@ -120,6 +124,16 @@ class BrainUNet(Project):
     def _layout(self, shape: Sequence[int]) -> slices.Layout:
         data = self.config.data
         return slices.Layout(tuple(shape), data.size, tuple(data.views), data.neighbours // 2)
+
+    def fit(self, store: Store, training: Sequence[int]) -> Statistics:
+        """brain_share: of the training slices' voxels; not where records are streamed: that would fetch them all."""
+        if is_streamed(store):
+            return {}
+        brain = voxels = 0
+        for record in training:
+            mask = store.arrays["mask"].read(record)
+            brain, voxels = brain + int(np.count_nonzero(mask)), voxels + mask.size
+        return {"brain_share": brain / voxels}
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
@@ -154,6 +168,15 @@ class BrainUNet(Project):
         terms = {"bce_loss": bce_loss(logits, batch["mask"]), "dice_loss": dice_loss(logits, batch["mask"])}
         weights = self.config.loss
         return Step(weights.bce * terms["bce_loss"] + weights.dice * terms["dice_loss"], terms, logits)
+
+    def uninformed(self) -> Mapping[str, float]:
+        """Loss and terms where every voxel gets the probability that is best for all of them."""
+        share = self.statistics.get("brain_share", 0)  # runs of version 0.1 have none
+        if not 0 < share < 1:
+            return {}
+        from runner_brainunet.losses import of_constant
+
+        return of_constant(share, self.config.loss.bce, self.config.loss.dice)
 
     def decision(self, prediction: Any) -> Any:
         return prediction > self._cut
@@ -238,6 +261,14 @@ class BrainUNet(Project):
 
     def check(self, record: Record) -> Sequence[Finding]:
         return list(checks.findings(record.files["image"], record.files.get("mask")))
+
+    def annotation(self, decoded: Decoded) -> Annotation | None:
+        """Voxels of the network's grid: brain, and all others."""
+        mask = decoded.arrays.get("mask")
+        if mask is None:
+            return None
+        brain = int(np.count_nonzero(mask))
+        return Annotation({"other": mask.size - brain, "brain": brain})
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_brainunet.export import export

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from runner_core._files import walk as walk
     from runner_core.config import RunConfig as RunConfig
     from runner_core.hookspecs import hookimpl as hookimpl
+    from runner_core.project import Annotation as Annotation
     from runner_core.project import Decoded as Decoded
     from runner_core.project import Judgement as Judgement
+    from runner_core.project import Original as Original
     from runner_core.project import Predicted as Predicted
     from runner_core.project import Prepared as Prepared
     from runner_core.project import Project as Project
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from runner_core.protocols import Box as Box
     from runner_core.protocols import Cost as Cost
     from runner_core.protocols import Finding as Finding
+    from runner_core.protocols import Fix as Fix
     from runner_core.protocols import HealthEvent as HealthEvent
+    from runner_core.protocols import Optimisation as Optimisation
     from runner_core.protocols import Precision as Precision
     from runner_core.protocols import Progress as Progress
     from runner_core.protocols import SampleSpec as SampleSpec
@@ -45,8 +49,10 @@ _HOME = {
     "Unhealthy": "_errors",
     "RunConfig": "config",
     "hookimpl": "hookspecs",
+    "Annotation": "project",
     "Decoded": "project",
     "Judgement": "project",
+    "Original": "project",
     "Predicted": "project",
     "Prepared": "project",
     "Project": "project",
@@ -56,7 +62,9 @@ _HOME = {
     "Box": "protocols",
     "Cost": "protocols",
     "Finding": "protocols",
+    "Fix": "protocols",
     "HealthEvent": "protocols",
+    "Optimisation": "protocols",
     "Precision": "protocols",
     "Progress": "protocols",
     "SampleSpec": "protocols",

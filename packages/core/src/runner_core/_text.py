@@ -65,3 +65,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows]
     return [f"  {'  '.join(row)}".rstrip() for row in cells]
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few names.
+
+    >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
+    ('a, b', 'a, b, …')
+    """
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -98,11 +98,15 @@ class Checkpoints:
         self.say = say
         self._verified: Path | None = None
 
+    def of(self, step: int) -> Path:
+        """The folder of a step's checkpoint, whether or not it is there."""
+        return self.folder / f"step-{step:08d}"
+
     # ------------------------------------------------------------ writing
 
     def save(self, state: State, step: int, epoch: int, metric: float | None, is_best: bool) -> Path:
         """Write the checkpoint of `step`, then drop old ones. Raises OutOfSpace, leaving the others untouched."""
-        final = self.folder / f"step-{step:08d}"
+        final = self.of(step)
         temporary = self.folder / f".writing-{final.name}"
         self._verified = None
         try:

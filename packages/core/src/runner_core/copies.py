@@ -1,9 +1,10 @@
 """The same scan twice in a data set: found by the contents of the records' main files.
 
 A record's main file is the first of its `files` (the image, before its mask). Copies in two groups are the leak that no
-split by group can prevent. A scan that was compressed or resampled anew is another file, and not found. Files at URLs
+split by group can prevent. A training finds equal files: a scan that was compressed anew is another one. Files at URLs
 are compared by their ETags, where a listing said them. Where nothing has read the files (streaming), only those of
-equal size and equal middle are.
+equal size and equal middle are. `check`, which decodes every record, compares what was decoded; a scan that was
+resampled is found by neither.
 """
 
 from __future__ import annotations
@@ -27,14 +28,6 @@ _SHOWN = 5
 _MIDDLE = 16384
 """Bytes in the middle of a file by which it is told from most others: headers are alike."""
 _READERS = 16
-
-
-def read_digest(record: AnyRecord) -> str | None:
-    """Digest of the main file, which is read. Raises BadInput naming a file that cannot be read."""
-    if not record.files:
-        return None
-    main = _path(record)
-    return _etag(main) if isinstance(main, Url) else identify(_main(record)).identity
 
 
 def known_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:

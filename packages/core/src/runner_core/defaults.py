@@ -7,10 +7,10 @@ engine is asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner_core._errors import BadInput
 from runner_core.hookspecs import hookimpl
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Cropper,
         Device,
         Engine,
+        Fix,
         HealthRule,
         Metric,
         Precision,
@@ -108,6 +109,13 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
 
         sinks.append(mlflow_sink(project, config, folder))
     return sinks
+
+
+@hookimpl
+def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Fix]:
+    from runner_core.measure.fixes import default_fixes
+
+    return default_fixes(project, report)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from runner_core import discovery
 from runner_core._errors import BadInput
 from runner_core.cache.folder import cache_root
+from runner_core.measure.devices import usable_cores
 
 _PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "jax", "monai", "nibabel", "blosc2", "pluggy",
              "tyro")  # fmt: skip
@@ -182,11 +183,6 @@ def cpu_name() -> str:
     except OSError:
         found = None
     return found.group(1) if found else platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def _mebibytes(text: str) -> float:

@@ -256,10 +256,9 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
         Rules; an empty sequence adds none. What a rule remembers must follow from the validations that it saw: when
         a run is resumed, they are shown to it again; or it is in its `memory`, a dict that checkpoints keep.
 
-    In the core: constant prediction, finite validation, precision not as asked. In `runner-ssmunet`: unannotated pixels
-    learned as a class. In `runner-vesuvius`: a loss without gradient or in no step, a share of surface unlike the
-    labels'. In `runner-dinocell`: a teacher that answers the same to everything, embeddings all alike, losses that stay
-    at ln K, 16-bit images squeezed into 8 bits.
+    In the core: those of docs/how-it-works/health.md. In `runner-ssmunet`: unannotated pixels learned as a class. In
+    `runner-vesuvius`: a loss in no step, a share of surface unlike the labels'. In `runner-dinocell`: a teacher that
+    answers the same to everything, embeddings all alike, losses that stay at ln K, 16-bit images squeezed into 8 bits.
 
     Example:
         ```python

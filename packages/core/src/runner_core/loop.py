@@ -21,6 +21,7 @@ from runner_core._fetching import Fetching
 from runner_core._nonfinite import not_finite
 from runner_core._signals import Signals
 from runner_core._timing import Timing
+from runner_core._watching import Watching
 from runner_core.health import Health
 from runner_core.metrics import Monitor
 from runner_core.protocols import Finding, HealthEvent, HostBatch, Json, Trainer
@@ -74,8 +75,9 @@ class LoopState:
 
 class Loop:
     """One run of training. `batches(epoch, first_step)` and `validation()` give batches; None: no validation.
-    `draw(step)` draws what the network makes of a few samples; None: nothing is drawn. `processes` take the same steps
-    together, with as many samples each."""
+    `draw(step)` draws what the network makes of a few samples; None: nothing is drawn. `recall(step)` gives facts of
+    the checkpoint of that step, whose network was validated as it is; None: they are not asked for. `processes` take
+    the same steps together, with as many samples each."""
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class Loop:
         patience: int | None,
         health: Health,
         draw: Callable[[int], None] | None,
+        recall: Callable[[int], Mapping[str, Any] | None] | None,
+        watching: Watching,
         precision: str,
         fetching: Fetching | None,
         save: Save,
@@ -104,6 +108,8 @@ class Loop:
         self.patience = patience
         self.health = health
         self.draw = draw
+        self.recall = recall
+        self.watching = watching
         self.precision = precision
         self.fetching = fetching
         self.save = save
@@ -137,8 +143,12 @@ class Loop:
         """Its checkpoint is gone: the next validation's is the best."""
         self.state.best = self._best_before = None
 
-    def begin(self) -> None:
-        """Before the first step of a new run: what is watched and drawn from the beginning."""
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Before the first step of a new run: what is watched and drawn from the beginning. `facts`: of the data, for
+        health rules; where one ends the run, nothing was trained."""
+        error = self._observe("start", facts)
+        if error is not None:
+            raise error
         self.watch()
         if self.draw is not None:
             self.draw(0)
@@ -200,16 +210,19 @@ class Loop:
     def _finish_step(self, errors: list[Unhealthy]) -> None:
         """Validation and checkpoint where they are due, then the end where something asks for it."""
         improved = False
+        self.watching.pause()
         if self._owes_validation() and not self.signals.pending:
             improved = self._validate(errors)
         signal = self.signals.pending
         if improved or errors or signal or self.finished or self.cadence.saves(self.state.step):
             self._save(improved)
+            self._recall(errors)
         if errors:
             raise Unhealthy("\n".join(str(error) for error in errors))
         if signal and not (self.finished and not self._owes_validation()):
             kept = self.unsaved or f"the checkpoint of step {self.state.step} is saved; --resume goes on from there"
             raise Stopped(signal, f"stopped by {Signal(signal).name} after step {self.state.step}: {kept}")
+        self.watching.go_on()
 
     def _log(self) -> list[Unhealthy]:
         """The train line: means since the last one, and how the time was spent."""
@@ -219,7 +232,8 @@ class Loop:
         self.timing.compute += waited  # the device was computing meanwhile
         self.timing.total += waited
         self._tell_notes()
-        seen, losses = values.pop("precision_seen", None), values.pop("losses", None)
+        seen, losses, facts = (values.pop(name, None) for name in ("precision_seen", "losses", "facts"))
+        facts = {"pulls": {}, **(facts or {})}
         step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
         if step is not None:
             raise Unhealthy(not_finite(step, term))
@@ -238,7 +252,10 @@ class Loop:
                 count, largest = self.state.pulls.get(name, (0, 0.0))
                 if math.isfinite(norm):  # a gradient that overflowed in half precision is not one of nothing
                     self.state.pulls[name] = [count + 1, max(largest, norm)]
-        error = self._observe("log", values)
+                    count, largest = facts["pulls"].get(name, (0, 0.0))
+                    facts["pulls"][name] = [count + 1, max(largest, norm)]
+        timed = {"seconds": window.total / 1e9, "data_wait_share": window.data_wait_share, **self.watching.facts()}
+        error = self._observe("log", {**values, **facts, **timed})
         return [] if error is None else [error]
 
     def _first_step(self, seen: dict[str, int]) -> None:
@@ -248,7 +265,8 @@ class Loop:
             return
         self.state.precision_seen = seen
         self._event("precision", {"asked": self.precision, "seen": seen})
-        error = self._observe("first_step", {"precision_asked": self.precision, "precision_seen": seen})
+        facts = {"precision_asked": self.precision, "precision_seen": seen, "weights": self._checksum()}
+        error = self._observe("first_step", facts)
         if error is not None:
             raise error
 
@@ -276,7 +294,7 @@ class Loop:
         self._tell_notes()
         state = self.state
         state.validated = state.step
-        seen, state.pulls = {**facts, "pulls": state.pulls}, {}
+        seen, state.pulls = {**facts, "weights": self._checksum(), "pulls": state.pulls}, {}
         state.validations.append({"step": state.step, "epoch": self.epoch, **seen})
         metrics = {name: value for name, value in facts.items() if not name.startswith("decision_")}
         value = self.monitor.value(metrics)
@@ -292,6 +310,10 @@ class Loop:
             self._best_before = state.best
             state.best = {"step": state.step, "value": value, "metrics": metrics}
         return improved
+
+    def _checksum(self) -> int | None:
+        """Of the weights, where any rule may ask for it."""
+        return self.trainer.checksum() if self.health.rules else None
 
     def watch(self) -> None:
         """Into the log: what the project watches of its network, as a validation sees it."""
@@ -326,6 +348,15 @@ class Loop:
             self.unsaved = None
             self._best_before = state.best
 
+    def _recall(self, errors: list[Unhealthy]) -> None:
+        """Once in each start, of the first checkpoint of a network as it was validated: is it what comes back?"""
+        if self.recall is None or self.unsaved or self.state.validated != self.state.step:
+            return
+        facts, self.recall = self.recall(self.state.step), None
+        error = None if facts is None else self._observe("checkpoint", facts)
+        if error is not None:
+            errors.append(error)
+
     # ------------------------------------------------------------ telling
 
     def _event(self, kind: str, values: Mapping[str, Json]) -> None:
@@ -336,7 +367,7 @@ class Loop:
             self.health.tell(Finding("memory", "note", note), self.state.step, self.epoch)
 
     def _observe(
-        self, moment: Literal["first_step", "log", "validation", "end"], facts: Mapping[str, Any]
+        self, moment: Literal["start", "first_step", "log", "validation", "checkpoint", "end"], facts: Mapping[str, Any]
     ) -> Unhealthy | None:
         return self.health.observe(HealthEvent(moment, self.state.step, self.epoch, facts))
 

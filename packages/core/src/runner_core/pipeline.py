@@ -55,7 +55,9 @@ class RecordPipeline:
 
     def decode_cropped(self, record: AnyRecord) -> tuple[Decoded, Box]:
         """The record cut to the cropper's box, and the box, whose `restore` leads back to the record's grid."""
-        decoded = self.decode(record)
+        return self._cropped(record, self.decode(record))
+
+    def _cropped(self, record: AnyRecord, decoded: Decoded) -> tuple[Decoded, Box]:
         if decoded.guide not in decoded.arrays:
             raise BadInput(
                 f"{record.key}: decode() names '{decoded.guide}' as guide but returned {list(decoded.arrays)}"
@@ -69,11 +71,15 @@ class RecordPipeline:
                     f"{box.shape} of '{decoded.guide}'"
                 )
             arrays[name] = box.crop(array)
-        return dataclasses.replace(decoded, arrays=arrays), box
+        return dataclasses.replace(decoded, arrays=arrays, original=None), box
 
     def __call__(self, record: AnyRecord) -> Prepared:
         """Arrays to store, C-contiguous, and `meta` with the crop box. Raises BadInput naming the record."""
-        decoded, box = self.decode_cropped(record)
+        return self.prepared(record, self.decode(record))
+
+    def prepared(self, record: AnyRecord, decoded: Decoded) -> Prepared:
+        """The same of a record that is decoded already."""
+        decoded, box = self._cropped(record, decoded)
         arrays = {name: _storable(record, name, a) for name, a in self.project.prepare(decoded).items()}
         return Prepared(arrays, decoded.meta | {"box": dataclasses.asdict(box)})
 

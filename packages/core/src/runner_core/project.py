@@ -74,19 +74,31 @@ def at_url(record: AnyRecord) -> bool:
     return any(isinstance(place, Url) for place in record.files.values())
 
 
+@dataclass(frozen=True)
+class Original:
+    """What a file itself holds, where `decode` gives it in another grid: its values, the size of a voxel (mm) per axis,
+    and the type in which the file has them (as NumPy names it), where that is not the array's own."""
+
+    array: Array
+    spacing: tuple[float, ...]
+    dtype: str = ""
+
+
 @dataclass
 class Decoded:
     """A record read from its files, before crop and prepare.
 
-    The leading `len(spacing)` axes of every array in `arrays` are the grid that the cropper may cut. `guide` names
-    the array that the cropper looks at. `meta` is JSON and is kept with the prepared arrays (an affine, an original
-    shape: whatever brings a prediction back).
+    The leading `len(spacing)` axes of every array in `arrays` are the grid that the cropper may cut. The first of them
+    is the image: by it `check` knows copies. `guide` names the array that the cropper looks at. `meta` is JSON and is
+    kept with the prepared arrays (an affine, an original shape: whatever brings a prediction back).
     """
 
     arrays: Arrays
     spacing: tuple[float, ...]
     guide: str
     meta: dict[str, Json] = field(default_factory=dict)
+    original: Original | None = None
+    """Of the first of `arrays`, where it was resampled: what `runner P check` tells. Nothing else looks at it."""
 
 
 @dataclass
@@ -143,11 +155,18 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Annotation:
-    """How a record is labelled, for `runner P check`: voxels (pixels) by class, and those that are ignored."""
+    """How a record is labelled, for `runner P check`: voxels (pixels) by class, those that it lacks with 0."""
 
     counts: Mapping[str, int]
-    ignored: int = 0
-    """Neither loss nor metric looks at them."""
+    ignored: int | None = None
+    """Voxels at which neither loss nor metric looks. None: in this project they look at all of them."""
+    voxels: int | None = None
+    """How many they look at, where that is not the sum of `counts`: classes overlap, or leave some out."""
+
+    @property
+    def annotated(self) -> int:
+        """Voxels that are not ignored."""
+        return sum(self.counts.values()) if self.voxels is None else self.voxels
 
 
 @dataclass
@@ -172,11 +191,17 @@ class Project(Protocol):
     """Named defaults; `default` and `demo` (the phantom, about a minute on 2 cores) must be there."""
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     """The validation metric that chooses the best checkpoint, and its direction."""
+    least: ClassVar[Mapping[str, float]] = {}
+    """What terms of the loss cannot be below, by name: 0 of a cross-entropy, of Dice, of a distance. A run in which one
+    is, for its sign or its labels are wrong, is stopped."""
     splittable: ClassVar[bool] = False
     """May a batch be cut into micro-batches without changing the objective?
 
     Not with BatchNorm, nor with losses over the batch. Only where it may can `train.accumulate` be set, and is the
     micro-batch halved, instead of the run stopped, when memory runs out."""
+    recompute: ClassVar[str] = ""
+    """The setting (on or off) by which the network keeps fewer activations and computes them again for the gradient, by
+    dotted name: for advice where memory is short."""
     faster_with: ClassVar[tuple[str, ...]] = ()
     """What was measured to make it faster on a GPU ("compile", "channels_last"); `auto` settings follow it."""
     optimisations: ClassVar[tuple[Optimisation, ...]] = ()
@@ -295,7 +320,7 @@ class Project(Protocol):
 
     def uninformed(self) -> Mapping[str, float]:
         """What the loss and its terms are, by name (`loss` is the whole), for a network that answers the same
-        whatever it sees: ln K, ln 2. A run whose loss stays there is warned of. Terms left out are not looked at."""
+        whatever it sees: ln K, ln 2. A run in which all that are named stay there is warned of."""
         return {}
 
     def ignored(self, batch: Tensors) -> Any | None:

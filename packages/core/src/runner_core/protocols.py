@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeGuard,
 import numpy as np
 
 if TYPE_CHECKING:
+    from runner_core.engines.phases import Phases
+    from runner_core.memory.footprint import Footprint
     from runner_core.project import AnyRecord, Decoded, Prepared
     from runner_core.setup import Data, Setup
     from runner_core.team import Place, Team
@@ -347,15 +349,32 @@ class Finding:
 
 @dataclass(frozen=True)
 class HealthEvent:
-    """What a rule sees. `moment`: first_step, log, validation, end. `facts` by moment:
+    """What a rule sees. `facts` by `moment`; most of them are there only where they can be known:
 
-    first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers}; none where no layer was seen);
-    log: `loss`, one entry per loss term, `learning_rate`, `gradient_norm` (when clipping);
-    validation: the metrics, `decision_min`, `decision_max` (extremes of `Project.decision` over the split), `pulls`
-    (of each loss term whose gradient norm was measured since the last one: how often, and the largest).
+    - start, before the first step of a new run: `strangers` (of the splits train and validation, keys of records of the
+      other that their samples read);
+    - first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers}; none where no layer was seen),
+      `weights` (a number that is another once any bit of the weights is that are trained; None while the learning rate
+      of all is 0);
+    - log, at every train line, of the steps since the last: `loss`, one entry per loss term, `learning_rate`,
+      `highest_rate` (of all groups of parameters), `gradient_norm` and `clipped` (the share of steps that were; when
+      clipping); `pulls` (of each loss term whose gradient norm was measured: how often, and the largest), `detached`
+      (terms of which the loss is made, but that have no gradient), `ignored` (of the voxels that `Project.ignored`
+      marks: their `share`, the loss's largest gradient there as a share of the largest anywhere, `pull`, and the
+      `metrics` that change with the prediction there), `untaught` (the `weights` that are trained and had no gradient
+      in any of so many `looks`, by name, with how many numbers each is), these by one process alone. By the clock, for
+      findings that are `timed`: `seconds`, `data_wait_share`, `gpu_busy` (0…1);
+    - validation: the metrics, `weights`, `decision_min` and `decision_max` (extremes of `Project.decision` over the
+      split), `decision_mark_min` and `decision_mark_max` (of a number for each sample, the same only where the whole
+      decision is), `pulls` (of the terms that the project's `step` measures);
+    - checkpoint, once in each start, for the first of a network as it was validated, and not to rules with a memory:
+      `weights_differ` (names that are
+      not the same in the network that it gives back), `prediction_differs` (the largest difference on a few samples, as
+      a share of what the prediction spans), or `refused` (why it cannot be read);
+    - end: those of the last validation.
     """
 
-    moment: Literal["first_step", "log", "validation", "end"]
+    moment: Literal["start", "first_step", "log", "validation", "checkpoint", "end"]
     step: int
     epoch: int
     facts: Mapping[str, Any]
@@ -434,6 +453,7 @@ class Sink(Protocol):
         - watch: at the beginning and after a validation, what the project watches: `arrays` by name, as nested lists;
         - checkpoint: whether it is the `best`;
         - health: `rule`, `level`, `message` of a finding;
+        - speed: the same under `timing`, of a finding that follows from the clock;
         - end: `status`.
 
         What varies from run to run (seconds, samples/s, memory) is in `values["timing"]`.
@@ -518,13 +538,23 @@ class Trainer(Protocol):
         ...
 
     def read_log(self) -> dict[str, Any]:
-        """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`; waits for the
-        device. `nonfinite_step` and `nonfinite_term` are there when a loss was NaN or infinite, `losses` (the
-        values of that event) when the project's `step` returned costs."""
+        """Mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`, and the `facts` that
+        only health rules want to know (`HealthEvent`, log); waits for the device. `nonfinite_step` and `nonfinite_term`
+        are there when a loss was NaN or infinite, `losses` (the values of that event) when the project's `step`
+        returned costs."""
+        ...
+
+    def losses(self) -> list[float]:
+        """The loss of each step since the last `read_log`; waits for the device. Only measuring asks for it."""
         ...
 
     def notes(self) -> list[str]:
         """What the engine has to tell the user since the last call (memory that ran out, say)."""
+        ...
+
+    def checksum(self) -> int | None:
+        """Another number once any bit of the weights that are trained is another; None while the learning rate of all
+        is 0. Waits for the device."""
         ...
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
@@ -550,8 +580,23 @@ class Trainer(Protocol):
         """Go on from a checkpoint, as if it had never been left."""
         ...
 
+    def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
+        """`HealthEvent`'s facts of a checkpoint: the network that `Engine.load` makes of `state` beside the one that
+        validation saw, on these samples. `setup` has a project of its own. None where memory does not suffice for both;
+        training does not notice."""
+        ...
+
+    def phases(self) -> Phases | None:
+        """What takes this trainer's steps apart, for `runner P profile`; None: nothing can."""
+        return None
+
     def idle(self) -> bool:
         """True when the device has nothing queued, so that waiting for a batch now costs time (always on a CPU)."""
+        ...
+
+    def footprint(self, arrays: Arrays) -> Footprint:
+        """What training takes of memory, found out before the first step. `arrays`: a few samples in host memory, which
+        an engine may try. Nothing that training goes by changes."""
         ...
 
     def peak_memory(self) -> int:

@@ -14,6 +14,7 @@ from runner_core.pipeline import RecordPipeline
 from runner_core.project import AnyRecord, Project, Statistics
 from runner_core.protocols import (
     Cache,
+    CachePlan,
     CheckpointFormat,
     Cropper,
     Device,
@@ -97,3 +98,7 @@ class Data:
     statistics: Statistics = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)
     """Samples of each split, made by `training.train` before the engine's trainer."""
+    plan: CachePlan | None = None
+    """What the cache of the records takes; None where nobody planned it."""
+    sketched: bool = False
+    """Does one record in `store` stand for all (`memory.sketch`)?"""

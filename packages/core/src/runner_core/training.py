@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,20 @@ from runner_core._memory import peak_host_memory
 from runner_core._resume import fingerprint, other_plugins, refuse_other_length, refuse_other_settings
 from runner_core._signals import Signals
 from runner_core._timing import Timing
+from runner_core._watching import Watching
 from runner_core.checkpoint import Checkpoints
 from runner_core.health import Health, announce
+from runner_core.health.reads import strangers
 from runner_core.loop import Display, Loop, LoopState, Sinks
+from runner_core.memory import MemoryPlan, plan
 from runner_core.metrics import Monitor
 from runner_core.protocols import Finding, HealthEvent, Json, State, Trainer, is_streamed
 from runner_core.setup import Data, Setup
-from runner_core.snapshots import Snapshots
+from runner_core.snapshots import Snapshots, first_samples
 from runner_core.team import AgreedSignals
+
+RECALLED = 4
+"""Validation samples that the network of a checkpoint is tried on."""
 
 
 class RunFolder(Protocol):
@@ -89,6 +96,7 @@ class _Run:
         self.cadence = replace(cadence, block=self.trainer.block)
         if self.team.count > 1:
             display.say(f"{self.team.count} processes train together: {self.trainer.strategy}")
+        self.memory = self._memory_plan()
         self.loaders = loaders(setup, data, self.trainer.block)
         try:
             self.versions = setup.engine.versions()
@@ -106,10 +114,23 @@ class _Run:
             if any(other != self.fingerprint for other in self.team.every(self.fingerprint)):
                 raise BadInput("the processes of this training do not all see the same settings and data: see --data")
             self.seconds_before = 0.0
+            self.watching = Watching(setup.device)
             self.loop = self._loop(self._drawing())
         except BaseException:
             self.loaders.close()
             raise
+
+    def _memory_plan(self) -> MemoryPlan | None:
+        """What the training takes, said in a line. Raises OutOfSpace where that is not there."""
+        mode = self.setup.config.health.memory
+        if mode == "off":
+            return None
+        found = plan(self.setup, self.data, trainer=self.trainer, folder=self.folder.path)
+        if mode == "refuse":
+            found.refuse()
+        for text in (found.line(), *found.remarks()):
+            self.display.say(text)
+        return found
 
     def _drawing(self) -> Callable[[int], None] | None:
         """Draws pictures of a few samples, where the project does; the cadence then says when."""
@@ -120,6 +141,23 @@ class _Run:
         samples, figures = self.data.samples, self.folder.figures
         snapshots = Snapshots(project, samples, config.train.seed, figures, self.sinks, self.display.say)
         return partial(snapshots.draw, self.trainer)
+
+    def _recalling(self) -> Callable[[int], dict[str, Any] | None] | None:
+        """Compares what the checkpoint of a step gives back with what was validated; None where that is not asked for,
+        or each process has a part of it."""
+        if self.setup.config.health.mode == "off" or self.team.count > 1 or "validation" not in self.data.samples:
+            return None
+
+        def recall(step: int) -> dict[str, Any] | None:
+            apart = copy(self.setup)
+            apart.project = copy(self.setup.project)  # whose statistics are then those of the checkpoint
+            arrays = first_samples(self.data.samples["validation"], RECALLED, self.setup.config.train.seed)
+            try:
+                return self.trainer.recalled(apart, self.checkpoints.load(self.checkpoints.of(step)), arrays)
+            except BadInput as error:
+                return {"refused": str(error)}
+
+        return recall
 
     def _fetching(self) -> Fetching | None:
         if not is_streamed(self.data.store):
@@ -146,6 +184,8 @@ class _Run:
             patience=self.setup.config.train.patience,
             health=self.health,
             draw=draw,
+            recall=self._recalling(),
+            watching=self.watching,
             precision=self.setup.precision.compute,
             fetching=self._fetching(),
             save=self._save,
@@ -176,10 +216,16 @@ class _Run:
             self.folder.truncate_log(state.step, state.validated)
         if path is None:
             self.sinks.event("start", 0, self._start_line())
-            self.loop.begin()
+            self.loop.begin(self._facts())
         else:
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.cadence.steps, self.loop.state.step, self.setup.name)
+
+    def _facts(self) -> dict[str, Json]:
+        """Of the data, for health rules."""
+        if self.setup.config.health.mode == "off":
+            return {}
+        return {"strangers": strangers(self.data.samples, self.data.splits, self.data.store)}
 
     def _start_line(self) -> dict[str, Json]:
         return {
@@ -214,6 +260,7 @@ class _Run:
 
     def close(self) -> None:
         self.display.stop()
+        self.watching.close()
         self.loaders.close()
 
     # ------------------------------------------------------------ while training
@@ -261,8 +308,9 @@ class _Run:
             "device": asdict(self.setup.device),
             "devices": self.team.count,
             "strategy": self.trainer.strategy,
-            "health": [asdict(finding) for finding in self.health.findings],
+            "health": [asdict(finding) for finding in (*self.health.findings, *self.health.timed)],
             "unsaved": loop.unsaved,
+            "memory_plan": None if self.memory is None else self.memory.json(),
             **({"streaming": loop.fetching.summary(state.bad)} if loop.fetching else {}),
             "versions": self.versions,
         }

@@ -62,9 +62,9 @@ def fields(root: Path | Url, count: int) -> list[Record]:
     return [Record(f"f{n:03}", f"g{n % 4}", own) for n, own in enumerate(files)]
 
 
-def open_fields(records, cache: Path, max_gb: float | None = 0.1, **remote):
+def open_fields(records, cache: Path, max_gb: float | None = 0.1, ahead: bool = True, **remote):
     """A store of these records."""
-    config = RunConfig(cache=CacheConfig("stream", cache, max_gb), remote=RemoteConfig(**remote))
+    config = RunConfig(cache=CacheConfig("stream", cache, max_gb, ahead=ahead), remote=RemoteConfig(**remote))
     pipeline = RecordPipeline(Fields(config), NoCrop())
     return StreamCache(config.cache, config.remote).open(pipeline, records, lambda text: None)
 

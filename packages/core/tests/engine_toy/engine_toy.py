@@ -89,6 +89,7 @@ def small(**settings) -> ToyConfig:
         "train__device": "cpu",
         "log__every": 2,
         "checkpoint__keep": 2,
+        "health__memory": "off",  # tests count calls of `step`; test_memory has it on
     }
     for name, value in {**base, **settings}.items():
         section, _, key = name.partition("__")
@@ -311,7 +312,7 @@ def log_lines(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("timing", None)
-    return lines
+    return [line for line in lines if line["event"] != "speed"]
 
 
 def final_state(folder: Path):

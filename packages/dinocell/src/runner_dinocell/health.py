@@ -150,10 +150,6 @@ def symptoms(config: CellConfig) -> list[Symptom]:
         Symptom("embeddings alike", "warning", SOON, _alike, "Raise loss.koleo, or lower train.learning_rate"),
         Symptom("losses at ln K", "warning", LATE, _unlearned(uninformed), recipe),
         Symptom(
-            "gradients clipped", "warning", LATE, _clipped(config.train.clip),
-            "Lower train.learning_rate, or raise train.clip",
-        ),
-        Symptom(
             "grey levels", "warning", 0, _few_levels,
             "Were 16-bit images squeezed into 8 bits? `runner dinocell check` lists the files", warm=False,
         ),
@@ -196,16 +192,6 @@ def _unlearned(uninformed: float) -> Callable[[Facts], str | None]:
         if not names:
             return None
         return f"{' and '.join(names)} stood at ln K = {uninformed:.3g}, where a student is that knows nothing"
-
-    return seen
-
-
-def _clipped(clip: float | None) -> Callable[[Facts], str | None]:
-    def seen(facts: Facts) -> str | None:
-        norm = facts.get("gradient_norm", 0.0)
-        if clip is None or norm < clip:
-            return None
-        return f"gradients were longer than train.clip {clip:g} ({norm:.3g} on average): every step has the same length"
 
     return seen
 

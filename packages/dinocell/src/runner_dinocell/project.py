@@ -18,6 +18,7 @@ from runner_core.protocols import (
     Infer,
     Json,
     Metric,
+    Optimisation,
     Precision,
     Progress,
     Samples,
@@ -30,6 +31,7 @@ from runner_dinocell import checks, fields, files, judgement, outputs, pixelstat
 from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.embed import Embedded, embed, side
 from runner_dinocell.limits import fault
+from runner_dinocell.optimisations import OPTIMISATIONS
 
 
 class DinoCell(Project):
@@ -40,12 +42,14 @@ class DinoCell(Project):
     Config: ClassVar[type[RunConfig]] = CellConfig
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("rank", "max")
+    least: ClassVar[Mapping[str, float]] = {"dino": 0, "ibot": 0}
     splittable: ClassVar[bool] = False  # Sinkhorn-Knopp, centres and KoLeo look at the whole batch
     remote: ClassVar[bool] = True
     untrained: ClassVar[bool] = True
     of_data: ClassVar[tuple[str, ...]] = ("data.manifest", "data.pattern", "data.label")
     samples_setting: ClassVar[str] = "data.windows"
     snapshot_samples: ClassVar[int] = 4
+    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
     config: CellConfig

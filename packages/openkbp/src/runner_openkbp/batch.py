@@ -15,13 +15,16 @@ def decode(batch: Tensors) -> Tensors:
     """Stored batch → ct (raw numbers, float32), masks (bits, int32), dose (Gy, float32; where there is one), each
     (B, S, S, S); everything else as it is.
 
-    `batch`: ct int16, masks uint16 and dose uint16 (B, 1, S, S, S), dose_step float32 (B, 1, 1) in Gy a unit.
+    `batch`: ct int16, masks uint16 and dose uint16 (B, 1, S, S, S), dose_step float32 (B, 1, 1) in Gy a unit; or what
+    `unpacked.UnpackedSamples` made of them.
     """
-    out = {name: value for name, value in batch.items() if name != "dose_step"}
+    out = {name: value for name, value in batch.items() if name not in ("dose_step", "rois")}
     out["ct"] = ops.cast(batch["ct"][:, 0], "float32")
-    out["masks"] = ops.cast(batch["masks"][:, 0], "int32")
-    if "dose" in batch:
+    out["masks"] = _bits(batch["rois"][:, 0]) if "rois" in batch else ops.cast(batch["masks"][:, 0], "int32")
+    if "dose_step" in batch:
         out["dose"] = ops.cast(batch["dose"][:, 0], "float32") * batch["dose_step"][:, :, :, None]
+    elif "dose" in batch:
+        out["dose"] = batch["dose"][:, 0]
     return out
 
 
@@ -36,6 +39,12 @@ def images(batch: Tensors, ct_offset: float, ct_window: tuple[float, float]) -> 
     if "dose" in batch:
         out["dose"] = batch["dose"][..., None]
     return out
+
+
+def _bits(rois: Any) -> Any:
+    """(…, 11) float32 of 0 and 1 → (…) int32, a bit a mask."""
+    values = np.asarray([1 << place for place in range(rois.shape[-1])], np.float32)
+    return ops.cast(ops.sum(rois * values, -1), "int32")
 
 
 def _flags(masks: Any, bits: list[int]) -> Any:

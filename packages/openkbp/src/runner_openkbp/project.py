@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record, Statistics, Table
+from runner_core.project import Annotation, Decoded, Project, Record, Statistics, Table
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -17,6 +17,7 @@ from runner_core.protocols import (
     Infer,
     Json,
     Metric,
+    Optimisation,
     Precision,
     Progress,
     Samples,
@@ -27,6 +28,7 @@ from runner_core.protocols import (
 from runner_core.samples import RowSamples
 
 from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig, wrong_settings
+from runner_openkbp.optimisations import OPTIMISATIONS
 
 
 class OpenKBP(Project):
@@ -38,7 +40,10 @@ class OpenKBP(Project):
     PredictOptions: ClassVar[type] = DosePredictOptions
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("dose_error_gy", "min")
+    least: ClassVar[Mapping[str, float]] = {"mae": 0, "mae_coarse": 0, "dvh": 0}
+    recompute: ClassVar[str] = "model.recompute"
     shown: ClassVar[tuple[str, ...]] = ("dose_score", "dvh_score")
+    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
     prepare_version: ClassVar[int] = 2
     phantom_version: ClassVar[int] = 1
     config: OpenKBPConfig
@@ -81,15 +86,21 @@ class OpenKBP(Project):
         return {"size": self.config.data.size}
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        """mean_dose: (32, 32, 32) float32, Gy, the mean of the training patients' doses; the trivial prediction."""
-        from runner_openkbp.baseline import mean_dose
+        """mean_dose: (32, 32, 32) float32, Gy, the mean of the training patients' doses; the trivial prediction.
+        constant_error: mean absolute error (Gy) of the best dose that is the same everywhere."""
+        from runner_openkbp.baseline import constant_error, mean_dose
 
-        return {"mean_dose": mean_dose(store, training)}
+        error = constant_error(store, training, self.config.loss.masked)
+        return {"mean_dose": mean_dose(store, training), "constant_error": error}
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        return RowSamples(store, dict.fromkeys(("ct", "masks", "dose", "dose_step"), (0,)), records)
+        from runner_openkbp.unpacked import FIELDS, UnpackedSamples
+
+        if self.config.data.unpack == "host":
+            return UnpackedSamples(store, records)
+        return RowSamples(store, dict.fromkeys(FIELDS, (0,)), records)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
         """Stored arrays → image (B, S, S, S, 11), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
@@ -115,6 +126,23 @@ class OpenKBP(Project):
         doses = _doses(model(batch["image"]))
         loss, terms = dose_losses(doses, batch, self.config.loss)
         return Step(loss, terms, doses[-1])
+
+    def uninformed(self) -> Mapping[str, float]:
+        """Of the mean absolute error, where every voxel gets the same dose."""
+        if "constant_error" not in self.statistics:  # runs of version 0.1 have none
+            return {}
+        return dict.fromkeys(("mae", "mae_coarse"), float(self.statistics["constant_error"]))
+
+    def ignored(self, batch: Tensors) -> Any | None:
+        """(B, S, S, S, 1): with `loss.masked`, where no dose can be, nor an organ whose histogram is looked at."""
+        from keras import ops
+
+        if not self.config.loss.masked:
+            return None
+        seen = batch["mask"] > 0
+        if self.config.loss.dvh:
+            seen = ops.logical_or(seen, ops.any(batch["image"][..., 1:] > 0, axis=-1, keepdims=True))
+        return ops.logical_not(seen)
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         """{"prediction": dose in Gy (B, S, S, S, 1) float32}."""
@@ -207,6 +235,14 @@ class OpenKBP(Project):
         from runner_openkbp import checks
 
         return list(checks.findings(record))
+
+    def annotation(self, decoded: Decoded) -> Annotation | None:
+        """Voxels of each region of interest, of those that the loss looks at."""
+        from runner_openkbp.rois import POSSIBLE, annotation, unpack
+
+        loss, masks = self.config.loss, decoded.arrays["masks"]
+        seen = masks > 0 if loss.dvh else unpack(masks, POSSIBLE)
+        return annotation(masks, seen if loss.masked else None)
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         """model.keras, and model.json with all that is needed to use it."""

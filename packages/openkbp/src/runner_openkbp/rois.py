@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from runner_core.project import Annotation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -51,3 +52,17 @@ def bit(name: str) -> int:
     if name not in MASKS:
         raise KeyError(f"no ROI is called {name!r}; there are {', '.join(MASKS)}")
     return MASKS.index(name)
+
+
+def annotation(bits: Array, seen: Array | None) -> Annotation:
+    """Voxels of each ROI among those `seen` by the loss (bool, None: all), of packed bits (uint16, the same shape).
+
+    >>> brainstem, possible = 1 << bit("Brainstem"), 1 << bit(POSSIBLE)
+    >>> bits = np.array([0, possible, possible | brainstem], np.uint16)
+    >>> found = annotation(bits, unpack(bits, POSSIBLE))
+    >>> found.counts["Brainstem"], found.counts["PTV70"], found.annotated, found.ignored
+    (1, 0, 2, 1)
+    """
+    inside = bits if seen is None else bits[seen]
+    counts = {roi: int(np.count_nonzero(unpack(inside, roi))) for roi in ROIS}
+    return Annotation(counts, None if seen is None else bits.size - inside.size, inside.size)

@@ -77,6 +77,9 @@ class ModelConfig:
     which bounds the memory. Default: as many as suit the device; 0: everything at once, everything kept."""
     tissue_only: bool = True
     """Only tissue passes the spectral layers; what is not tissue is one spectrum, computed once. Exact."""
+    scan: Literal["auto", "eager", "reference"] = "auto"
+    """How the Mamba layers are computed: auto by the fastest kernel of the device; eager in plain PyTorch, which needs
+    no compiler; reference as textbooks have it, state by state, all kept: hundreds of times slower, to compare with."""
     features: Path | None = None
     """Folder of an exported network (`runner ssmunet export`): its spectral layers are frozen, their features of each
     pixel are cached in place of its spectrum, and only the U-Net is trained."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from runner_core.project import Annotation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,6 +37,17 @@ def targets(labels: Any, ignore: int | None) -> Any:
     """
     wide = labels.astype(np.int64) if isinstance(labels, np.ndarray) else labels.long()
     return wide if ignore is None else wide - 1
+
+
+def annotation(labels: Array, classes: Sequence[str], ignore: int | None) -> Annotation:
+    """Pixels of each output of the network, of stored labels (H, W).
+
+    >>> annotation(np.array([[0, 1], [0, 2]], np.uint8), ("a", "b"), 0)
+    Annotation(counts={'a': 1, 'b': 1}, ignored=2, voxels=None)
+    """
+    counts = np.bincount(labels.ravel(), minlength=LABELS)
+    named = zip(output_names(classes, ignore), output_labels(classes, ignore).tolist(), strict=True)
+    return Annotation({name: int(counts[label]) for name, label in named}, 0 if ignore is None else int(counts[0]))
 
 
 def wrong_settings(classes: Sequence[str], ignore: int | None) -> str | None:

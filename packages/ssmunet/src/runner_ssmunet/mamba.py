@@ -18,6 +18,7 @@ class Mamba(nn.Module):
     Names, shapes, initial values and the order in which they are drawn are those of `mamba_ssm.Mamba`; it runs on any
     device. `d_inner` = `expand` · `d_model` channels go through the scan with `d_state` states each; `dt_rank` "auto"
     is ⌈d_model / 16⌉. The initial step sizes Δ are log-uniform in [`dt_min`, `dt_max`], at least `dt_init_floor`.
+    `scan`: how scan and convolution are computed, `how` of `runner_ssmunet.scan`.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Mamba(nn.Module):
         dt_min: float = 0.001,
         dt_max: float = 0.1,
         dt_init_floor: float = 1e-4,
+        scan: str = "auto",
     ) -> None:
         super().__init__()
+        self.scan = scan
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.dt_rank = math.ceil(d_model / 16) if dt_rank == "auto" else dt_rank
@@ -58,10 +61,10 @@ class Mamba(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         x, gate = self.in_proj(z).chunk(2, -1)
-        x = causal_conv_silu(x, self.conv1d.weight[:, 0], self.conv1d.bias)
+        x = causal_conv_silu(x, self.conv1d.weight[:, 0], self.conv1d.bias, how=self.scan)
         delta, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], -1)
         y = selective_scan(
             x, functional.linear(delta, self.dt_proj.weight), -torch.exp(self.A_log), B, C, self.D, gate,
-            self.dt_proj.bias, delta_softplus=True,
+            self.dt_proj.bias, delta_softplus=True, how=self.scan,
         )  # fmt: skip
         return self.out_proj(y)

@@ -41,6 +41,7 @@ class SSMUNetwork(nn.Module):
         embed, base: channels that enter the U-Net, and of its first level.
         chunk: see `SpectralStack`.
         tissue_only: see `SpectralStack.over`; else every pixel passes the stack.
+        scan: see `Mamba`.
 
     With 24 filters, embed 24, base 24 and 8 classes there are 4,388,576 parameters and the 48 edges of the filters.
     `settings` holds the arguments, as JSON.
@@ -61,17 +62,18 @@ class SSMUNetwork(nn.Module):
         base: int = 24,
         chunk: int | None = None,
         tissue_only: bool = True,
+        scan: str = "auto",
     ) -> None:
         super().__init__()
         self.settings: Mapping[str, Any] = {
             "wavenumbers": [float(w) for w in wavenumbers], "classes": classes, "filters": filters, "mode": mode,
             "width": width, "layers": layers, "states": states, "dropout": dropout, "embed": embed, "base": base,
-            "chunk": chunk, "tissue_only": tissue_only,
+            "chunk": chunk, "tissue_only": tissue_only, "scan": scan,
         }  # fmt: skip
         axis: list[float] = self.settings["wavenumbers"]
         kind = BandFilters if mode == "band" else SincFilters
         centres = default_centres(filters, axis[0], axis[-1], gaps(axis))
-        self.stack = SpectralStack(kind(axis, centres, width), layers, states, dropout, chunk)
+        self.stack = SpectralStack(kind(axis, centres, width), layers, states, dropout, chunk, scan)
         self.head = Head(filters, classes, embed, base)
         self.tissue_only = tissue_only
         self.frozen = False

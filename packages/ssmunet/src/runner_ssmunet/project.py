@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from runner_core._errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record, Statistics, Table
+from runner_core.project import Annotation, Decoded, Project, Record, Statistics, Table
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -19,6 +19,7 @@ from runner_core.protocols import (
     Infer,
     Json,
     Metric,
+    Optimisation,
     Precision,
     Progress,
     Samples,
@@ -31,6 +32,7 @@ from runner_core.samples import TileSamples
 from runner_ssmunet import axis, baseline, checks, cores, health, labels, outputs, preprocess, scores, statistics, whole
 from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.limits import fault
+from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented
 
 
@@ -42,8 +44,10 @@ class SSMUNet(Project):
     Config: ClassVar[type[RunConfig]] = SSMConfig
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("miou", "max")
+    least: ClassVar[Mapping[str, float]] = {"cross_entropy": 0, "dice_loss": 0}
     crop: ClassVar[str] = "foreground"
     shown: ClassVar[tuple[str, ...]] = scores.SHOWN
+    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
     config: SSMConfig
@@ -172,6 +176,16 @@ class SSMUNet(Project):
             "dice_loss": dice_loss(logits, target),
         }
         return Step(loss.cross_entropy * terms["cross_entropy"] + loss.dice * terms["dice_loss"], terms, logits)
+
+    def uninformed(self) -> Mapping[str, float]:
+        """Of the cross-entropy (ln K where `loss.class_weights` balances K classes); Dice depends on the batch."""
+        found = self.statistics
+        weights = found["class_weights"] if self.config.loss.class_weights == "balanced" else None
+        return {"cross_entropy": statistics.uninformed(found["class_counts"], weights)}
+
+    def ignored(self, batch: Tensors) -> Any | None:
+        """(B, 1, H, W): pixels that nobody annotated."""
+        return None if self.config.data.ignore is None else batch["target"][:, None] < 0
 
     def parameter_groups(self, model: Any) -> Any:
         """Apart what `mamba.Mamba` marks, its decay rates and skips: `train.weight_decay` would change its dynamics."""
@@ -310,6 +324,13 @@ class SSMUNet(Project):
         core = cores.read_core(path)
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
         return list(checks.findings(core, tissue, path, data))
+
+    def annotation(self, decoded: Decoded) -> Annotation | None:
+        """Pixels of each class; those that nobody annotated are ignored, or a class too."""
+        data = self.config.data
+        if "label" not in decoded.arrays:
+            return None
+        return labels.annotation(decoded.arrays["label"], data.classes, data.ignore)
 
     def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
         return [*checks.left_out(self._left_out), *checks.set_findings(records, self.config.data)]

@@ -40,9 +40,9 @@ class AttentionPooling(nn.Module):
 class MambaLayer(nn.Module):
     """z ← LayerNorm(Dropout(Mamba(z)) + z), (P, L, F). z is float32 also under autocast."""
 
-    def __init__(self, channels: int, states: int, dropout: float) -> None:
+    def __init__(self, channels: int, states: int, dropout: float, scan: str = "auto") -> None:
         super().__init__()
-        self.mamba = Mamba(channels, d_state=states)
+        self.mamba = Mamba(channels, d_state=states, scan=scan)
         self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(channels)
 
@@ -54,7 +54,7 @@ class SpectralStack(nn.Module):
     """Spectra (P, L) float32 → features (P, F) float32; `over` does it for images.
 
     `layers` Mamba layers with `states` states each; `chunk`: pixels at once, each chunk computed again for the
-    gradient (0: all pixels at once, everything kept; None: as `ELEMENTS` says for the device).
+    gradient (0: all pixels at once, everything kept; None: as `ELEMENTS` says for the device); `scan`: see `Mamba`.
     """
 
     def __init__(
@@ -64,10 +64,11 @@ class SpectralStack(nn.Module):
         states: int = 16,
         dropout: float = 0.1,
         chunk: int | None = None,
+        scan: str = "auto",
     ) -> None:
         super().__init__()
         self.filters = filters
-        self.layers = nn.Sequential(*(MambaLayer(filters.count, states, dropout) for _ in range(layers)))
+        self.layers = nn.Sequential(*(MambaLayer(filters.count, states, dropout, scan) for _ in range(layers)))
         self.pooling = AttentionPooling(filters.count)
         self.chunk = chunk
 

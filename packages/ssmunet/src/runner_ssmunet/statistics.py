@@ -81,6 +81,18 @@ def balanced(counts: Array) -> Array:
     return weights
 
 
+def uninformed(counts: Array, weights: Array | None = None) -> float:
+    """The weighted cross-entropy (nats) of a network that answers every pixel with the shares of the classes as the
+    weights (K,) make them, which is the best that looks at no pixel: `counts` (K,) pixels; None: all weights are 1.
+
+    >>> uninformed(np.array([30, 30, 0, 0])) == np.log(2)
+    True
+    """
+    weighted = counts if weights is None else counts * weights
+    shares = weighted[weighted > 0] / weighted.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
 def common_axis(cores: Sequence[tuple[str, Mapping[str, Json]]]) -> Array:
     """The axis (L,) float64 that all have: (name, meta with `wavenumbers`). Raises BadInput naming two that differ."""
     if not cores:

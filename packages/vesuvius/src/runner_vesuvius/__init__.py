@@ -22,6 +22,6 @@ def runner_project() -> type:
 
 @hookimpl
 def runner_health(config: ScrollConfig) -> Sequence[HealthRule]:
-    from runner_vesuvius.health import NeverComputed, PullsAtNothing, WildShare
+    from runner_vesuvius.health import NeverComputed, WildShare
 
-    return [PullsAtNothing(), NeverComputed(config), WildShare()]
+    return [NeverComputed(config), WildShare()]

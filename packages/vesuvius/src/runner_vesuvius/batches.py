@@ -24,7 +24,7 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     `statistics`: mean and std of the grey values. Augmented with `rng`, if any. What else the batch holds is handed
     on; with the image alone, as in prediction, there is nothing but the image.
     """
-    wanted = needed(config.loss)
+    wanted = stored(config.loss)
     volumes = {
         name: batch[name][:, None] for name in STORED if name in batch and (name != "distance" or name in wanted)
     }
@@ -47,6 +47,11 @@ def needed(config: LossConfig) -> set[str]:
     """What the losses that have a weight read of a batch, besides surface and known."""
     active = [name for name, term in config.terms().items() if term.weight > 0 and name in LOSSES]
     return {field for name in active for field in LOSSES[name].needs}
+
+
+def stored(config: LossConfig) -> set[str]:
+    """Those of them that the cache provides."""
+    return set() if config.targets == "step" else needed(config)
 
 
 def decoded(target: Tensor, wanted: set[str]) -> Tensors:

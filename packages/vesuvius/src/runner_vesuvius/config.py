@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from runner_core.config import DataConfig, RunConfig
 
@@ -77,6 +78,12 @@ class LossConfig:
     """Weight of surface voxels in the cross-entropy; 2 marked the whole papyrus in trials, not only its surface."""
     cldice_iterations: int = 3
     """Erosions of clDice's soft skeleton."""
+    cldice_skeleton: Literal["shifts", "pools"] = "shifts"
+    """How clDice finds skeletons. shifts: that of the prediction by shifts of whole volumes, that of the truth from the
+    cache. pools: both by PyTorch's max-pools at every step, as in the paper's code; many times slower, to compare."""
+    targets: Literal["cached", "step"] = "cached"
+    """Where losses have distances, medial surface and tube from. step: of each patch, by SciPy and thinning, in every
+    step: slower, and they know nothing beyond the patch; to compare with."""
     tau: float = 5.0
     """Distance (voxels) from which on surface_distance no longer grows; at most 15."""
     topology_every: int = 50

@@ -1,5 +1,4 @@
-"""Rules that say when a run only looks healthy: a loss that pulls at nothing or is never computed, a share of surface
-unlike the labels'."""
+"""Rules that say when a run only looks healthy: a loss never computed, a share of surface unlike the labels'."""
 
 from __future__ import annotations
 
@@ -16,8 +15,6 @@ WILD = 4.0
 """How many times too much, or too little, is no detection of the labelled surface."""
 IN_A_ROW, STEPS = 3, 100
 """Validations in a row, and optimizer steps before them, after which it is said."""
-MEASURED = 5
-"""Measurements in a row in which a loss had no gradient, after which it is said: one patch may hold nothing to find."""
 
 
 class SurfaceRatio:
@@ -39,36 +36,6 @@ class SurfaceRatio:
     def compute(self) -> dict[str, float]:
         true = int(self._true)
         return {RATIO: int(self._found) / true if true else math.nan}
-
-
-class PullsAtNothing:
-    """A loss that counts, and whose gradient is exactly zero whenever it is measured: it teaches nothing, and its name
-    in the settings says that it does.
-
-    Facts used: `pulls` of validations: of each term, how often its gradient's norm was measured since the last one, and
-    the largest. A warning, once for each loss.
-    """
-
-    name = "loss without gradient"
-
-    def __init__(self) -> None:
-        self.in_a_row: dict[str, int] = {}
-
-    def observe(self, event: HealthEvent) -> Finding | None:
-        if event.moment != "validation":
-            return None
-        silent = []
-        for term, (count, largest) in event.facts.get("pulls", {}).items():
-            before = self.in_a_row.get(term, 0)
-            self.in_a_row[term] = 0 if largest > 0 else before + int(count)
-            if before < MEASURED <= self.in_a_row[term]:
-                silent.append(term.removesuffix("_loss"))
-        if not silent:
-            return None
-        which = f"the loss {silent[0]} pulls" if len(silent) == 1 else f"the losses {' and '.join(silent)} pull"
-        text = f"{which} at nothing: in {MEASURED} measurements or more, no voxel's logit had a gradient of it. "
-        what = f"Do the labels hold what it looks for (`runner vesuvius check`)? Else set loss.{silent[0]}.weight to 0"
-        return Finding(self.name, "warning", text + what)
 
 
 class NeverComputed:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from runner_vesuvius.config import LossConfig
-from runner_vesuvius.skeleton import soft_skeleton
+from runner_vesuvius.skeleton import pooled_skeleton, soft_skeleton
 
 EPSILON = 1.0
 """Voxels that are added to both sides of a quotient."""
@@ -78,9 +78,20 @@ def soft_cldice(logits: Tensor, surface: Tensor, medial: Tensor, known: Tensor, 
     beside the surface (through the voxels that are the skeleton's maxima and minima).
     """
     p = _probability(logits, known)
-    y, own = surface.to(p.dtype), (medial & known).to(p.dtype)
-    found = soft_skeleton(p, known, iterations)
-    precision = (_sum(found * y) + EPSILON) / (_sum(found) + EPSILON)
+    return _cldice(p, soft_skeleton(p, known, iterations), surface, (medial & known).to(p.dtype), known)
+
+
+def pooled_cldice(logits: Tensor, surface: Tensor, known: Tensor, iterations: int) -> Tensor:
+    """`soft_cldice` as the paper's code computes it: S_y is the soft skeleton of the truth, found at every step, and
+    both skeletons are made of max-pools. For `loss.cldice_skeleton: pools`."""
+    p = _probability(logits, known)
+    own = pooled_skeleton(surface.to(p.dtype), known, iterations)
+    return _cldice(p, pooled_skeleton(p, known, iterations), surface, own, known)
+
+
+def _cldice(p: Tensor, found: Tensor, surface: Tensor, own: Tensor, known: Tensor) -> Tensor:
+    """Of the skeletons `found` of p and `own` of the surface."""
+    precision = (_sum(found * surface.to(p.dtype)) + EPSILON) / (_sum(found) + EPSILON)
     sensitivity = (_sum(own * p) + EPSILON) / (_sum(own) + EPSILON)
     return _mean_samples(1 - 2 * precision * sensitivity / (precision + sensitivity), known)
 
@@ -110,18 +121,19 @@ LOSSES = {
     "bce": Loss(lambda z, batch, config: weighted_bce(z, batch["surface"], batch["known"], config.positive)),
     "dice": Loss(lambda z, batch, config: soft_dice(z, batch["surface"], batch["known"])),
     "skeleton_recall": Loss(lambda z, batch, config: skeleton_recall(z, batch["tube"], batch["known"]), ("tube",)),
-    "cldice": Loss(
-        lambda z, batch, config: soft_cldice(
-            z, batch["surface"], batch["medial"], batch["known"], config.cldice_iterations
-        ),
-        ("medial",),
-    ),
+    "cldice": Loss(_cldice_as_set, ("medial",)),
     "boundary": Loss(lambda z, batch, config: boundary(z, batch["distance"], batch["known"]), ("distance",)),
     "surface_distance": Loss(
         lambda z, batch, config: surface_distance(z, batch["distance"], batch["known"], config.tau), ("distance",)
     ),
 }
 """By the names that the settings have. The topology loss, which is not computed at every step, is not among them."""
+
+
+def _cldice_as_set(z: Tensor, batch: Tensors, config: LossConfig) -> Tensor:
+    if config.cldice_skeleton == "pools":
+        return pooled_cldice(z, batch["surface"], batch["known"], config.cldice_iterations)
+    return soft_cldice(z, batch["surface"], batch["medial"], batch["known"], config.cldice_iterations)
 
 
 def _float(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from runner_core import BadInput
 from runner_core._text import times
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record, Statistics
+from runner_core.project import Annotation, Decoded, Project, Record, Statistics
 from runner_core.protocols import (
     Array,
     Arrays,
@@ -21,6 +21,7 @@ from runner_core.protocols import (
     Infer,
     Json,
     Metric,
+    Optimisation,
     Precision,
     Progress,
     Samples,
@@ -33,8 +34,9 @@ from runner_core.samples import PatchSamples
 from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig
 from runner_vesuvius.health import RATIO, SurfaceRatio
-from runner_vesuvius.labels import IGNORE
+from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 from runner_vesuvius.limits import fault
+from runner_vesuvius.optimisations import OPTIMISATIONS
 from runner_vesuvius.outputs import Detected
 
 
@@ -53,8 +55,13 @@ class Vesuvius(Project):
     PredictOptions: ClassVar[type] = ScrollPredictOptions
     presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("proxy", "max")
+    least: ClassVar[Mapping[str, float]] = {
+        f"{name}_loss": 0 for name in ("bce", "dice", "skeleton_recall", "cldice", "surface_distance", "topology")
+    }
     splittable: ClassVar[bool] = True
+    recompute: ClassVar[str] = "model.checkpointing"
     shown: ClassVar[tuple[str, ...]] = scores.SHOWN
+    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
     prepare_version: ClassVar[int] = 1
     phantom_version: ClassVar[int] = 1
     config: ScrollConfig
@@ -109,13 +116,13 @@ class Vesuvius(Project):
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
         """Patches around surface voxels, and around any that are labelled; distances only where a loss reads them."""
-        from runner_vesuvius.batches import needed
+        from runner_vesuvius.batches import stored
 
         data = self.config.data
         self._refuse_small(store, records)
         count = data.patches if split == "train" else data.validation_patches
         around = {"surface": data.surface_share, "valid": 1 - data.surface_share}
-        fields = ("image", "target", *(["distance"] if "distance" in needed(self.config.loss) else []))
+        fields = ("image", "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
         return PatchSamples(store, fields, data.patch, records, count, around=around)
 
     def _refuse_small(self, store: Store, records: Sequence[int]) -> None:
@@ -145,7 +152,22 @@ class Vesuvius(Project):
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_vesuvius.objective import objective
 
-        return objective(model(batch["image"]), batch, self.config.loss, progress, model.training)
+        logits = model(batch["image"])
+        if self.config.loss.targets == "step":
+            from runner_vesuvius.batches import needed
+            from runner_vesuvius.instep import computed
+
+            batch = {**batch, **computed(batch, needed(self.config.loss), self.config.data.tube)}
+        return objective(logits, batch, self.config.loss, progress, model.training)
+
+    def uninformed(self) -> Mapping[str, float]:
+        """Where every logit is 0, which the default losses together want of a network that looks at nothing, whatever a
+        patch holds."""
+        return {"bce_loss": math.log(2), "skeleton_recall_loss": 0.5} if self.config.loss.positive == 1 else {}
+
+    def ignored(self, batch: Tensors) -> Any | None:
+        """(B, 1, D, H, W): voxels labelled 2."""
+        return ~batch["known"]
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         return {"prediction": model(batch["image"])[0].float().sigmoid()}
@@ -217,6 +239,15 @@ class Vesuvius(Project):
 
     def check(self, record: Record) -> Sequence[Finding]:
         return list(checks.findings(record, self.config.data.patch))
+
+    def annotation(self, decoded: Decoded) -> Annotation | None:
+        """Voxels of background and surface; what is not annotated is ignored."""
+        label = decoded.arrays.get("label")
+        if label is None:
+            return None
+        values = (BACKGROUND, SURFACE, IGNORE)
+        background, surface, ignored = (int(np.count_nonzero(label == value)) for value in values)
+        return Annotation({"background": background, "surface": surface}, ignored)
 
     def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
         return list(checks.set_findings(records))

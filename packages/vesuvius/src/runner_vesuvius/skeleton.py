@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 SPACE = (2, 3, 4)
 """The axes of a volume in (B, C, D, H, W)."""
+_LINES = ((3, 1, 1), (1, 3, 1), (1, 1, 3))
 
 
 def soft_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
@@ -23,6 +25,19 @@ def soft_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
     for _ in range(iterations + 1):
         eroded = _erode(p, known)
         taken = functional.relu(p - _dilate(eroded, known))
+        skeleton = skeleton + functional.relu(taken - skeleton * taken)
+        p = eroded
+    return skeleton * known
+
+
+def pooled_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
+    """The same by PyTorch's max-pools, which autograd differentiates: what the paper's code does, to compare with."""
+    skeleton = torch.zeros_like(p)
+    for _ in range(iterations + 1):
+        negative = -p.masked_fill(~known, 1)
+        pools = (functional.max_pool3d(negative, size, 1, [n // 2 for n in size]) for size in _LINES)
+        eroded = -functools.reduce(torch.maximum, pools)
+        taken = functional.relu(p - functional.max_pool3d(eroded.masked_fill(~known, 0), 3, 1, 1))
         skeleton = skeleton + functional.relu(taken - skeleton * taken)
         p = eroded
     return skeleton * known

@@ -2,126 +2,182 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from runner_core._errors import BadInput
-from runner_core._text import about, counted
-from runner_core.cache.build import run_all
+from runner_core._text import about, aligned, counted
+from runner_core.audit.checked import Checked
+from runner_core.audit.examine import Examined, examine
+from runner_core.audit.fits import fits, memory_plan
+from runner_core.audit.others import other_files
+from runner_core.audit.page import write_audit
+from runner_core.audit.result import Audit
+from runner_core.audit.rules import set_rules
+from runner_core.audit.start import set_faults
+from runner_core.audit.tables import tables
 from runner_core.cache.place import is_streaming
-from runner_core.cli.audit import set_faults
 from runner_core.cli.data import data_folder, describe_plan, describe_split, read_records
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
-from runner_core.copies import find_copies, read_digest
-from runner_core.pipeline import RecordPipeline, local
-from runner_core.project import AnyRecord
-from runner_core.protocols import Finding
+from runner_core.copies import find_copies
+from runner_core.location import Location
+from runner_core.memory import MemoryPlan
+from runner_core.project import AnyRecord, Table
+from runner_core.protocols import CachePlan, Finding
 from runner_core.setup import Setup
 from runner_core.splits import split
 from runner_core.stream.bad import too_many
-
-_LEVELS = ("error", "warning", "note")
-_DECODE = "decode"
-"""The rule of records that cannot be prepared."""
+from runner_core.toolfolder import tool_folder
 
 
 def check(name: str, arguments: Sequence[str]) -> int:
-    setup = start_new(name, "check", CheckOptions, arguments).setup
+    started = start_new(name, "check", CheckOptions, arguments)
+    setup, out = started.setup, started.options.out
+    if out is not None:
+        tool_folder(name, "check", out)  # refused before anything is read
     folder = data_folder(setup, print)
     records = read_records(setup, folder)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
-    streaming = is_streaming(setup.config, records)
-    counts = dict.fromkeys(_LEVELS, 0)
-    good: dict[str, AnyRecord] = {}
-    digests: dict[str, str | None] = {}
-    unreadable = 0
-    for record, (findings, digest) in _audit(setup, records):
-        unreadable += any(f.rule == _DECODE for f in findings)
-        for finding in findings:
-            level = "warning" if streaming and finding.rule == _DECODE else finding.level
-            counts[level] += 1
-            print(f"{level:<8} {about(record.key, finding.message)}")
-        if not any(f.level == "error" for f in findings):
-            good[record.key], digests[record.key] = record, digest
-    faulty = len(records) - len(good)
-    usable = list(good.values())
-    whole = _plans(setup, usable) if good else False
-    copies = find_copies(usable, list(digests.values()), _sides(setup, usable))
-    for finding in [*copies, *set_faults(setup.project, usable)]:
-        counts[finding.level] += 1
-        print(f"{finding.level:<8} {finding.message}")
-        whole = whole and finding.level != "error"
-    print(", ".join([counted(faulty, "faulty record"), *(counted(counts[level], level) for level in _LEVELS[1:])]))
-    if streaming and unreadable and not too_many(unreadable, sum(len(record.files) for record in records)):
-        print(f"training reads other records in place of the {unreadable} that cannot be read")
-        faulty -= unreadable
-    if faulty:
-        print("training refuses these records: repair them, or move them out of the folder")
-    return 2 if faulty or not whole else 0
+    auditor = Auditor(setup, records)
+    auditor.each()
+    auditor.together()
+    if started.options.fit:
+        auditor.fit()
+    result = auditor.result(folder)
+    for shown in result.tables:
+        _show(shown)
+    auditor.conclude(result)
+    try:
+        page = write_audit(result, out or tool_folder(name, "check", None))
+        print(f"report: {page}")
+    except (BadInput, OSError) as error:  # what it would say is on the screen
+        print(f"NOTE: there is no report: {error}")
+    return 0 if result.status == "ready" else 2
 
 
-Faulty = tuple[list[Finding], str | None]
+class Auditor:
+    """An audit on its way: what it finds is printed at once."""
 
+    def __init__(self, setup: Setup, records: Sequence[AnyRecord]) -> None:
+        self.setup, self.records = setup, records
+        self.streaming = is_streaming(setup.config, records)
+        self.told: list[tuple[str | None, Finding]] = []
+        self.said: list[str] = []
+        self.found: dict[str, Examined] = {}
+        self.checked = Checked([], [], {})
+        self.cache: CachePlan | None = None
+        self.memory: MemoryPlan | None = None
 
-@dataclass(frozen=True)
-class Faults:
-    """What is wrong with a record: what preparing it refuses, else what the project's own check finds; and the digest
-    of its main file. Picklable."""
+    def each(self) -> None:
+        """Read every record."""
+        for record, found in examine(self.setup, self.records):
+            self.found[record.key] = found
+            for finding in found.findings:
+                mild = self.streaming and found.unreadable  # training goes on without a few of these
+                self.tell(replace(finding, level="warning") if mild else finding, record.key)
+        usable = [record for record in self.records if self.found[record.key].usable]
+        self.checked = Checked(usable, [self.found[record.key] for record in usable], {})
 
-    pipeline: RecordPipeline
+    def together(self) -> None:
+        """What those that can be used are together: their split, cache and copies, and what rules say of the set."""
+        project, usable = self.setup.project, self.checked.records
+        if usable:
+            self._or_error("split", self._split)
+            self._or_error("cache", self._plan)
+        copies = find_copies(usable, _digests(self.checked), self.checked.sides)
+        for finding in [*copies, *set_faults(project, usable), *set_rules(project, self.checked)]:
+            self.tell(finding)
 
-    def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, Faulty]:
-        number, record = task
-        project = self.pipeline.project
+    def fit(self) -> None:
+        """What a training takes of RAM, device and disk, of data that it would take."""
+        if self.cache is None or not self.checked.sides or self.refused:
+            return
         try:
-            with local(project, record) as here:
-                self.pipeline(here)
-                return number, (list(project.check(here)), read_digest(record))
-        except (BadInput, OSError) as error:
-            return number, ([Finding(_DECODE, "error", str(error))], None)
+            self.memory = memory_plan(self.setup, self.checked, self.cache)
+        except BadInput as error:
+            self.tell(Finding("memory", "note", f"what a training takes is not known: {error}"))
+            return
+        for text in self.memory.warnings:
+            self.tell(Finding("memory", "warning", text))
+        if self.memory.refusal is not None:
+            self.tell(Finding("memory", "error", self.memory.refusal))
+
+    def tell(self, finding: Finding, key: str | None = None) -> None:
+        self.told.append((key, finding))
+        print(f"{finding.level:<8} {finding.message if key is None else about(key, finding.message)}")
+
+    def result(self, folder: Location) -> Audit:
+        others = other_files(folder, self.records)
+        of_the_set = any(finding.level == "error" for key, finding in self.told if key is None)
+        refused = self.refused or of_the_set or not self.checked.records
+        return Audit(
+            project=self.setup.name,
+            preset=self.setup.preset,
+            data=str(folder),
+            status="refused" if refused else "ready",
+            records=self.records,
+            found=self.found,
+            checked=self.checked,
+            told=self.told,
+            tables=[*tables(self.checked, others), *fits(self.cache, self.memory)],
+            said=self.said,
+            others=others,
+            cache=self.cache,
+            memory=self.memory,
+        )
+
+    def conclude(self, result: Audit) -> None:
+        levels, faulty = result.levels(), len(self.records) - len(self.checked.records)
+        counts = [counted(faulty, "faulty record"), *(counted(levels[level], level) for level in ("warning", "note"))]
+        print(", ".join(counts))
+        if self.replaced:
+            print(f"training reads other records in place of the {self.replaced} that cannot be read")
+        if self.refused:
+            print("training refuses these records: repair them, or move them out of the folder")
+
+    @property
+    def replaced(self) -> int:
+        """Records that cannot be read, in whose place a training reads others."""
+        unreadable = sum(found.unreadable for found in self.found.values())
+        files = sum(len(record.files) for record in self.records)
+        return unreadable if self.streaming and not too_many(unreadable, files) else 0
+
+    @property
+    def refused(self) -> int:
+        """Records that training refuses."""
+        return len(self.records) - len(self.checked.records) - self.replaced
+
+    def _split(self) -> None:
+        setup, usable = self.setup, self.checked.records
+        self._say(f"preset {setup.preset} splits them so:")
+        sides = split(usable, setup.config.data, setup.config.train.seed)
+        self.checked = replace(self.checked, sides=sides)
+        for line in describe_split(setup.project, usable, sides):
+            self._say(line)
+
+    def _plan(self) -> None:
+        self.cache = self.setup.cache.plan(self.setup.pipeline, self.checked.records)
+        self._say(f"preset {self.setup.preset}: {describe_plan(self.cache)}")
+
+    def _say(self, line: str) -> None:
+        self.said.append(line)
+        print(line)
+
+    def _or_error(self, rule: str, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BadInput as error:
+            self.tell(Finding(rule, "error", str(error)))
 
 
-def _audit(setup: Setup, records: Sequence[AnyRecord]) -> Iterator[tuple[AnyRecord, Faulty]]:
-    """What was found of each record, in the records' order, however many processes look for them."""
-    processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
-    done: dict[int, Faulty] = {}
-    shown = 0
-    with run_all(Faults(setup.pipeline), enumerate(records), min(processes, len(records) // 4)) as results:
-        for number, findings in results:
-            done[number] = findings
-            while shown in done:
-                yield records[shown], done.pop(shown)
-                shown += 1
+def _digests(checked: Checked) -> list[str | None]:
+    """Of each image as it was decoded: a scan is the same, however its file is compressed."""
+    images = [None if found.facts is None else found.facts.image for found in checked.found]
+    return [None if image is None else image.digest for image in images]
 
 
-def _plans(setup: Setup, records: Sequence[AnyRecord]) -> bool:
-    """The split that would be used and what the cache will cost, of the records that are usable."""
-
-    def split_lines() -> Iterator[str]:
-        yield f"preset {setup.preset} splits them so:"
-        yield from describe_split(setup.project, records, split(records, setup.config.data, setup.config.train.seed))
-
-    def cache_lines() -> Iterator[str]:
-        yield f"preset {setup.preset}: {describe_plan(setup.cache.plan(setup.pipeline, records))}"
-
-    return all([_say_or_error(split_lines), _say_or_error(cache_lines)])
-
-
-def _sides(setup: Setup, records: Sequence[AnyRecord]) -> dict[str, list[int]]:
-    """The split that would be used, empty where there is none (said already)."""
-    try:
-        return split(records, setup.config.data, setup.config.train.seed)
-    except BadInput:
-        return {}
-
-
-def _say_or_error(lines: Callable[[], Iterator[str]]) -> bool:
-    try:
-        for line in lines():
-            print(line)
-    except BadInput as error:
-        print(f"error    {error}")
-        return False
-    return True
+def _show(shown: Table) -> None:
+    print(f"{shown.title}:")
+    for line in aligned([shown.columns, *([str(cell) for cell in row] for row in shown.rows)]):
+        print(line)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from runner_core._errors import BadInput, DataErrors, OutOfSpace
 from runner_core._files import size_text
 from runner_core._text import counted
+from runner_core.audit.start import warn
 from runner_core.cache.folder import cache_root
 from runner_core.cache.identity import Identities
 from runner_core.cache.place import is_streaming
-from runner_core.cli.audit import warn
 from runner_core.copies import find_copies, known_digests, suspected_digests
 from runner_core.location import Location
 from runner_core.phantoms import phantom_folder
@@ -80,7 +80,7 @@ def open_data(setup: Setup, say: Say) -> Data:
         warn(setup, used, say)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
-    return Data(records, splits, store, statistics)
+    return Data(records, splits, store, statistics, plan=plan)
 
 
 def refuse_copies(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:

@@ -65,8 +65,76 @@ class ConfigOptions(PresetOptions):
 
 @dataclass(kw_only=True)
 class CheckOptions(PresetOptions):
-    """Audit the data: faulty records, the split, what the cache will cost. Exit code 2 where training would refuse the
-    data: streamed ones may have up to 1 % of files that cannot be read."""
+    """Audit the data: faulty records, copies, the split, grey values, classes, what the cache will cost; on screen and
+    as report.html and check.json. Exit code 2 where training would refuse the data: streamed ones may have up to 1 % of
+    files that cannot be read."""
+
+    out: Path | None = None
+    """A new or empty folder for the report. Default: runs/PROJECT/check-TIME."""
+    fit: FlagCreatePairsOff[bool] = False
+    """Also build the network, try a few samples, and say what a training takes of RAM, device and disk."""
+
+
+@dataclass(kw_only=True)
+class VerifyResumeOptions(PresetOptions):
+    """Kill trainings at random moments (kill -9), in steps, validations and while they save, resume them, and compare
+    each bit for bit with one that nobody disturbed: weights, optimizer, generators, metrics, log. Exit code 3 where
+    one differs."""
+
+    times: int = 3
+    """Trainings that are killed."""
+    kills: int = 2
+    """Times that each of them is killed."""
+    seed: int = 0
+    """Of the moments; the training's own is --train.seed."""
+    out: Path | None = None
+    """A new or empty folder for the result. Default: runs/PROJECT/verify-resume-TIME."""
+
+
+@dataclass(kw_only=True)
+class AblateOptions(PresetOptions):
+    """Switch each optimisation off in turn, then all, and measure what that costs: a step, data, network and loss
+    apart, an epoch, memory; and whether the network still learns the same. On screen, and as report.html, ablate.csv
+    and ablate.json."""
+
+    only: UseAppendAction[tuple[str, ...]] = ()
+    """Only this optimisation; may be given several times. Default: all that the run has."""
+    minutes: float = 10.0
+    """Time that it may take, about; each is measured once in any case."""
+    out: Path | None = None
+    """A new or empty folder for the result. Default: runs/PROJECT/ablate-TIME."""
+
+
+@dataclass(kw_only=True)
+class ProfileOptions(PresetOptions):
+    """Train some steps and say where their time goes, what limits it, and what might help: on screen, and as
+    report.html and profile.json."""
+
+    steps: int = 100
+    """Training steps that are measured, half of them taken apart."""
+    minutes: float = 2.0
+    """Fewer steps are measured where they would take longer."""
+    at: float = 0.5
+    """Moment of the training, 0 its beginning and 1 its end: some losses come in late."""
+    trace: FlagCreatePairsOff[bool] = False
+    """Also write a trace of three steps, as the framework's own profiler sees them: for Perfetto, chrome://tracing or
+    TensorBoard."""
+    out: Path | None = None
+    """A new or empty folder for the result. Default: runs/PROJECT/profile-TIME."""
+
+
+@dataclass(kw_only=True)
+class TuneOptions(PresetOptions):
+    """Try what would make training faster, measure each against the settings as they are, and write those that are
+    faster beyond the noise and learn the same into settings.yaml, which `train --config` takes."""
+
+    minutes: float = 10.0
+    """Time for all of it, besides building the cache."""
+    memory_gb: float | None = None
+    """Memory that a training may take, of the GPU, or of the machine where it computes on the CPU (GB = 1e9 bytes).
+    Default: what is free."""
+    out: Path | None = None
+    """Folder for settings, table and report: new or empty. Default: runs/PROJECT/tune-TIME."""
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -20,6 +20,7 @@ from runner_core.config.resolve import (
     refuse_nonsense,
     refuse_other_model,
 )
+from runner_core.config.values import overlay
 from runner_core.location import Location, Url, location, refuse_secrets
 from runner_core.plugins import Plugins
 from runner_core.project import Project, overrides
@@ -51,8 +52,18 @@ class Started(Generic[Parsed]):
         }
 
 
-def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
-    """For commands that start from a preset, or that continue a run (`train --resume`)."""
+def start_new(
+    name: str,
+    command: str,
+    kind: type[Parsed],
+    arguments: Sequence[str],
+    *,
+    prog: str = "",
+    over: Mapping[str, Any] | None = None,
+) -> Started[Parsed]:
+    """For commands that start from a preset, or that continue a run (`train --resume`). `over`: the command's own
+    settings, by section, which are over the preset's and a file's; `prog`: how the command is typed, where that is not
+    `runner NAME COMMAND`."""
     seen = peek(arguments)
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
@@ -64,8 +75,8 @@ def start_new(name: str, command: str, kind: type[Parsed], arguments: Sequence[s
     preset = seen.preset or (file and file.preset) or (saved and saved.preset) or fallback
     if saved is not None and seen.preset not in (None, saved.preset):
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
-    settings = _settings(project, preset, saved, file)
-    prog, defaults = f"runner {name} {command}", _defaults(preset, seen, saved or file)
+    settings = overlay(_settings(project, preset, saved, file), over or {}, command)
+    prog, defaults = prog or f"runner {name} {command}", _defaults(preset, seen, saved or file)
     options, settings, _ = parse(kind, settings, seen.arguments, prog=prog, defaults=defaults)
     refuse_nonsense(settings)
     return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)

@@ -33,6 +33,8 @@ class CacheConfig:
     take more; default: half of what the disk has free."""
     workers: int = 0
     """Processes that build the cache; 0: one per core."""
+    ahead: bool = True
+    """stream: fetch records before a batch asks for them. Without, training waits for each batch's; to compare with."""
 
 
 @dataclass
@@ -151,6 +153,9 @@ class HealthConfig:
     """Validations in a row with the same decision everywhere before the run is stopped."""
     constant_steps: int = 100
     """Optimizer steps before which such a run is only warned of, not stopped."""
+    memory: Literal["refuse", "warn", "off"] = "refuse"
+    """What a training is that needs more memory or disk than there is: refused before its first step, or warned of.
+    off: nobody looks, nor is a step tried with a few samples to find out."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ import yaml
 
 from runner_core._errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
-from runner_core.config.values import flat, overlay, plain
+from runner_core.config.values import flat, overlay, overlay_named, plain
 from runner_core.config.yamlfile import read_yaml
 from runner_core.project import Project
 from runner_core.runfolder import replace_text
@@ -169,12 +169,7 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 def for_other_data(config: RunConfig, project: type[Project], preset: str) -> RunConfig:
     """`config` with the preset's values of the settings that say what the data are (`Project.of_data`)."""
     usual = flat(from_preset(project, preset))
-    for name in project.of_data:
-        values = usual[name]
-        for part in reversed(name.split(".")):
-            values = {part: values}
-        config = overlay(config, values, f"preset {preset}")
-    return config
+    return overlay_named(config, {name: usual[name] for name in project.of_data}, f"preset {preset}")
 
 
 def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, of_data: Sequence[str] = ()) -> None:

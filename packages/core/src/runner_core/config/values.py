@@ -40,6 +40,20 @@ def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "")
         raise BadInput(f"{where}: {path or 'settings'}: {error}") from error
 
 
+def overlay_named(base: Config, values: Mapping[str, Any], where: str) -> Config:
+    """The same of values by dotted name.
+
+    >>> from runner_core.config import RunConfig
+    >>> overlay_named(RunConfig(), {"train.batch_size": 8, "cache.mode": "off"}, "these").train.batch_size
+    8
+    """
+    for name, value in values.items():
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        base = overlay(base, value, where)
+    return base
+
+
 def plain(value: Any) -> Any:
     """Settings as YAML and JSON can hold them: dicts, lists, text, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -10,6 +10,10 @@ from runner_core.project import Project
 from runner_core.protocols import HostBatch, Step, Tensors
 
 
+class NoRoom(BadInput):
+    """The device's memory does not suffice."""
+
+
 class ValidationParts:
     """Validation batches, in parts once the memory has run out: in evaluation mode each sample stands for itself."""
 
@@ -62,17 +66,17 @@ def too_large(count: int, fits: int | None) -> BadInput:
     return BadInput(f"{whole}, and this project's step may not be split without changing what is learned; {remedy}")
 
 
-def no_room(doing: str, batch_size: int) -> BadInput:
+def no_room(doing: str, batch_size: int) -> NoRoom:
     """The message for memory that ran out outside of what can be tried again."""
-    return BadInput(
+    return NoRoom(
         f"out of device memory in {doing}, with train.batch_size {batch_size}: use a smaller --train.batch-size, or a "
         "smaller model"
     )
 
 
-def network_too_large() -> BadInput:
+def network_too_large() -> NoRoom:
     """The message for a network that does not fit, where no batch is involved yet."""
-    return BadInput(
+    return NoRoom(
         "the network alone does not fit into the device's memory, whatever train.batch_size is: use a smaller model"
     )
 

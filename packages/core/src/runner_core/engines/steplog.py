@@ -53,6 +53,19 @@ class StepLog:
         ]
         return (min(found)[0], min(found)[2]) if found else None
 
+    def of(self, name: str) -> list[float]:
+        """The values of one name, step by step; settled."""
+        return list(self._values.get(name, ()))
+
+    def every(self) -> Mapping[str, Sequence[float]]:
+        """All values by name, step by step; settled."""
+        return self._values
+
+    def share_above(self, name: str, limit: float) -> float | None:
+        """Share of the values of one name that are larger; None where there are none. Settled."""
+        values = self._values.get(name)
+        return sum(value > limit for value in values) / len(values) if values else None
+
     def means(self) -> dict[str, float]:
         """Mean of the finite values by name; then the log is empty."""
         means = {}

@@ -14,6 +14,7 @@ from typing import Any
 from runner_core._text import counted
 from runner_core.display import duration, speed
 from runner_core.report.charts import Series, line_chart, share_bar
+from runner_core.report.memory import memory
 from runner_core.report.page import is_number, number, page, section, table
 from runner_core.report.pictures import pictures, series, snapshots
 from runner_core.report.streaming import streaming
@@ -48,6 +49,7 @@ def render(run: RunFolder) -> str:
         section("Pictures during training", snapshots(drawn)),
         *(section(folder.name, _scores(folder) + pictures(folder, drawn)) for folder in evaluations),
         section("Where the time went", _timing(events)),
+        section("Memory", memory(summary.get("memory_plan") or {}, summary.get("peak_memory_bytes"))),
         section("Streaming", streaming(events, run.path / BAD_FILE)),
         section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
         section("Versions", _versions(summary)),

@@ -31,8 +31,8 @@ class Sinks:
         self._late: set[Sink] = set()
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        """`kind`: start, train, data, losses, validation, watch, checkpoint, health, end. What varies from run to run
-        (times, memory) belongs in `values["timing"]`."""
+        """`kind`: start, train, data, losses, validation, watch, checkpoint, health, speed, end. What varies from run
+        to run (times, memory) belongs in `values["timing"]`."""
         self._each(lambda sink: sink.event(kind, step, values))
 
     def figure(self, name: str, step: int, png: Path) -> None:

@@ -51,8 +51,9 @@ class Tracker:
         if kind == "end":
             self._status = str(values["status"])
         run = self._connected()
-        if kind == "health":  # said again, it replaces what was said
-            run.finding(step, values["level"], values["rule"], values["message"])
+        if kind in ("health", "speed"):  # said again, it replaces what was said
+            told = values if kind == "health" else values["timing"]
+            run.finding(step, told["level"], told["rule"], told["message"])
         elif kind in ("train", "data", "losses", "validation") and step > self._sent.get(kind, -1):
             run.scalars(step, numbers(kind, values))
             self._sent[kind] = step

@@ -65,7 +65,7 @@ class StreamCache:
             )
         say(f"{counted(len(records), 'record')} of {size_text(size)}: there is room for {min(fit, len(records)):,}")
         identity = xxhash.xxh3_128_hexdigest("".join(names).encode())
-        return StreamStore(source, self._remote, identity, max(1, fit // 2))
+        return StreamStore(source, self._remote, identity, max(1, fit // 2), ahead=self._config.ahead)
 
     def _bound(self) -> int:
         """Bytes that may be taken: `cache.max_gb`, if the disk has that; else half of what it has."""

@@ -33,7 +33,8 @@ _OPEN_FILES = 1 << 16
 
 
 class StreamStore:
-    """`protocols.Streamed`: the records of `source`, which knows their layout.
+    """`protocols.Streamed`: the records of `source`, which knows their layout. `ahead`: is what is expected fetched
+    before it is asked for?
 
     Picklable: threads, connections and open files are each process's own. Not for several threads at once.
     """
@@ -41,7 +42,7 @@ class StreamStore:
     streamed: Literal[True] = True
     device = False
 
-    def __init__(self, source: Source, remote: RemoteConfig, identity: str, block: int) -> None:
+    def __init__(self, source: Source, remote: RemoteConfig, identity: str, block: int, *, ahead: bool = True) -> None:
         assert source.layout is not None
         self.keys: Sequence[str] = [record.key for record in source.records]
         self.meta: Sequence[Mapping[str, Json]] = _Meta(self)
@@ -49,7 +50,7 @@ class StreamStore:
             name: StreamedArray(self, name, np.dtype(kind), shape) for name, kind, shape in source.layout
         }
         self.identity, self.block = identity, block
-        self._source, self._remote = source, remote
+        self._source, self._remote, self._ahead = source, remote, ahead
         self._bad_samples = BadSamples(source.files)
         self._start()
 
@@ -78,7 +79,8 @@ class StreamStore:
         self._bad_samples = BadSamples(self._source.files, folder / FILE)
 
     def expect(self, records: Array) -> None:
-        self._fetching().expect(dict.fromkeys(records.tolist()))
+        if self._ahead:
+            self._fetching().expect(dict.fromkeys(records.tolist()))
 
     def usable(self, records: Array, positions: Array, epoch: int, among: Array) -> Array:
         begun = time.monotonic()

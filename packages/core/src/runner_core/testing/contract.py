@@ -13,10 +13,12 @@ from runner_core.testing.case import Case
 Check = Callable[[Case], None]
 CHECKS: tuple[Check, ...] = (
     data.settings_survive_yaml,
+    data.optimisations_can_be_switched_off,
     data.plugin_imports_no_framework,
     data.phantom_is_written_and_read,
     data.bad_input_is_refused_by_name,
     data.prepare_is_pure,
+    data.annotation_counts_voxels,
     reads.prepare_settings_name_what_prepare_reads,
     data.split_is_by_group,
     reads.fit_reads_training_records_alone,

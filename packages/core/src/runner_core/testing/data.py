@@ -16,7 +16,7 @@ import yaml
 from runner_core import discovery
 from runner_core.config import RunConfig
 from runner_core.config.resolve import dump, refuse_nonsense
-from runner_core.config.values import overlay
+from runner_core.config.values import overlay, overlay_named
 from runner_core.loader import Loader
 from runner_core.phantoms import write_phantom
 from runner_core.project import Record, overrides
@@ -45,6 +45,20 @@ def settings_survive_yaml(case: Case) -> None:
         assert again == config, f"preset {preset} changes when it is saved and read back"
         config.train.seed += 1
         assert make() != config, f"preset {preset} returns the same object each time: it must make a new one"
+
+
+def optimisations_can_be_switched_off(case: Case) -> None:
+    """Each of `optimisations` has a name of its own and switches settings that there are, alone and with the others."""
+    there = case.kind.optimisations
+    names = [optimisation.name for optimisation in there]
+    assert len(set(names)) == len(names), f"optimisations share a name: {', '.join(names)}"
+    together = {setting: value for optimisation in there for setting, value in optimisation.off.items()}
+    cases = [*((f"optimisation {o.name}", o.off) for o in there), ("all optimisations", together)]
+    for preset, make in case.kind.presets.items():
+        for name, off in cases:
+            config = overlay_named(make(), off, f"preset {preset} without {name}")
+            refuse_nonsense(config)
+            case.kind(config)
 
 
 def plugin_imports_no_framework(case: Case) -> None:
@@ -118,6 +132,29 @@ def prepare_is_pure(case: Case) -> None:
     for name, found in (("check", case.project.check(first)), ("check_set", case.project.check_set(case.records))):
         faults = [finding for finding in found if finding.level == "error"]
         assert not faults, f"`{name}` finds errors in the phantom: {faults}"
+
+
+def annotation_counts_voxels(case: Case) -> None:
+    """`annotation` counts voxels of each class, the same twice, no more than there are, and leaves what it is given as
+    it was; records of the phantom have the same classes."""
+    if not overrides(case.project, "annotation"):
+        raise SkipTest("the project has no `annotation`")
+    names: set[tuple[str, ...]] = set()
+    for record in case.records[:3]:
+        decoded = case.setup.pipeline.decode(record)
+        before = {name: array.copy() for name, array in decoded.arrays.items()}
+        found = case.project.annotation(decoded)
+        assert_equal(before, decoded.arrays, "the arrays that `annotation` is given")
+        assert found == case.project.annotation(decoded), "`annotation`, called twice, differs"
+        if found is None:
+            continue
+        names.add(tuple(found.counts))
+        largest = max(array.size for array in decoded.arrays.values())
+        numbers = {**found.counts, "ignored": found.ignored or 0, "all": found.annotated + (found.ignored or 0)}
+        for name, count in numbers.items():
+            assert type(count) is int, f"`annotation`: {name} is {type(count).__name__}, not an int"
+            assert 0 <= count <= largest, f"`annotation`: {name} is {count:,} of {largest:,} voxels"
+    assert len(names) <= 1, f"`annotation` names other classes in other records (0 for those that one lacks): {names}"
 
 
 def split_is_by_group(case: Case) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -32,20 +33,29 @@ _ALTERED: Mapping[str, Callable[[Array], Array]] = {
 
 
 def prepare_settings_name_what_prepare_reads(case: Case) -> None:
-    """Each setting changed in turn: where the cache's key stays the same, so do the prepared arrays."""
-    key, arrays = _prepared(case, case.kind.presets["demo"]())
-    for name, change in _changes(case.kind.presets["demo"]()):
-        if name.partition(".")[0] in _ELSEWHERE:
+    """Each setting that is looked at changed in turn: where the cache's key stays the same, so do the prepared
+    arrays."""
+    make = case.kind.presets["demo"]
+    seen = _looked_at(case, make())
+    key, prepare = _prepared(case, make())
+    arrays = prepare()
+    if seen is None or not _alike(seen[0], arrays):  # with settings that tell who looks, it is another project
+        seen = arrays, frozenset(name for name, _ in _changes(make()))
+    for name, change in _changes(make()):
+        if name.partition(".")[0] in _ELSEWHERE or name not in seen[1]:
             continue
         try:
-            config = overlay(case.kind.presets["demo"](), change, "the contract test")
+            config = overlay(make(), change, "the contract test")
             refuse_nonsense(config)
-            other_key, others = _prepared(case, config)
+            other_key, prepare = _prepared(case, config)
+            if other_key != key:
+                continue
+            others = prepare()
         except Exception:  # a value that means nothing to this project
             continue
-        if other_key == key:  # by which the cache of the first would be taken for the second's
-            said = f"`prepare` reads {name}, which `prepare_settings` does not name: a cache would outlive its change"
-            assert _alike(arrays, others), said
+        # The cache of the first would be taken for the second's.
+        said = f"`prepare` reads {name}, which `prepare_settings` does not name: a cache would outlive its change"
+        assert _alike(arrays, others), said
 
 
 def fit_reads_training_records_alone(case: Case) -> None:
@@ -65,11 +75,37 @@ def fit_reads_training_records_alone(case: Case) -> None:
             assert_equal(learned, again, f"{said} it learns something else: statistics")
 
 
-def _prepared(case: Case, config: RunConfig) -> tuple[Mapping[str, Json], Arrays]:
-    """The cache's key under these settings, and the arrays of the first record."""
+def _prepared(case: Case, config: RunConfig) -> tuple[Mapping[str, Json], Callable[[], Arrays]]:
+    """The cache's key under these settings, and what prepares the arrays of the first record."""
     project = case.kind(config)
     pipeline = RecordPipeline(project, case.plugins.first("runner_crop", project=project, config=config))
-    return pipeline.settings, pipeline(case.records[0]).arrays
+    return pipeline.settings, lambda: pipeline(case.records[0]).arrays
+
+
+def _looked_at(case: Case, config: RunConfig) -> tuple[Arrays, Set[str]] | None:
+    """The arrays of the first record, and the settings that were read while the project was made and prepared them;
+    None where it does not work with settings that tell."""
+    names: set[str] = set()
+    try:
+        _, prepare = _prepared(case, _telling(deepcopy(config), "", names))
+        return prepare(), names
+    except Exception:
+        return None
+
+
+def _telling(section: Any, prefix: str, names: set[str]) -> Any:
+    """The settings themselves, which from now on add to `names` what is read of them."""
+    kind, own = type(section), [field.name for field in fields(section)]
+    for name in own:
+        if is_dataclass(value := getattr(section, name)):
+            _telling(value, f"{prefix}{name}.", names)
+
+    def tell(self: Any, name: str) -> Any:
+        names.update(f"{prefix}{field}" for field in own if name in (field, "__dict__"))
+        return object.__getattribute__(self, name)
+
+    object.__setattr__(section, "__class__", type(kind.__name__, (kind,), {"__slots__": (), "__getattribute__": tell}))
+    return section
 
 
 def _alike(one: Arrays, other: Arrays) -> bool:

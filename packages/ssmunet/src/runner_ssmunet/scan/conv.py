@@ -8,14 +8,18 @@ from torch.nn import functional
 from runner_ssmunet.scan.choice import compiled_for, untraced
 from runner_ssmunet.scan.reference import state_dtype
 
+PLAIN = ("eager", "reference")
+"""Ways of the scan that compile nothing."""
 
-def causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+
+def causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, how: str = "auto") -> Tensor:
     """silu(bias + Σ_k weight[:, k] · x[t - (K - 1 - k)]), zeros before the first step.
 
     x (P, L, E); weight (E, K), as `conv1d.weight[:, 0]` of a depthwise convolution; bias (E,). Returns (P, L, E) in
-    x's dtype; sums are in float32 or better.
+    x's dtype; sums are in float32 or better. `how`: that of the scan it belongs to; where it is one of `PLAIN`, nothing
+    compiled is used here either.
     """
-    if untraced(compiled_for)(x):
+    if how not in PLAIN and untraced(compiled_for)(x):
         from runner_ssmunet.scan import cpu
 
         return untraced(cpu.causal_conv_silu)(x, weight, bias)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import keras
 
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.engines.phases import Operation
 from runner_core.protocols import Array, Device
 
 Function = Callable[..., Any]
@@ -18,6 +20,20 @@ Function = Callable[..., Any]
 
 class OutOfDeviceMemory(Exception):
     """The device has no memory left for what was to be computed."""
+
+
+class Tape(Protocol):
+    """Inside (a context manager), records what is computed of the tensors that it watches."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: Any) -> Any: ...
+
+    def watch(self, tensor: Any) -> None: ...
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any) -> Any:
+        """None where `target` does not depend on `sources`. May be asked more than once."""
+        ...
 
 
 class Backend(Protocol):
@@ -59,6 +75,10 @@ class Backend(Protocol):
         second. `others`: what it may assign to besides."""
         ...
 
+    def tape(self) -> Tape | None:
+        """A new one; None where gradients are not taken that way."""
+        ...
+
     def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
         """The optimizer's update of `trained`."""
         ...
@@ -84,6 +104,31 @@ class Backend(Protocol):
         ...
 
     def peak_memory(self, device: Device) -> int: ...
+
+    def held(self, device: Device) -> int:
+        """Bytes of the device's memory that the driver and other processes have."""
+        ...
+
+    def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> int | None:
+        """Most bytes that tensors take at once while `function` (as `compiled` returned it) runs, counted without
+        running it; None where that cannot be said. `like`: its arguments, each tensor as (shape, NumPy's dtype)."""
+        ...
+
+    def on_gpu(self) -> bool:
+        """Does it compute on one?"""
+        ...
+
+    def settle(self) -> None:
+        """Wait until the device has done all it was given."""
+        ...
+
+    def operations(self, function: Function, arguments: tuple[Any, ...]) -> list[Operation]:
+        """What `function` is made of; empty where that cannot be said."""
+        ...
+
+    def trace(self, folder: Path) -> AbstractContextManager[None]:
+        """The backend's own profiler inside; what it found is in `folder` afterwards."""
+        ...
 
     def versions(self) -> dict[str, str]: ...
 

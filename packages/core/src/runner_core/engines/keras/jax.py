@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.engines.device import cpu, gpu_number
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.engines.phases import Operation
 from runner_core.protocols import Array, Device
 
 
@@ -89,6 +91,9 @@ class Jax:
             variable.assign(value)
         return found, more
 
+    def tape(self) -> None:
+        return None
+
     def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer.apply(gradients, trained)
@@ -118,6 +123,26 @@ class Jax:
     def peak_memory(self, device: Device) -> int:
         stats = jax.config.jax_default_device.memory_stats() if device.kind == "cuda" else None
         return int((stats or {}).get("peak_bytes_in_use", 0))
+
+    def held(self, device: Device) -> int:
+        return 0  # its own part of the memory is all that `memory_stats` tells of
+
+    def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> None:
+        return None  # only the compiled step would tell, and compiling takes longest of all
+
+    def on_gpu(self) -> bool:
+        return jax.default_backend() == "gpu"
+
+    def settle(self) -> None:
+        jax.block_until_ready(jax.live_arrays())
+
+    def operations(self, function: Function, arguments: tuple[Any, ...]) -> list[Operation]:
+        return []  # XLA makes other operations of those that are traced
+
+    @contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
+        with jax.profiler.trace(str(folder)):
+            yield
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,8 @@ class Learning:
         self.project, self.config, self.network, self.statistics = project, config, network, statistics
         self.steps, self._gather = steps, gather
         self.size = config.batch_size
+        self.untaught: dict[str, int] = {}
+        """Trained weights without a gradient, and how many numbers each is; known once a step is traced."""
         self.names: list[str] = []
         """Of the numbers that a step gives, in their order; known once it is traced."""
         self._backend = backend
@@ -81,7 +84,7 @@ class Learning:
         ops = keras.ops
         step = ops.cast(moment[0], "int32")
         progress = Progress(ops.cast(step, "float32"), self.steps, ops.cast(moment[1], "float32"))
-        tensors = self._prepared(arrays, moment)
+        tensors = self.prepared(arrays, moment)
         gradients, values = self.gradients(tensors, progress)
         finite = None
         if self.config.clip is not None or self.optimizer is not self._inner:
@@ -101,10 +104,11 @@ class Learning:
 
     def trial(self, arrays: Tensors, moment: Any) -> Any:
         """A step without its update: does the memory suffice?"""
-        gradients, values = self.gradients(self._prepared(arrays, moment), Progress(0, self.steps, 0))
+        gradients, values = self.gradients(self.prepared(arrays, moment), Progress(0, self.steps, 0))
         return values["loss"], [gradient for gradient in gradients if gradient is not None]
 
-    def _prepared(self, arrays: Tensors, moment: Any) -> Tensors:
+    def prepared(self, arrays: Tensors, moment: Any) -> Tensors:
+        """On the device as the project's `step` gets them."""
         self._rng.state.assign(moment[2:4])
         self._backend.seed(moment[2:4])
         tensors = dict(arrays) if self._gather is None else self._gather(arrays)
@@ -149,6 +153,8 @@ class Learning:
         gradients, values = self._backend.gradients(loss, self.trained, self.frozen)
         if all(gradient is None for gradient in gradients):
             raise detached(self.project)
+        silent = [variable for variable, gradient in zip(self.trained, gradients, strict=True) if gradient is None]
+        self.untaught = {variable.path: math.prod(variable.shape) for variable in silent}
         return gradients, values
 
     def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,7 +21,10 @@ from keras.src.random.seed_generator import global_seed_generator
 from runner_core._errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.engines.device import cpu, gpu_number, unusable
+from runner_core.engines.keras import graph, live
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.engines.phases import Operation
+from runner_core.measure.devices import Gpu
 from runner_core.protocols import Array, Device
 
 # Besides ResourceExhaustedError: cuDNN, cuBLAS and XLA say it in other words, in errors of other kinds.
@@ -81,16 +85,20 @@ class TensorFlow:
         # tf.function looks up which trace an argument fits, which takes longer than a small step: done here by shape
         traces: dict[Any, Any] = {}
 
-        @functools.wraps(function)
-        def run(*arguments: Any) -> Any:
-            tensors = [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments)]
+        def trace(arguments: tuple[Any, ...], tensors: list[Any]) -> Any:
             names = [tuple(argument) for argument in arguments if isinstance(argument, dict)]
             key = (*names, *[(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
             if key not in traces:
                 traces[key] = _trace(function, arguments, tensors, xla)
-            with self.allocating():
-                return traces[key](*tensors)
+            return traces[key]
 
+        @functools.wraps(function)
+        def run(*arguments: Any) -> Any:
+            tensors = [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments)]
+            with self.allocating():
+                return trace(arguments, tensors)(*tensors)
+
+        run.trace = trace  # type: ignore[attr-defined]
         return run
 
     def gradients(
@@ -102,6 +110,9 @@ class TensorFlow:
             scalar, more = loss()
         found = tape.gradient(scalar, values)
         return [None if g is None else tf.convert_to_tensor(g) for g in found], more  # an embedding's are sparse
+
+    def tape(self) -> Any:
+        return tf.GradientTape(persistent=True, watch_accessed_variables=False)
 
     def apply(self, optimizer: keras.optimizers.Optimizer, gradients: list[Any], trained: list[keras.Variable]) -> None:
         optimizer.apply(gradients, trained)
@@ -131,6 +142,36 @@ class TensorFlow:
     def peak_memory(self, device: Device) -> int:
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if device.kind == "cuda" else 0
 
+    def held(self, device: Device) -> int:
+        """Where nvidia-ml-py says it."""
+        gpu = Gpu.find(device)
+        return (
+            0
+            if gpu is None
+            else max(0, gpu.read()[2] - int(tf.config.experimental.get_memory_info("GPU:0")["current"]))
+        )
+
+    def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> int | None:
+        """From the graph as it is traced: what XLA or Grappler fuse takes less."""
+        arguments = _specs(like)
+        return live.peak_bytes(function.trace(arguments, tf.nest.flatten(arguments)).graph)  # type: ignore[attr-defined]
+
+    def on_gpu(self) -> bool:
+        return bool(tf.config.get_visible_devices("GPU"))
+
+    def settle(self) -> None:
+        tf.test.experimental.sync_devices()
+
+    def operations(self, function: Function, arguments: tuple[Any, ...]) -> list[Operation]:
+        """Of the graph as it is traced: what XLA or Grappler fuse is counted apart."""
+        tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments)]
+        return graph.operations(_trace(function, arguments, tensors, False).graph)
+
+    @contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
+        with tf.profiler.experimental.Profile(str(folder)):
+            yield
+
     def versions(self) -> dict[str, str]:
         built = tf.sysconfig.get_build_info()
         found = {"tensorflow": tf.__version__}
@@ -149,6 +190,15 @@ def _trace(function: Function, arguments: tuple[Any, ...], tensors: list[Any], x
 
     like = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
     return tf.function(flat, jit_compile=xla or None, autograph=False).get_concrete_function(*like)
+
+
+def _specs(like: Any) -> Any:
+    """(shape, dtype) → TensorSpec, in nested tuples and dictionaries."""
+    if isinstance(like, dict):
+        return {name: _specs(value) for name, value in like.items()}
+    if isinstance(like[1], np.dtype):
+        return tf.TensorSpec(like[0], like[1])
+    return tuple(_specs(value) for value in like)
 
 
 class _Watch:

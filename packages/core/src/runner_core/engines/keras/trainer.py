@@ -15,15 +15,21 @@ from runner_core._errors import BadInput, Unhealthy
 from runner_core._nonfinite import not_finite, weight_not_finite
 from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.footprint import footprint
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
+from runner_core.engines.keras.lossalone import loss_seconds
 from runner_core.engines.keras.memory import MicroBatch
-from runner_core.engines.keras.network import arrays, assign, build, is_float, named
+from runner_core.engines.keras.network import Bound, arrays, assign, build, is_float, named
+from runner_core.engines.keras.pulls import Pulls
+from runner_core.engines.keras.recall import apart, checksum, distance, other_weights
 from runner_core.engines.keras.state import flatten, unflatten
 from runner_core.engines.keras.validation import Totals, Validating
-from runner_core.engines.memory import ValidationParts, no_room
+from runner_core.engines.memory import NoRoom, ValidationParts, no_room
+from runner_core.engines.phases import MOVE, OPTIMIZER, WAIT, Phases, unnoticed
 from runner_core.engines.schedule import Schedule
-from runner_core.engines.steplog import StepLog
+from runner_core.engines.steplog import GRADIENT_NORM, StepLog
+from runner_core.memory.footprint import Footprint
 from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 
@@ -53,6 +59,7 @@ class KerasTrainer:
         self._rate = 0.0
         self._metrics = setup.metrics()
         self._log = StepLog(_numbers)
+        self._pulls = Pulls(project, self.network, data.statistics, backend, self._metrics, gather)
         self._unread: list[tuple[int, Any]] = []  # (steps before, numbers (terms,) or (steps, terms))
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
@@ -69,12 +76,14 @@ class KerasTrainer:
         self._finite = backend.compiled(_all_finite(list(floats.values())), self.network.variables, False)
         self._initially = self._finite_weights()
         self._computed: Callable[[], bool] | None = None
+        self.phase: Callable[[str], None] = unnoticed
 
     # ------------------------------------------------------------ steps
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         """One optimizer step, or its part of a block; releases the batch. Raises BadInput when memory does not
         suffice."""
+        self.phase(WAIT)
         epoch = step // self._per_epoch
         self._rate = self._learning.base_rate * self._schedule(Progress(step, self.steps, epoch))
         moment = moment_of(step, epoch, self.config.seed)
@@ -84,10 +93,16 @@ class KerasTrainer:
             except OutOfDeviceMemory:
                 raise no_room("bringing the batch to the device", self.config.batch_size) from None
             batch.release()
+            self.phase(MOVE)
             numbers = self._run(step, tensors, moment, np.float32(self._rate))
+            if self._pulls.due(step):
+                self._measure_pulls(tensors, step)
         else:
             self._waiting.append(({name: array.copy() for name, array in batch.arrays.items()}, moment, self._rate))
             batch.release()
+            self.phase(MOVE)
+            if self._pulls.due(step):
+                self._measure_pulls(host_arrays(self._waiting[-1][0], self._backend), step)
             inside = (step + 1) % self._per_epoch
             if inside % self.block and inside:
                 return
@@ -95,6 +110,12 @@ class KerasTrainer:
         self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
         if self._device.kind == "cuda":
             self._computed = self._backend.watch(numbers)
+        self.phase(OPTIMIZER)
+
+    def _measure_pulls(self, tensors: Tensors, step: int) -> None:
+        self._pulls.look(self._learning.untaught)
+        with self._undisturbed():
+            self._pulls.measure(tensors, self._micro.size, Progress(step, self.steps, step // self._per_epoch))
 
     def _run(self, step: int, tensors: Tensors, moment: Any, rate: Any) -> Any:
         while True:
@@ -113,6 +134,7 @@ class KerasTrainer:
         stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
         try:
             tensors = host_arrays(stacked, self._backend)
+            self.phase(MOVE)
             with self._observing():
                 return self._step(tensors, np.stack(moments), np.array(rates, np.float32))
         except OutOfDeviceMemory:
@@ -145,7 +167,11 @@ class KerasTrainer:
         """Means since the last call. Waits for the device."""
         self._settle()
         bad = self._log.first_nonfinite()
-        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate}
+        facts: dict[str, Any] = {"highest_rate": self._rate}
+        if self.config.clip is not None:
+            facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
+        facts |= self._pulls.take(self._log.every())
+        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate, "facts": facts}
         if bad is not None:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
@@ -157,6 +183,26 @@ class KerasTrainer:
         for step, numbers in unread:
             for offset, row in enumerate(np.atleast_2d(keras.ops.convert_to_numpy(numbers)).tolist()):
                 self._log.add(step + offset, dict(zip(self._learning.names, row, strict=True)))
+
+    def checksum(self) -> int | None:
+        """Another number once any bit of the weights that are trained is; None while the learning rate is 0. Waits for
+        the device."""
+        return checksum(self._learning.trained) if self._rate else None
+
+    def losses(self) -> list[float]:
+        """The loss of each step since the last `read_log`. Waits for the device."""
+        self._settle()
+        self._log.settle()
+        return self._log.of("loss")
+
+    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
+        """Of a step, what its loss takes, forward and back to the network's output: mean over `count` times, None where
+        it cannot be told apart. Runs the network once; only measuring asks for it."""
+        epoch = step // self._per_epoch
+        tensors = host_arrays(batch.arrays, self._backend)
+        tensors = self._learning.prepared(tensors, moment_of(step, epoch, self.config.seed))
+        bound, progress = Bound(self.network, training=True), Progress(step, self.steps, epoch)
+        return loss_seconds(self.project, bound, tensors, progress, count, self._backend, self._xla)
 
     def notes(self) -> list[str]:
         """What the user should know, since the last call."""
@@ -216,6 +262,22 @@ class KerasTrainer:
 
     # ------------------------------------------------------------ checkpoints
 
+    def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
+        """How the network that `state` gives back differs from the one that validation saw, on these samples: facts for
+        health rules; None where there is no memory for both. Training does not notice."""
+
+        def step(validating: Validating) -> Step:
+            return validating.step(host_arrays(arrays, self._backend))[1]
+
+        try:
+            with apart(), self._undisturbed(), self._backend.allocating():
+                network = setup.engine.load(setup, state).network
+                loaded = self._validating.of(setup.project, network)
+                different = distance(step(self._validating), step(loaded))
+                return {"weights_differ": other_weights(self.network, network), "prediction_differs": different}
+        except (OutOfDeviceMemory, NoRoom):
+            return None
+
     def state(self) -> State:
         """Copies on the host. Raises Unhealthy rather than give out NaN."""
         self._refuse_nonfinite()
@@ -227,6 +289,7 @@ class KerasTrainer:
             "ema": None if learning.average is None else learning.average.state(),
             "optimizer": arrays(named(learning.optimizer.variables)),
             "log": self._log.state(),
+            "pulls": self._pulls.state(),
             "micro": self._micro.size,
             "statistics": self.statistics,
         }
@@ -247,6 +310,7 @@ class KerasTrainer:
             self._learning.average.load(saved["ema"])
         assign(named(self._learning.optimizer.variables), saved["optimizer"])
         self._log.load(saved["log"])
+        self._pulls.load(saved.get("pulls") or {})  # checkpoints of version 0.1 have none
         if saved["micro"] != self._micro.size:
             self._micro.size = saved["micro"]
             self._step = self._compile()
@@ -267,6 +331,21 @@ class KerasTrainer:
         return np.asarray(keras.ops.convert_to_numpy(self._finite())).tolist()
 
     # ------------------------------------------------------------ the device
+
+    def phases(self) -> Phases:
+        """What takes this trainer's steps apart."""
+        from runner_core.engines.keras.phases import KerasPhases
+
+        learning, backend = self._learning, self._backend
+        whole = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)
+        return KerasPhases(self, learning, backend, self._xla, whole)
+
+    def footprint(self, arrays: Arrays) -> Footprint:
+        """What training takes of memory, from the graph of a step, which is traced for it: the first step's own."""
+        learning, backend = self._learning, self._backend
+        with self._observing():
+            step = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)
+            return footprint(learning, step, self.config.batch_size, arrays, backend, self._device)
 
     def idle(self) -> bool:
         return self._computed is None or self._computed()

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.engines import marks
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
 from runner_core.engines.returned import refuse_no_step
@@ -17,7 +18,8 @@ from runner_core.snapshots import snapshots
 
 
 class Validating:
-    """(arrays) → (tensors, prediction, numbers): loss and terms, then the extremes of the project's decision."""
+    """(arrays) → (tensors, prediction, numbers): loss and terms, then the extremes of the project's decision: of its
+    values, and of a number for each sample (`marks`)."""
 
     def __init__(
         self,
@@ -34,9 +36,7 @@ class Validating:
 
     def __call__(self, arrays: Tensors) -> tuple[Tensors, Any, Any]:
         ops = keras.ops
-        tensors = self._tensors(arrays)
-        step = self._project.step(self._bound, tensors, self._progress)
-        refuse_no_step(self._project, step)
+        tensors, step = self.step(arrays)
         loss, terms, prediction, _ = step
         values = {"loss": loss, **terms}
         if prediction is not None:
@@ -44,8 +44,22 @@ class Validating:
             parts = list(decision.values()) if isinstance(decision, Mapping) else [decision]
             values["decision_min"] = _over(ops.minimum, [ops.min(ops.cast(part, "float32")) for part in parts])
             values["decision_max"] = _over(ops.maximum, [ops.max(ops.cast(part, "float32")) for part in parts])
+            if all(_marked(part) for part in parts):
+                mark = _over(ops.add, [_mark(part) for part in parts])
+                values["decision_mark_min"], values["decision_mark_max"] = ops.min(mark), ops.max(mark)
         self.names = list(values)
         return tensors, prediction, ops.stack([ops.cast(value, "float32") for value in values.values()])
+
+    def step(self, arrays: Tensors) -> tuple[Tensors, Step]:
+        """The tensors and what the project's `step` says of them."""
+        tensors = self._tensors(arrays)
+        step = self._project.step(self._bound, tensors, self._progress)
+        refuse_no_step(self._project, step)
+        return tensors, step
+
+    def of(self, project: Project, network: keras.Model) -> Validating:
+        """The same for another network, by the statistics that its project knows."""
+        return Validating(project, network, project.statistics, self._progress, self._gather)
 
     def snapshots(self, arrays: Tensors) -> Mapping[str, Array]:
         """What the project draws of a batch; not compiled."""
@@ -77,13 +91,27 @@ class Totals:
         found: dict[str, float] = {}
         for name, column in zip(names, table.T, strict=True):
             match name:
-                case "decision_min":
+                case "decision_mark_min" | "decision_mark_max" if sum(self._counts) < 2:
+                    pass
+                case "decision_min" | "decision_mark_min":
                     found[name] = float(column.min())
-                case "decision_max":
+                case "decision_max" | "decision_mark_max":
                     found[name] = float(column.max())
                 case _:
                     found[name] = float(np.average(column, weights=self._counts))
         return found
+
+
+def _marked(decision: Any) -> bool:
+    """Has it values of each sample, as many as can be known while it is traced?"""
+    return len(decision.shape) > 0 and None not in decision.shape
+
+
+def _mark(decision: Any) -> Any:
+    """(samples,) float32: `marks`."""
+    ops = keras.ops
+    weights = marks.weights(tuple(decision.shape[1:]))
+    return ops.mean(ops.reshape(ops.cast(decision, "float32") * weights, (decision.shape[0], -1)), axis=1)
 
 
 def _over(function: Any, parts: list[Any]) -> Any:

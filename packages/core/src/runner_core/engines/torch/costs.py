@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from runner_core._errors import BadInput
+from runner_core.engines.pulls import HALF_SCALE
 from runner_core.engines.torch.steplog import read
 from runner_core.project import Project
 from runner_core.protocols import Cost, Json
-
-_HALF_SCALE = 2.0**16
-"""Gradients of a mean over millions of voxels vanish in float16: they are taken of so many times the term."""
 
 
 def measured(
@@ -36,7 +34,7 @@ def measured(
     (4.5, 6.0)
     """
     parts = [prediction] if isinstance(prediction, Tensor) else list(prediction)
-    scale = _HALF_SCALE if any(part.dtype == torch.float16 for part in parts) else 1.0
+    scale = HALF_SCALE if any(part.dtype == torch.float16 for part in parts) else 1.0
     begun = _now(parts[0])
     value = term()
     wanted = [part for part in parts if part.requires_grad]
@@ -45,12 +43,12 @@ def measured(
         outer = torch.full_like(value, scale)
         gradients = torch.autograd.grad(value, wanted, outer, retain_graph=True, allow_unused=True)
     seconds = _now(parts[0]) - begun
-    norms = [_norm(g) for g in gradients if g is not None]
+    norms = [norm(g) for g in gradients if g is not None]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=value.device)
     return value, Cost(total * (abs(weight) / scale), seconds)
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def norm(gradient: Tensor) -> Tensor:
     """In float32, of a float64 gradient too; summed in float32 or better."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient, dtype=wide).float()
@@ -96,12 +94,14 @@ class Costs:
         }
 
     def state(self) -> Json:
-        """For the checkpoint: those that no log has seen yet."""
+        """For the checkpoint: those that no log has seen yet; what follows from the clock under "timing"."""
         self._settle()
-        return {name: list(cost) for name, cost in self._newest.items()}
+        parts = {"gradient": 0, "timing": 1}
+        return {part: {name: cost[i] for name, cost in self._newest.items()} for part, i in parts.items()}
 
     def load(self, state: Mapping[str, Json]) -> None:
-        self._newest = {name: Cost(*cost) for name, cost in state.items()}
+        seconds = state.get("timing", {})
+        self._newest = {name: Cost(norm, seconds[name]) for name, norm in state.get("gradient", {}).items()}
 
     def _settle(self) -> None:
         tensors = [value for cost in self._newest.values() for value in cost if isinstance(value, Tensor)]

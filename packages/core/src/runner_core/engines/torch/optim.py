@@ -54,6 +54,11 @@ class LearningRate:
         """Learning rate of the first group in the last step."""
         return float(self._groups[0]["lr"])
 
+    @property
+    def highest(self) -> float:
+        """The largest of all groups in the last step."""
+        return max(float(group["lr"]) for group in self._groups)
+
     def restored(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer's state was loaded: it has new groups."""
         self._groups = optimizer.param_groups

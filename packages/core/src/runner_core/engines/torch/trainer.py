@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -15,14 +16,17 @@ from runner_core import metrics, watched
 from runner_core._errors import Unhealthy
 from runner_core._nonfinite import not_finite, weight_not_finite
 from runner_core._random import stream_seed
-from runner_core.engines.memory import ValidationParts, no_room
+from runner_core.engines.memory import NoRoom, ValidationParts, no_room
+from runner_core.engines.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, Phases, unnoticed
 from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog
 from runner_core.engines.torch import precision
 from runner_core.engines.torch.costs import Costs
 from runner_core.engines.torch.ema import Average, averaged
+from runner_core.engines.torch.footprint import footprint
 from runner_core.engines.torch.gather import DeviceRows
 from runner_core.engines.torch.inference import evaluating, undisturbed
+from runner_core.engines.torch.lossalone import loss_seconds
 from runner_core.engines.torch.oom import MicroBatches, Never, Rewind, free, part
 from runner_core.engines.torch.optim import (
     LearningRate,
@@ -34,11 +38,14 @@ from runner_core.engines.torch.optim import (
 )
 from runner_core.engines.torch.parallel import divided, parallel
 from runner_core.engines.torch.placement import fresh, place, wanted
+from runner_core.engines.torch.pulls import Pulls
+from runner_core.engines.torch.recall import checksum, distance, other_weights
 from runner_core.engines.torch.state import Generators, flatten, seed_generators, unflatten
 from runner_core.engines.torch.steplog import Means, Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
-from runner_core.project import overrides
+from runner_core.memory.footprint import Footprint
+from runner_core.project import Project, overrides
 from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.setup import Data, Setup
 from runner_core.snapshots import snapshots
@@ -79,6 +86,7 @@ class TorchTrainer:
         self._metrics = setup.metrics()
         self._log = StepLog(read if team.count == 1 else Means(project, team))
         self._costs = Costs(project)
+        self._pulls = Pulls(project, self._metrics) if team.count == 1 else None
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
         self._micro = MicroBatches(
@@ -87,19 +95,23 @@ class TorchTrainer:
         run_out = torch.OutOfMemoryError if team.count == 1 else Never
         self._validated = ValidationParts(self._compute, run_out, partial(free, device), self._notes.append)
         self._unproven = True
+        self.phase: Callable[[str], None] = unnoticed
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
     # ------------------------------------------------------------ one step
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         """One optimizer step; releases the batch. Raises BadInput when memory does not suffice."""
+        self.phase(WAIT)
         doing = "bringing the batch to the device"
         try:
             tensors = self._taken(batch)
+            self.phase(MOVE)
             if self._rng is not None:
                 doing = "on_device"
                 self._rng.manual_seed(stream_seed(self.config.seed, step, self._team.number))
                 tensors = self.project.on_device(tensors, self.statistics, self._rng)
+            self.phase(AUGMENT)
             progress = Progress(step, self.steps, step // self._per_epoch)
             self._rate.set(progress)
             doing = "the network"
@@ -114,6 +126,7 @@ class TorchTrainer:
             raise no_room(doing, self.config.batch_size) from None
         if self._queued is not None:
             self._queued.record()
+        self.phase(OPTIMIZER)
         self._feed.done(batch)
 
     def _taken(self, batch: HostBatch) -> Tensors:
@@ -141,11 +154,17 @@ class TorchTrainer:
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
         """Add `share` times the gradients; loss and terms (times `share`), without their graph."""
-        loss, terms, _, costs = self._step(self._parallel.train, tensors, progress)
+        step = self._step(self._parallel.train, tensors, progress)
+        self.phase(LOSS)
+        loss, terms, _, costs = step
         if costs:
             self._costs.keep(costs)
+        if self._pulls is not None:
+            self._pulls.measure(progress.step, step, tensors)
+        del step  # the prediction may be large
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        self.phase(BACKWARD)
         values = {"loss": scaled.detach()}
         if terms:
             for name, term in terms.items():
@@ -173,6 +192,8 @@ class TorchTrainer:
 
     def _update(self, progress: Progress) -> None:
         """Clip, step, average; gradients are gone afterwards."""
+        if self._pulls is not None:
+            self._pulls.taught(progress.step, self.network, self._parameters)
         if self.config.clip is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
@@ -200,7 +221,8 @@ class TorchTrainer:
         """Means since the last call. Waits for the device."""
         self._log.settle()
         bad = self._log.first_nonfinite()
-        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate.value}
+        facts = self._facts()
+        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate.value, "facts": facts}
         if bad is not None:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
@@ -209,6 +231,34 @@ class TorchTrainer:
             values["losses"] = losses
         shared: dict[str, Any] = self._team.share(values)
         return shared
+
+    def _facts(self) -> dict[str, Any]:
+        """What only health rules want to know, since the last call."""
+        facts: dict[str, Any] = {"highest_rate": self._rate.highest}
+        if self.config.clip is not None:
+            facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
+        return facts if self._pulls is None else {**facts, **self._pulls.take(self._log.every())}
+
+    def checksum(self) -> int | None:
+        """Another number once any bit of the weights that are trained is; None while the learning rate of all is 0.
+        Waits for the device."""
+        trained = [p for group in self.optimizer.param_groups if group["lr"] for p in group["params"]]
+        shared: int | None = self._team.share(checksum(trained))
+        return shared
+
+    def losses(self) -> list[float]:
+        """The loss of each step since the last `read_log`. Waits for the device."""
+        self._log.settle()
+        return self._log.of("loss")
+
+    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
+        """Of a step, what its loss takes, forward and back to the network's output: mean over `count` times, None where
+        it cannot be told apart. Runs the network once; only measuring asks for it."""
+        tensors = self._taken(batch)
+        if self._rng is not None:
+            tensors = self.project.on_device(tensors, self.statistics, self._rng)
+        progress = Progress(step, self.steps, step // self._per_epoch)
+        return loss_seconds(self.project, self.network, tensors, progress, count, self._cast or nullcontext())
 
     def notes(self) -> list[str]:
         """What the user should know, since the last call."""
@@ -272,6 +322,26 @@ class TorchTrainer:
 
     # ------------------------------------------------------------ checkpoints
 
+    def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
+        """How the network that `state` gives back differs from the one that validation saw, on these samples: facts for
+        health rules; None where there is no memory for both. Training does not notice."""
+        over = Progress(self.steps, self.steps, self.config.epochs)
+
+        def step(project: Project, network: nn.Module) -> Step:
+            tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+            tensors = tensors if self._gather is None else self._gather(tensors)
+            with self._cast or nullcontext():
+                return project.step(network, project.on_device(tensors, project.statistics, None), over)
+
+        eager = torch.compiler.set_stance("force_eager") if self._compile else nullcontext()
+        try:
+            with eager, undisturbed(self.network, self._average, self.device):
+                network = setup.engine.load(setup, state).network
+                apart = distance(step(self.project, self.network), step(setup.project, network))
+                return {"weights_differ": other_weights(self.network, network), "prediction_differs": apart}
+        except (torch.OutOfMemoryError, NoRoom):
+            return None
+
     def state(self) -> State:
         """Refers to the live tensors: write it before the next step. Raises Unhealthy rather than give out NaN."""
         self._refuse_nonfinite()
@@ -283,6 +353,7 @@ class TorchTrainer:
             **self._generators.read(),
             "log": self._log.state(),
             "costs": self._costs.state(),
+            "pulls": None if self._pulls is None else self._pulls.state(),
             "micro": self._micro.size * self._team.count,  # so that it means the same to any number of processes
             "statistics": self.statistics,
         }
@@ -304,6 +375,8 @@ class TorchTrainer:
             self._scaler.load_state_dict(saved["scaler"])
         self._log.load(saved["log"])
         self._costs.load(saved.get("costs", {}))  # checkpoints of version 0.1 have none
+        if self._pulls is not None:
+            self._pulls.load(saved.get("pulls") or {})
         self._micro.size = -(-saved["micro"] // self._team.count)
         self.statistics = self.project.statistics = saved["statistics"]
         self._generators.write(saved, state.values.get("loop", {}).get("step", 0))
@@ -317,6 +390,42 @@ class TorchTrainer:
             raise Unhealthy(weight_not_finite(name))
 
     # ------------------------------------------------------------ the device
+
+    def phases(self) -> Phases:
+        """What takes this trainer's steps apart."""
+        from runner_core.engines.torch.phases import TorchPhases
+
+        return TorchPhases(self)
+
+    def computed(self, batch: HostBatch, step: int) -> tuple[Step, int]:
+        """What the project's `step` returns of the first micro-batch, with its graph; how many such a batch has."""
+        count, size = batch.count, self._micro.size
+        tensors = self._taken(batch)
+        if self._rng is not None:
+            tensors = self.project.on_device(tensors, self.statistics, self._rng)
+        few = part(tensors, count, 0, size) if size < count else tensors
+        self.phase(AUGMENT)
+        made = self._step(self._parallel.train, few, Progress(step, self.steps, step // self._per_epoch))
+        self.phase(LOSS)
+        return made, -(-count // size)
+
+    def footprint(self, arrays: Arrays) -> Footprint:
+        """What training takes of memory, by a forward and backward pass of a few of these samples; not with fsdp, where
+        every process would have to wait for the others."""
+        loss = None if self.strategy == "fsdp" else partial(self._loss_of, arrays)
+        return footprint(
+            *(self.network, self.optimizer, self._parameters, self._average, self.device, self._micro.size, loss)
+        )
+
+    def _loss_of(self, arrays: Arrays, count: int) -> torch.Tensor:
+        """Of the first samples, late in the training, when all terms of the loss are there."""
+        project, rng = copy(self.project), None if self._rng is None else torch.Generator(self.device)
+        tensors = {name: torch.from_numpy(array[:count]).to(self.device) for name, array in arrays.items()}
+        tensors = tensors if self._gather is None else self._gather(tensors)
+        tensors = project.on_device(tensors, self.statistics, rng)
+        with self._cast or nullcontext():
+            loss: torch.Tensor = project.step(self.network, tensors, Progress(self.steps, self.steps, 0)).loss
+        return loss
 
     def idle(self) -> bool:
         return self._queued is None or self._queued.query()

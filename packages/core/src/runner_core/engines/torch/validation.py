@@ -7,18 +7,20 @@ from typing import Any
 
 import torch
 
+from runner_core.engines import marks
 from runner_core.project import Project
 from runner_core.protocols import Step
 
 
 class Totals:
-    """Mean loss and terms weighted by samples, and the extremes of the project's decision."""
+    """Mean loss and terms weighted by samples, and the extremes of the project's decision: of its values, and of a
+    number for each sample (`marks`)."""
 
     def __init__(self, project: Project) -> None:
         self._decision = project.decision
         self._sums: dict[str, Any] = {}
-        self._lowest: torch.Tensor | None = None
-        self._highest: torch.Tensor | None = None
+        self._values, self._marks = _Extremes(), _Extremes()
+        self._weights: dict[torch.Size, torch.Tensor] = {}
         self._count = 0
         self.predicted = False
         """Was there any prediction for metrics to read?"""
@@ -32,20 +34,40 @@ class Totals:
         if step.prediction is not None:
             self.predicted = True
             decision = self._decision(step.prediction)
-            for part in decision.values() if isinstance(decision, Mapping) else [decision]:
-                self._extremes(part)
+            parts = decision.values() if isinstance(decision, Mapping) else [decision]
+            decided = [part for part in parts if isinstance(part, torch.Tensor) and part.numel()]
+            for part in decided:
+                self._values.add(part)
+            if decided and all(part.ndim and len(part) == count for part in decided):
+                self._marks.add(sum(self._mark(part) for part in decided))
 
-    def _extremes(self, decision: Any) -> None:
-        if not isinstance(decision, torch.Tensor) or not decision.numel():
-            return
-        lowest, highest = torch.aminmax(decision)
+    def _mark(self, decision: torch.Tensor) -> torch.Tensor:
+        """(samples,): `marks`."""
+        shape = decision.shape[1:]
+        if shape not in self._weights:
+            self._weights[shape] = torch.from_numpy(marks.weights(tuple(shape)).ravel()).to(decision.device)
+        return (decision.reshape(len(decision), -1).float() * self._weights[shape]).mean(1)
+
+    def read(self) -> dict[str, float]:
+        """Waits for the device. `decision_min` and `decision_max` only where there was a decision, `decision_mark_min`
+        and `decision_mark_max` only where that was of several samples."""
+        values = {name: float(total) / self._count for name, total in self._sums.items()}
+        values |= self._values.read("decision_")
+        return values | self._marks.read("decision_mark_") if self._count > 1 else values
+
+
+class _Extremes:
+    def __init__(self) -> None:
+        self._lowest: torch.Tensor | None = None
+        self._highest: torch.Tensor | None = None
+
+    def add(self, values: torch.Tensor) -> None:
+        lowest, highest = torch.aminmax(values)
         lowest, highest = lowest.float(), highest.float()
         self._lowest = lowest if self._lowest is None else torch.minimum(self._lowest, lowest)
         self._highest = highest if self._highest is None else torch.maximum(self._highest, highest)
 
-    def read(self) -> dict[str, float]:
-        """Waits for the device. `decision_min` and `decision_max` only where there was a decision."""
-        values = {name: float(total) / self._count for name, total in self._sums.items()}
-        if self._lowest is not None and self._highest is not None:
-            values["decision_min"], values["decision_max"] = float(self._lowest), float(self._highest)
-        return values
+    def read(self, prefix: str) -> dict[str, float]:
+        if self._lowest is None or self._highest is None:
+            return {}
+        return {f"{prefix}min": float(self._lowest), f"{prefix}max": float(self._highest)}

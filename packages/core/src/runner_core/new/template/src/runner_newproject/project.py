@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from runner_core import BadInput, Decoded, PatchSamples, Project, Record, Step
+from runner_core import Annotation, BadInput, Decoded, PatchSamples, Project, Record, Step
 
 from runner_newproject import phantom
 from runner_newproject.config import CLASSES, Settings, demo
@@ -53,6 +53,11 @@ class Segmentation(Project):
         if "mask" in record.files:
             arrays["mask"] = read_classes(record.files["mask"], VALUES, arrays["image"].shape)
         return Decoded(arrays, spacing=(1.0, 1.0), guide="image")
+
+    def annotation(self, decoded: Decoded) -> Annotation:
+        """Pixels of each class, which `check` shows for training and validation."""
+        pixels = np.bincount(decoded.arrays["mask"].ravel(), minlength=len(VALUES)).tolist()
+        return Annotation(dict(zip(CLASSES, pixels, strict=True)))
 
     def prepare(self, decoded: Decoded) -> dict[str, np.ndarray]:
         """change this: each image's own range of grey becomes uint8; mirrored borders make sides multiples of 32."""

@@ -1,0 +1,64 @@
+"""`runner PROJECT ablate`: every optimisation off in turn, and all of them, on the user's data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner_core._errors import BadInput
+from runner_core._text import aligned
+from runner_core.cli.options import AblateOptions
+from runner_core.cli.start import start_new
+from runner_core.config.values import plain
+from runner_core.measure import ablate_report as report
+from runner_core.measure.ablate import Ablation, Found
+from runner_core.measure.optimisations import cases, refuse_unknown
+from runner_core.measure.trial import Base, TrialFailed
+from runner_core.runfolder import replace_text
+from runner_core.setup import Setup
+from runner_core.toolfolder import tool_folder
+
+
+def ablate(name: str, arguments: Sequence[str]) -> int:
+    started = start_new(name, "ablate", AblateOptions, arguments)
+    setup, options = started.setup, started.options
+    refuse_unknown(setup, options.only)
+    if not options.minutes > 0:
+        raise BadInput(f"--minutes {options.minutes:g}: it takes some time")
+    folder = tool_folder(name, "ablate", options.out)
+    source = None if setup.source is None else str(setup.source)
+    settings = plain(setup.config)
+    base = Base(name, setup.preset, source, settings, started.chosen, options.no_extension)
+    measured = Ablation(base, 60 * options.minutes, print)
+
+    def done(found: Found) -> None:
+        """After every case, so that what was measured is not lost."""
+        _write(setup, found, folder)
+        *_, row = report.rows(found)
+        print(
+            "  " + ", ".join(f"{what} {cell}" for what, cell in zip(report.COLUMNS[1:], row[1:], strict=True) if cell)
+        )
+
+    try:
+        found = measured.run(lambda ready: cases(setup, ready, options.only), done)
+    except TrialFailed as failure:
+        raise BadInput(f"these settings cannot be measured: {failure}") from failure
+    print()
+    print(report.headline(report.head(setup, found)))
+    for line in aligned([report.COLUMNS, *report.rows(found)]):
+        print(line)
+    for note in report.footnotes(found):
+        print(note)
+    if not found.rows:
+        print("there is nothing to switch off")
+    print(f"report: {folder / 'report.html'}   also ablate.csv, ablate.json")
+    return 0
+
+
+def _write(setup: Setup, found: Found, folder: Path) -> None:
+    told = report.head(setup, found)
+    text = json.dumps(report.as_json(told, found), indent=1, ensure_ascii=False)
+    replace_text(folder / "ablate.json", text + "\n")
+    replace_text(folder / "ablate.csv", report.as_csv(found))
+    replace_text(folder / "report.html", report.as_page(told, found))

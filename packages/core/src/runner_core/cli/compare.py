@@ -1,0 +1,57 @@
+"""`runner compare RUN RUN…`: settings that differ, what came of it, curves, speed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runner_core._text import aligned, typed
+from runner_core.comparing.page import render
+from runner_core.comparing.runs import Run, read_runs
+from runner_core.comparing.tables import Table, notes, tables
+from runner_core.runfolder import json_text, replace_text
+from runner_core.toolfolder import tool_folder
+
+
+def compare(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="runner compare", description="Compare runs of one project: settings that differ, metrics, curves, speed."
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders, two at least")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="a new or empty folder for the page (default: runs/PROJECT/compare-TIME)",
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    options = parser.parse_args(list(arguments))
+    runs = read_runs(options.runs)
+    found, told = tables(runs), notes(runs)
+    for line in _lines(runs, found, told):
+        print(line)
+    folder = tool_folder(runs[0].project, "compare", options.out)
+    replace_text(folder / "compare.json", json_text(_facts(runs, found, told)) + "\n")
+    replace_text(folder / "report.html", render(runs, found, told))
+    print(f"\ncurves: {folder / 'report.html'}")
+    return 0
+
+
+def _lines(runs: Sequence[Run], found: Sequence[Table], told: Sequence[str]) -> Iterator[str]:
+    yield from aligned([(f"run {n}", typed(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
+    for table in found:
+        yield f"\n{table.title}"
+        head = ("", *(f"run {number}" for number in range(1, len(runs) + 1)))
+        yield from aligned([head, *((row.name, *row.texts) for row in table.rows)])
+    for note in told:
+        yield f"\nNOTE: {note}"
+
+
+def _facts(runs: Sequence[Run], found: Sequence[Table], told: Sequence[str]) -> dict[str, object]:
+    return {
+        "project": runs[0].project,
+        "runs": [{"folder": run.folder.path, "state": run.state} for run in runs],
+        **{table.title: {row.name: row.values for row in table.rows} for table in found},
+        "notes": list(told),
+    }

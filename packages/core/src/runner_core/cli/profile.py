@@ -1,0 +1,41 @@
+"""`runner PROJECT profile`: where the time of a run goes, what limits it, and what might help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner_core._errors import BadInput
+from runner_core._text import counted
+from runner_core.cli.data import open_data
+from runner_core.cli.options import ProfileOptions
+from runner_core.cli.start import start_new
+from runner_core.measure import profile_report
+from runner_core.measure.profiling import profile_run, remedies
+from runner_core.toolfolder import tool_folder
+
+
+def profile(name: str, arguments: Sequence[str]) -> int:
+    started = start_new(name, "profile", ProfileOptions, arguments)
+    options, setup = started.options, started.setup
+    if options.steps < 2 or not options.minutes > 0:
+        raise BadInput("--steps must be at least 2 and --minutes more than 0")
+    if setup.config.train.devices > 1:
+        several = counted(setup.config.train.devices, "device")
+        raise BadInput(f"profile looks at one device: leave out --devices ({several})")
+    folder = tool_folder(name, "profile", options.out)
+    data = open_data(setup, print)
+    facts = profile_run(
+        setup,
+        data,
+        steps=options.steps,
+        seconds=60 * options.minutes,
+        at=options.at,
+        trace=folder / "trace" if options.trace else None,
+        folder=folder,
+        say=print,
+    )
+    fixes = remedies(setup, facts)
+    profile_report.write(facts, fixes, folder)
+    for line in profile_report.lines(facts, fixes, folder):
+        print(line)
+    return 0

@@ -1,0 +1,111 @@
+"""`runner verify-resume PROJECT`: is a training that was killed and resumed the one that nobody disturbed?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from runner_core._errors import BadInput, Unhealthy
+from runner_core._text import counted
+from runner_core.discovery import find_project
+from runner_core.display import duration
+from runner_core.report.page import page, section, table
+from runner_core.resuming.campaign import Campaigns, Result
+from runner_core.resuming.start import start
+from runner_core.runfolder import json_text, replace_text
+from runner_core.setup import Setup
+from runner_core.toolfolder import tool_folder
+
+_USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
+
+Kill trainings at random moments, resume them, and compare each bit for bit with one that nobody disturbed.
+`runner verify-resume PROJECT --help` lists every setting with its default."""
+
+
+def verify_resume(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    if arguments[0].startswith("-"):
+        raise BadInput("name the project first: runner verify-resume PROJECT …")
+    name, rest = find_project(arguments[0]).name, arguments[1:]
+    started = start(name, rest)
+    setup, options = started.setup, started.options
+    for flag, value in (("--times", options.times), ("--kills", options.kills)):
+        if value < 1:
+            raise BadInput(f"{flag} must be at least 1, not {value}")
+    folder = tool_folder(name, "verify-resume", options.out)
+    print(_described(setup))
+    campaigns = Campaigns(name, rest, folder, setup.checkpoint_format.read, print)
+    result = campaigns.run(options.times, options.kills, options.seed)
+    replace_text(folder / "verify-resume.json", json_text(_facts(setup, result)) + "\n")
+    replace_text(folder / "report.html", _page(setup, result))
+    print(_verdict(result))
+    print(f"report: {folder / 'report.html'}")
+    return 0 if result.equal else Unhealthy.exit_code
+
+
+def _described(setup: Setup) -> str:
+    train, checkpoint = setup.config.train, setup.config.checkpoint
+    length = f"{counted(train.epochs, 'epoch')} of {counted(train.steps_per_epoch or 0, 'step')}"
+    within = f" and every {checkpoint.every_steps} steps" if checkpoint.every_steps else ""
+    saved = f"a checkpoint after every {counted(checkpoint.every, 'epoch')}{within}"
+    data = "the generated phantom" if setup.source is None else setup.source
+    return f"{setup.name}: preset {setup.preset}, data: {data}; {length}, {saved}"
+
+
+def _verdict(result: Result) -> str:
+    runs, kills = counted(len(result.campaigns), "run"), counted(result.kills, "time")
+    if result.equal:
+        return (
+            f"equal: {runs}, killed {kills} and resumed: weights, optimizer, generators, metrics and log are those of "
+            "the run that nobody disturbed, bit for bit"
+        )
+    first = next(campaign.differs[0] for campaign in result.campaigns if campaign.differs)
+    wrong = sum(bool(campaign.differs) for campaign in result.campaigns)
+    if result.repeatable:
+        why = (
+            "So do two runs that nobody disturbed, first in the "
+            f"{result.repeatable[0].text()}: the training itself is not repeatable, on this machine with these settings"
+        )
+    else:
+        why = (
+            "Two runs that nobody disturbed are equal: something random or remembered is in no checkpoint. What is in "
+            "one: weights, optimizer, moving average, generators of the framework, NumPy and Python, and the memory of "
+            "health rules"
+        )
+    return f"DIFFERENT: {wrong} of {runs}, first in the {first.text()}. {why}"
+
+
+def _facts(setup: Setup, result: Result) -> dict[str, object]:
+    return {
+        "project": setup.name,
+        "preset": setup.preset,
+        "data": None if setup.source is None else str(setup.source),
+        "equal": result.equal,
+        "steps": result.steps,
+        "kills": result.kills,
+        "reference_seconds": result.seconds,
+        "runs": [campaign.json() for campaign in result.campaigns],
+        "repeatable": None if result.repeatable is None else not result.repeatable,
+    }
+
+
+def _page(setup: Setup, result: Result) -> str:
+    rows = [
+        (
+            f"run {campaign.number}",
+            "; ".join(map(str, campaign.killed)),
+            duration(campaign.seconds),
+            "; ".join(difference.text() for difference in campaign.differs) or "equal",
+        )
+        for campaign in result.campaigns
+    ]
+    status, kind, word = ("done", "good", "equal") if result.equal else ("failed", "error", "different")
+    body = (
+        f'<header><h1>{escape(setup.name)}: killed and resumed <span class="status {status}">{word}</span></h1>'
+        f"<p>{escape(_described(setup))}</p></header>"
+        + section("Verdict", f'<p class="finding {kind}">{escape(_verdict(result))}</p>')
+        + section("Runs", table("", ("", "killed", "time", "compared"), rows, "runs"))
+    )
+    return page(f"{setup.name} · verify-resume", body)

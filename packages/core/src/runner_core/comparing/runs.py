@@ -1,0 +1,144 @@
+"""A run as its folder tells it: one that goes on, was killed, or is of an older runner tells less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from runner_core._errors import BadInput
+from runner_core._text import counted
+from runner_core.cli.sides import Sides, read_sides
+from runner_core.config.resolve import read_settings
+from runner_core.protocols import Json
+from runner_core.report.page import is_number
+from runner_core.runfolder import RunFolder
+
+_NO_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen")
+
+Points = list[tuple[float, float]]
+"""(optimizer step, value)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`settings`: by dotted name, as config.yaml has them; `about`: preset, data and plugins, which it has too."""
+
+    folder: RunFolder
+    project: str
+    about: Mapping[str, Json]
+    settings: Mapping[str, Json]
+    summary: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+    sides: Sides | None
+
+    @property
+    def ended(self) -> bool:
+        return "status" in self.summary
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that were done, as far as anybody knows."""
+        return int(self.summary.get("steps") or max((e.get("step", 0) for e in self.events), default=0))
+
+    @property
+    def state(self) -> str:
+        """How far it came."""
+        if not self.ended:
+            return f"{counted(self.steps, 'step')} so far: it is running, or was killed"
+        warnings = sum(f.get("level") != "note" for f in self.summary.get("health") or ())
+        told = f", {counted(warnings, 'warning')}" if warnings else ""
+        return f"{self.summary['status']}, {counted(self.steps, 'step')}{told}"
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the best validation."""
+        if self.summary.get("metrics"):
+            return dict(self.summary["metrics"])
+        best = self._best_validation or {}
+        return {name: value for name, value in best.items() if name not in _NO_CURVES and is_number(value)}
+
+    @property
+    def best_step(self) -> int | None:
+        found = self.summary.get("best_step", (self._best_validation or {}).get("step"))
+        return None if found is None else int(found)
+
+    @property
+    def _best_validation(self) -> Mapping[str, Any] | None:
+        """The last line of the log that says that it is the best."""
+        lines = (e for e in reversed(self.events) if e.get("event") == "validation" and e.get("best"))
+        return next(lines, None)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of all training steps in the log: in all, and of them those waiting for data."""
+        timings = [e["timing"] for e in self.events if e.get("event") == "train" and e.get("timing")]
+        return {name: sum(t.get(name) or 0.0 for t in timings) for name in ("seconds", "data_wait")}
+
+    @cached_property
+    def curves(self) -> Mapping[str, Points]:
+        """By name: numbers of training and validation, and how many samples went by in a second."""
+        found: dict[str, Points] = {}
+        for event in self.events:
+            kind = event.get("event")
+            if kind not in ("train", "validation"):
+                continue
+            numbers = {f"{name}, {kind}": v for name, v in event.items() if name not in _NO_CURVES}
+            if kind == "train":
+                numbers["samples/s"] = (event.get("timing") or {}).get("samples_per_second")
+            for name, value in numbers.items():
+                if is_number(value):
+                    found.setdefault(name, []).append((float(event["step"]), float(value)))
+        return found
+
+
+def read_run(path: Path) -> Run:
+    """A run by its folder, or by anything inside it. Raises BadInput for what is no run."""
+    folder = RunFolder.open(path)
+    saved = read_settings(folder.config_file)
+    try:
+        summary = folder.read_summary()
+    except ValueError:
+        raise BadInput(f"{folder.summary_file} is no JSON: it is damaged; `report` and this need it") from None
+    project = saved.project or str(summary.get("project") or "")
+    if not project:
+        raise BadInput(f"{folder.config_file} does not say of which project the run is")
+    plugins = {f"plugin {name}": version for name, version in saved.plugins.items()}
+    about = {"preset": saved.preset, "data": saved.source, **plugins, **_versions(summary)}
+    return Run(folder, project, about, _flat(saved.sections), summary, folder.events(), read_sides(folder.path))
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Runs that can be compared. Raises BadInput for fewer than two, one that is named twice, and several projects."""
+    if len(paths) < 2:
+        raise BadInput("name two runs at least: runner compare RUN RUN …  (folders below runs/PROJECT)")
+    runs = [read_run(path) for path in paths]
+    first, seen = runs[0], set()
+    for run in runs:
+        if run.project != first.project:
+            raise BadInput(
+                f"{first.folder.path} is a run of {first.project}, {run.folder.path} one of {run.project}: only runs "
+                "of one project can be compared"
+            )
+        if (place := run.folder.path.resolve()) in seen:
+            raise BadInput(f"{run.folder.path} is named twice")
+        seen.add(place)
+    return runs
+
+
+def _versions(summary: Mapping[str, Any]) -> dict[str, Json]:
+    found = dict(summary.get("versions") or {})
+    found.pop("plugins", None)
+    return {f"version of {name}": version for name, version in found.items()}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

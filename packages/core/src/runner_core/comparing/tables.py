@@ -1,0 +1,140 @@
+"""Where runs differ, as tables of text; each row is of one quantity, with a value for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner_core._files import size_text
+from runner_core._text import decimal
+from runner_core.comparing.runs import Run
+from runner_core.display import duration, speed
+from runner_core.protocols import Json
+from runner_core.report.page import is_number
+
+NOT_THERE = "–"
+_MOST = 60
+"""Characters of a setting that are shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """`values` as they are, `texts` as they are shown: one of each run."""
+
+    name: str
+    values: Sequence[Json]
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: Sequence[Row]
+
+
+def tables(runs: Sequence[Run]) -> list[Table]:
+    """Settings that differ, metrics, scores, speed; without those that would be empty."""
+    settings = _differing([run.settings for run in runs])
+    about = _differing([run.about for run in runs])
+    scores = [_numbers(run.summary.get("scores") or {}) for run in runs]
+    baseline = [_numbers(run.summary.get("baseline") or {}) for run in runs]
+    found = [
+        Table("settings that differ", [_row(name, values, _setting) for name, values in settings]),
+        Table("what else differs", [_row(name, values, _setting) for name, values in about]),
+        Table(
+            "validation, best checkpoint",
+            [
+                *_every([run.metrics for run in runs], decimal),
+                _row("step of it", [run.best_step for run in runs], "{:,}".format),
+            ],
+        ),
+        Table("whole records", [*_every(scores, decimal), *_every(baseline, decimal, "trivial baseline, ")]),
+        Table("speed", _speed(runs)),
+    ]
+    return [
+        Table(table.title, rows)
+        for table in found
+        if (rows := [row for row in table.rows if any(value is not None for value in row.values)])
+    ]
+
+
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What makes numbers of these runs no fair comparison."""
+    found = []
+    for number, run in enumerate(runs, 1):
+        if run.summary.get("status") != "done":
+            found.append(f"run {number} is not done: {run.summary.get('reason') or run.state}")
+    validated = [sorted((run.sides or {}).get("validation", ())) for run in runs if run.sides is not None]
+    if len(validated) > 1 and any(names != validated[0] for names in validated):
+        found.append(
+            "the runs were not validated on the same records (split.yaml): metrics and scores are of other data"
+        )
+    devices = {_device(run) for run in runs if _device(run)}
+    if len(devices) > 1:
+        found.append(f"the runs were on different devices ({', '.join(sorted(devices))}): so is their speed")
+    return found
+
+
+def _device(run: Run) -> str:
+    device: Mapping[str, Any] = run.summary.get("device") or {}
+    return str(device.get("name") or device.get("kind") or "")
+
+
+def _differing(values: Sequence[Mapping[str, Json]]) -> Iterable[tuple[str, list[Json]]]:
+    """Names in the order in which the runs have them, with a value of each run, where one differs. A name that a run
+    does not know differs too: `NOT_THERE`."""
+    for name in dict.fromkeys(name for each in values for name in each):
+        found = [each.get(name, NOT_THERE) for each in values]
+        if any(value != found[0] for value in found):
+            yield name, found
+
+
+def _every(values: Sequence[Mapping[str, float]], show: Callable[[Any], str], prefix: str = "") -> list[Row]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return [_row(f"{prefix}{name}", [each.get(name) for each in values], show) for name in names]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if is_number(value)}
+
+
+def _speed(runs: Sequence[Run]) -> list[Row]:
+    def of(key: str) -> list[Json]:
+        return [run.summary.get(key) for run in runs]
+
+    def memory(where: str) -> list[Json]:
+        return [(run.summary.get("peak_memory_bytes") or {}).get(where) or None for run in runs]
+
+    seconds = [run.seconds for run in runs]
+    steps = [max((e["step"] for e in run.events if e.get("event") == "train"), default=0) for run in runs]
+    each = [s["seconds"] / n if n and s["seconds"] else None for s, n in zip(seconds, steps, strict=True)]
+    waited = [s["data_wait"] / s["seconds"] if s["seconds"] else None for s in seconds]
+    rates = [last[1] if last else None for last in (_last(run) for run in runs)]
+    told = [a if a is not None else b for a, b in zip(of("samples_per_second"), rates, strict=True)]
+    rows = [
+        _row("samples/s", told, speed),
+        _row("seconds a step", each, "{:.4g}".format),
+        _row("waiting for data", waited, "{:.1%}".format),
+        _row("wall time", of("wall_seconds"), duration),
+        _row("peak host memory", memory("host"), size_text),
+        _row("peak device memory", memory("device"), size_text),
+    ]
+    known = [value for value in told if value]
+    if len(known) == len(told):
+        rows.insert(1, _row("times run 1", [value / known[0] for value in known], "{:.2f}".format))
+    return rows
+
+
+def _last(run: Run) -> tuple[float, float] | None:
+    points = run.curves.get("samples/s")
+    return points[-1] if points else None
+
+
+def _row(name: str, values: Sequence[Json], show: Callable[[Any], str]) -> Row:
+    return Row(name, values, [NOT_THERE if value is None else show(value) for value in values])
+
+
+def _setting(value: Json) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

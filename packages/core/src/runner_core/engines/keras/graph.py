@@ -1,0 +1,111 @@
+"""The operations of a TensorFlow graph: what they compute, and what memory they touch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from runner_core.engines.phases import Operation
+
+_NOTHING = {
+    *("Const", "Identity", "IdentityN", "NoOp", "Placeholder", "ReadVariableOp", "Reshape", "Shape", "VarHandleOp"),
+    *("ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Rank", "Size", "Enter", "Exit", "Merge", "Switch"),
+}
+"""Operations that move no data, or none that counts."""
+
+
+def operations(graph: Any) -> list[Operation]:
+    """Of a traced function's graph, and of functions that it calls; the body of a loop once."""
+    return list(_operations(graph))
+
+
+def _operations(graph: Any) -> Iterator[Operation]:
+    called = {function.name: function for function in graph._functions.values()} if hasattr(graph, "_functions") else {}
+    for op in _executed(graph):
+        inner = [
+            called[name] for name in _callees(op) if name in called and getattr(called[name], "graph", None) is not None
+        ]
+        if inner:
+            for function in inner:
+                yield from _operations(function.graph)
+        elif op.type not in _NOTHING:
+            tensors = [*op.inputs, *op.outputs]
+            yield Operation(_flops(op), sum(_bytes(tensor) for tensor in tensors))
+
+
+def _executed(graph: Any) -> Iterator[Any]:
+    """The operations on which what the graph gives or changes depends; unwanted gradients are traced too."""
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    seen: set[Any] = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in seen:
+            seen.add(op)
+            yield op
+            waiting += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+
+
+def _callees(op: Any) -> Iterator[str]:
+    for name in ("f", "body", "then_branch"):
+        try:
+            found = op.get_attr(name)
+        except ValueError:
+            continue
+        if hasattr(found, "name"):
+            yield found.name
+
+
+def _bytes(tensor: Any) -> int:
+    shape = tensor.shape
+    if shape.rank is None or not shape.is_fully_defined() or tensor.dtype.name in ("resource", "variant", "string"):
+        return 0
+    return int(shape.num_elements()) * int(tensor.dtype.size)
+
+
+def _flops(op: Any) -> int:
+    """Multiplications and additions of matrix products and convolutions, and of their gradients."""
+    count = _COUNTED.get(op.type)
+    try:
+        return 0 if count is None else 2 * count(op)
+    except (TypeError, ValueError):  # a shape that is only known when it runs
+        return 0
+
+
+def _einsum(op: Any) -> int:
+    """Products of an einsum over two tensors: the sizes of all its letters together."""
+    sizes: dict[str, int] = {}
+    equation = op.get_attr("equation").decode()
+    for letters, tensor in zip(equation.partition("->")[0].split(","), op.inputs, strict=True):
+        if "." not in letters:
+            sizes |= dict(zip(letters, map(int, tensor.shape), strict=True))
+    return math.prod(sizes.values()) if len(op.inputs) == 2 else 0
+
+
+def _count(tensor: Any) -> int:
+    return int(tensor.shape.num_elements())
+
+
+def _kernel(tensor: Any) -> int:
+    """Products that go into one value of a convolution's output: kernel sizes times input channels."""
+    return math.prod(int(size) for size in tensor.shape[:-1])
+
+
+def _product(op: Any) -> int:
+    turned = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+    return _count(op.outputs[0]) * int(op.inputs[0].shape[-2 if turned else -1])
+
+
+_COUNTED: dict[str, Callable[[Any], int]] = {
+    **dict.fromkeys(("Conv2D", "Conv3D"), lambda op: _count(op.outputs[0]) * _kernel(op.inputs[1])),
+    **dict.fromkeys(
+        ("Conv2DBackpropInput", "Conv3DBackpropInputV2"), lambda op: _count(op.inputs[2]) * _kernel(op.inputs[1])
+    ),
+    **dict.fromkeys(
+        ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), lambda op: _count(op.inputs[2]) * _kernel(op.outputs[0])
+    ),
+    "DepthwiseConv2dNative": lambda op: _count(op.outputs[0]) * math.prod(int(n) for n in op.inputs[1].shape[:2]),
+    **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
+    "Einsum": _einsum,
+}
+"""Products that an operation sums up, by its type."""

@@ -1,0 +1,258 @@
+"""The steps of a Keras trainer, taken apart.
+
+All that the device does in a step is one compiled function, in which no clock runs. So functions are compiled that end
+earlier (after augmentation, network, loss, gradients): what each takes more than the one before is its part's share of
+the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from runner_core.engines.keras.backend import Backend, Function
+from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
+from runner_core.engines.keras.limits import limits
+from runner_core.engines.keras.network import Bound
+from runner_core.engines.phases import (
+    AUGMENT,
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    OPTIMIZER,
+    OTHER,
+    WAIT,
+    Limits,
+    LossCost,
+    Operation,
+    unnoticed,
+)
+from runner_core.protocols import HostBatch, Progress, Tensors
+
+if TYPE_CHECKING:
+    from runner_core.engines.keras.trainer import KerasTrainer
+
+_FEWEST, _MOST, _SECONDS = 4, 60, 12.0
+"""How often each function is timed, and how long that may take in all."""
+_LOSS_SECONDS = 90.0
+"""After which no further term is compiled by itself."""
+
+
+class KerasPhases:
+    """`phases.Phases`. `whole`: a training step (arrays, moment, rate), as it is compiled."""
+
+    def __init__(self, trainer: KerasTrainer, learning: Learning, backend: Backend, xla: bool, whole: Function) -> None:
+        self._trainer, self._learning, self._backend, self._xla, self._whole = trainer, learning, backend, xla, whole
+        self._shares: dict[str, float] = {OPTIMIZER: 1.0}
+        """Of what the device does in a step, by part."""
+        self._shapes: list[tuple[tuple[int, ...], str]] = []
+        """Shapes and dtypes of what the network gives to the loss."""
+        self._steps: list[dict[str, float]] = []
+        self._mark = 0.0
+
+    # ------------------------------------------------------------ steps
+
+    def prepare(self, batch: HostBatch, step: int) -> int:
+        backend, learning = self._backend, self._learning
+        tensors, moment = self._given(batch, step)
+        rate = np.float32(learning.base_rate)
+        parts = -(-batch.count // learning.size)
+        until: dict[str, Callable[[], Any]] = {
+            OTHER: self._timed(lambda arrays, moment: moment, tensors, moment),
+            AUGMENT: self._timed(learning.prepared, tensors, moment),
+            FORWARD: self._timed(lambda *given: self._stepped(*given)[1], tensors, moment),
+            LOSS: self._timed(lambda *given: self._stepped(*given)[0].loss, tensors, moment),
+            BACKWARD: self._timed(learning.trial, tensors, moment),
+            OPTIMIZER: lambda: self._whole(tensors, moment, rate),
+        }
+        until[FORWARD]()
+        if not self._shapes:  # `step` reaches into the network: what is network and what is loss is not seen
+            del until[FORWARD]
+        seconds = self._usual(until)
+        augment = seconds[AUGMENT]
+        if parts > 1:  # up to the loss, only a micro-batch was computed
+            for part in (FORWARD, LOSS):
+                if part in seconds:
+                    seconds[part] = augment + parts * (seconds[part] - augment)
+        self._shares = _shares(seconds)
+        backend.free()
+        return 0
+
+    def watch(self) -> None:
+        self._steps, self._trainer.phase = [], self._clock
+        self.settle()
+        self._mark = perf_counter()
+
+    def take(self) -> list[dict[str, float]]:
+        self.settle()
+        self._trainer.phase = unnoticed
+        steps, self._steps = self._steps, []
+        for step in steps:
+            if (device := step.pop(OPTIMIZER, None)) is not None:
+                step |= {part: share * device for part, share in self._shares.items()}
+        return steps
+
+    def _clock(self, part: str) -> None:
+        self.settle()
+        now = perf_counter()
+        if part == WAIT or not self._steps:
+            self._steps.append({})
+        self._steps[-1][part] = self._steps[-1].get(part, 0.0) + now - self._mark
+        self._mark = now
+
+    def settle(self) -> None:
+        self._backend.settle()
+
+    def host_seconds(self, batch: HostBatch, step: int) -> float:
+        tensors, moment = self._given(batch, step)
+        self.settle()
+        begun = perf_counter()
+        self._whole(tensors, moment, np.float32(self._learning.base_rate))
+        return perf_counter() - begun
+
+    # ------------------------------------------------------------ what a step is made of
+
+    def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
+        """Each term with its gradient at the network's output."""
+        if not self._shapes:
+            return {}
+        learning = self._learning
+        tensors, moment = self._given(batch, step)
+        parts, begun = -(-batch.count // learning.size), perf_counter()
+        names = ["loss"]
+        forward = self._timed(lambda *given: self._stepped(*given)[1], tensors, moment)
+        found: dict[str, LossCost] = {}
+        for name in names:
+            pull = _Pull(self, name, names)
+            run = self._backend.compiled(pull, [*learning.variables, *pull.shifts], self._xla)
+            norm = float(keras.ops.convert_to_numpy(run(tensors, moment)))
+            seconds = self._usual({FORWARD: forward, LOSS: partial(run, tensors, moment)})
+            found[name] = LossCost(parts * max(0.0, seconds[LOSS] - seconds[FORWARD]), norm, True)
+            if perf_counter() - begun > _LOSS_SECONDS:
+                break
+        return found
+
+    def operations(self, batch: HostBatch, step: int) -> list[Operation]:
+        tensors, moment = self._given(batch, step)
+        learning, parts = self._learning, -(-batch.count // self._learning.size)
+        rate = np.float32(learning.base_rate)
+        if parts == 1:
+            return self._backend.operations(learning, (tensors, moment, rate))
+        few = {name: tensor[: learning.size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
+        return parts * self._backend.operations(learning, (few, moment, rate))
+
+    def limits(self, precision: str) -> Limits:
+        return limits(self._backend, precision)
+
+    @contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
+        """For TensorBoard's profiler plugin."""
+        with self._backend.trace(folder):
+            yield
+            self.settle()
+
+    # ------------------------------------------------------------ traced
+
+    def _stepped(self, arrays: Tensors, moment: Any, shifts: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
+        """What the project's `step` returns of a micro-batch, and what the network gave to it."""
+        learning = self._learning
+        tensors, size = learning.prepared(arrays, moment), learning.size
+        few = {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
+        network = _Listening(learning.network, shifts)
+        ops = keras.ops
+        progress = Progress(ops.cast(moment[0], "float32"), learning.steps, ops.cast(moment[1], "float32"))
+        made = learning.project.step(network, few, progress)
+        self._shapes = [(tuple(t.shape), keras.backend.standardize_dtype(t.dtype)) for t in network.outputs]
+        return made, network.outputs
+
+    # ------------------------------------------------------------ timing
+
+    def _given(self, batch: HostBatch, step: int) -> tuple[Tensors, Any]:
+        config, steps = self._learning.config, self._learning.steps
+        moment = moment_of(step, step // max(1, steps // config.epochs), config.seed)
+        return host_arrays(batch.arrays, self._backend), moment
+
+    def _timed(self, function: Function, *arguments: Any) -> Callable[[], Any]:
+        run = self._backend.compiled(function, self._learning.variables, self._xla)
+        return lambda: run(*arguments)
+
+    def _usual(self, work: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+        """Seconds of each, which they take by turns: the lower quartile, above which something else was in the way."""
+        taken: dict[str, list[float]] = {name: [] for name in work}
+        for run in work.values():  # traced and compiled
+            run()
+        self.settle()
+        end, rounds = perf_counter() + _SECONDS, 0
+        while rounds < _FEWEST or (rounds < _MOST and perf_counter() < end):
+            for name, run in work.items():
+                begun = perf_counter()
+                run()
+                self.settle()
+                taken[name].append(perf_counter() - begun)
+            rounds += 1
+        return {name: float(np.quantile(times, 0.25)) for name, times in taken.items()}
+
+
+class _Pull:
+    """Norm of a term's gradient at what the network gives to the loss: with respect to zeros that are added there."""
+
+    def __init__(self, phases: KerasPhases, name: str, names: list[str]) -> None:
+        self._phases, self._name, self._names = phases, name, names
+        self.shifts = [
+            keras.Variable(keras.ops.zeros(shape, dtype), dtype=dtype, trainable=False, name=f"shift_{n}")
+            for n, (shape, dtype) in enumerate(phases._shapes)
+        ]
+
+    def __call__(self, arrays: Tensors, moment: Any) -> Any:
+        learning, ops = self._phases._learning, keras.ops
+
+        def term() -> tuple[Any, tuple[()]]:
+            step = self._phases._stepped(arrays, moment, self.shifts)[0]
+            terms = {"loss": step.loss, **step.terms}
+            self._names += [name for name in terms if name not in self._names]
+            return ops.cast(terms[self._name], "float32") + 0.0 * ops.sum(ops.cast(self.shifts[0], "float32")), ()
+
+        gradients, _ = self._phases._backend.gradients(term, self.shifts, learning.variables)
+        squares = [ops.sum(ops.square(ops.cast(g, "float32"))) for g in gradients if g is not None]
+        return ops.sqrt(sum(squares))
+
+
+class _Listening(Bound):
+    """A network in training that keeps what it gives; `shifts` are added to it."""
+
+    def __init__(self, network: keras.Layer, shifts: Sequence[Any]) -> None:
+        super().__init__(network, training=True)
+        self._shifts = list(shifts)
+        self.outputs: list[Any] = []
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        output = super().__call__(*inputs, **options)
+        flat = keras.tree.flatten(output)
+        begin = len(self.outputs)
+        if self._shifts:
+            flat = [t + s for t, s in zip(flat, self._shifts[begin : begin + len(flat)], strict=True)]
+            output = keras.tree.pack_sequence_as(output, flat)
+        self.outputs += flat
+        return output
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of the last part's end, which is the whole, what each part takes more than the one before. Ends that come before
+    the one before, by noise, become one with it."""
+    levels: list[tuple[float, int]] = []
+    for end in seconds.values():
+        level = end, 1
+        while levels and levels[-1][0] > level[0]:
+            other = levels.pop()
+            count = other[1] + level[1]
+            level = (other[0] * other[1] + level[0] * level[1]) / count, count
+        levels.append(level)
+    ends = [end for end, count in levels for _ in range(count)]
+    return {part: (end - before) / ends[-1] for part, before, end in zip(seconds, [0.0, *ends], ends, strict=False)}

@@ -1,0 +1,152 @@
+"""Where the loss pulls: what was measured in a few steps, kept until the log is written; any engine.
+
+In the first five steps and then ever more rarely, the gradient of each term of the loss with respect to the prediction
+is taken, and where it is not zero. That finds a term that teaches nothing, and a loss that looks where it must not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from runner_core.protocols import Json, Metric, Tensors
+
+MEASURED_AT = frozenset({*range(5), *(first * 10**power - 1 for first in (1, 2, 5) for power in range(10))})
+"""Finished steps before the steps in which it is measured: 1 … 5, 10, 20, 50, 100, 200, … It costs nothing in the
+average over a training, and is the same however often that is resumed."""
+_MORE = 4
+"""Steps that are needed beyond the number of terms, to say that the loss is their weighted sum."""
+HALF_SCALE = 2.0**16
+"""Gradients of a mean over millions of voxels vanish in float16: they are taken of so many times the term."""
+_EXACT, _PART = 1e-3, 0.02
+"""Shares of the loss's spread: a sum that explains all but the first is the loss; a term without which more than the
+second is left is a part of it."""
+
+
+@dataclass
+class Measured:
+    """What one step showed."""
+
+    pulls: dict[str, float] = field(default_factory=dict)
+    """Norm of each term's gradient with respect to the prediction; terms that reach it by another way are left out."""
+    detached: list[str] = field(default_factory=list)
+    """Terms without any gradient: they may only inform."""
+    ignored: dict[str, Json] | None = None
+    """Of the voxels that `Project.ignored` marks: their `share`; the largest gradient of the loss there, as a share of
+    the largest anywhere (`pull`); the `metrics` whose values change with the prediction there."""
+
+
+class PullLog:
+    """Keeps what was measured since it was last taken."""
+
+    def __init__(self) -> None:
+        self._pulls: dict[str, list[float]] = {}
+        self._ignored: dict[str, Json] | None = None
+        self._detached: list[str] = []
+        self._told = False
+        self._untaught: dict[str, int] = {}
+        self._looks = 0
+
+    def add(self, measured: Measured) -> None:
+        for name, norm in measured.pulls.items():
+            if math.isfinite(norm):  # a gradient that overflowed in half precision is not one of nothing
+                count, largest = self._pulls.get(name, (0, 0.0))
+                self._pulls[name] = [count + 1, max(largest, norm)]
+        self._detached = [*dict.fromkeys([*self._detached, *measured.detached])]
+        if measured.ignored is not None:
+            self._ignored = _worse(self._ignored, measured.ignored)
+
+    def look(self, untaught: Mapping[str, int]) -> None:
+        """In a step that is measured: the trained weights that had no gradient, and how many numbers each is."""
+        before = untaught if self._looks == 0 else self._untaught
+        self._untaught = {name: size for name, size in untaught.items() if name in before}
+        self._looks += 1
+
+    def take(self, values: Mapping[str, Sequence[float]]) -> dict[str, Json]:
+        """Facts for health rules, of what is new since the last call. `values`: of the loss and its terms, step by step
+        since then. `detached` are terms of which the loss is made, and which have no gradient."""
+        facts: dict[str, Json] = {"pulls": self._pulls, "ignored": self._ignored}
+        if self._detached and not self._told:
+            found = parts_of_loss(values, self._detached)
+            self._told = found is not None
+            facts["detached"] = found or []
+        if self._looks:
+            facts["untaught"] = {"weights": self._untaught, "looks": self._looks}
+        self._pulls, self._ignored, self._untaught, self._looks = {}, None, {}, 0
+        return {name: value for name, value in facts.items() if value}
+
+    def state(self) -> Json:
+        """For the checkpoint."""
+        return {
+            "pulls": self._pulls, "ignored": self._ignored, "detached": self._detached, "told": self._told,
+            "untaught": self._untaught, "looks": self._looks,
+        }  # fmt: skip
+
+    def load(self, state: Mapping[str, Json]) -> None:
+        """An empty one (of a checkpoint that has none) changes nothing."""
+        self._pulls = {name: list(pull) for name, pull in state.get("pulls", {}).items()}
+        self._ignored, self._detached = state.get("ignored"), list(state.get("detached", []))
+        self._told = state.get("told", False)
+        self._untaught, self._looks = dict(state.get("untaught", {})), state.get("looks", 0)
+
+
+def parts_of_loss(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[str] | None:
+    """Those of `names` that the loss is made of: it is a weighted sum of all terms, and no longer one without them.
+
+    None where that cannot be told: from too few steps, or because weights change, or parts are no terms. A term that
+    follows from others (ln K minus another one), or does not vary, is not among them.
+
+    >>> a, b = [1.0, 2.0, 4.0, 3.0, 5.0, 1.0], [3.0, 1.0, 2.0, 5.0, 4.0, 4.0]
+    >>> parts_of_loss({"loss": [2 * x + y for x, y in zip(a, b)], "a": a, "b": b}, ["b"])
+    ['b']
+    >>> parts_of_loss({"loss": [2 * x for x in a], "a": a, "b": b}, ["b"])
+    []
+    """
+    steps = len(values.get("loss", ()))
+    terms = {name: list(column) for name, column in values.items() if name != "loss" and len(column) == steps}
+    if steps < len(terms) + _MORE or not all(math.isfinite(v) for column in values.values() for v in column):
+        return None
+    loss = np.asarray(values["loss"])
+    spread = float(loss.std())
+    if not spread or _left(loss, terms) > _EXACT * spread:
+        return None
+    without = {name: {n: c for n, c in terms.items() if n != name} for name in names if name in terms}
+    return [name for name, others in without.items() if _left(loss, others) > _PART * spread]
+
+
+def changed(metrics: Sequence[Metric], one: Any, other: Any, batch: Tensors) -> list[str]:
+    """Values of the metrics that are not the same for two predictions of a batch. The metrics forget what they know."""
+    told = []
+    for prediction in (one, other):
+        for metric in metrics:
+            metric.reset()
+            metric.update(prediction, batch)
+        told.append({name: value for metric in metrics for name, value in metric.compute().items()})
+        for metric in metrics:
+            metric.reset()
+    return [name for name, value in told[0].items() if not _same(value, told[1][name])]
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(one) and math.isnan(other))
+
+
+def _left(loss: np.ndarray[Any, Any], terms: Mapping[str, Sequence[float]]) -> float:
+    """Spread of what the best weighted sum of the terms leaves of the loss."""
+    table = np.array([np.ones(len(loss)), *terms.values()], np.float64)
+    scale = np.abs(table).max(axis=1, keepdims=True)
+    table = (table / np.where(scale > 0, scale, 1)).T
+    weights = np.linalg.lstsq(table, loss, rcond=None)[0]
+    return float((loss - table @ weights).std())
+
+
+def _worse(one: dict[str, Json] | None, other: dict[str, Json]) -> dict[str, Json]:
+    """Two measurements as one: the larger of each number."""
+    if one is None:
+        return other
+    metrics = [*dict.fromkeys([*one["metrics"], *other["metrics"]])]
+    return {**{name: max(one[name], other[name]) for name in ("share", "pull")}, "metrics": metrics}

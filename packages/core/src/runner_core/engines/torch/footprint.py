@@ -1,0 +1,174 @@
+"""What memory a network takes under training, found out before its first step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runner_core.engines.torch.ema import Average
+from runner_core.engines.torch.oom import Rewind, free
+from runner_core.engines.torch.parallel import own
+from runner_core.memory.footprint import Footprint
+
+Loss = Callable[[int], torch.Tensor]
+"""The loss of that many samples, with its graph: everything from a batch in host memory on is done in the call."""
+
+
+def footprint(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    trained: list[nn.Parameter],
+    average: Average | None,
+    device: torch.device,
+    micro: int,
+    loss: Loss | None,
+) -> Footprint:
+    """`loss` None: a step is not measured. What the measuring changes (buffers, generators) is as before afterwards."""
+    weights = _bytes({*network.parameters(), *network.buffers()})
+    gradients = _bytes(p for p in trained if p.requires_grad)
+    known: dict[str, Any] = {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": _optimizer_bytes(optimizer),
+        "average": 0 if average is None else _bytes(average.state().values()),
+        "micro": micro,
+        "held": _held(device),
+    }
+    if loss is None:
+        return Footprint(**known)
+    taken: dict[int, int] = {}
+    with _undisturbed(network, device):
+        for samples in _sizes(micro):
+            try:
+                taken[samples] = _measured(loss, samples, network, trained, device)
+            except torch.OutOfMemoryError:
+                break
+            except Exception:  # one sample is too few for BatchNorm, say: whatever is wrong, the first step says it
+                continue
+            finally:
+                free(device)
+            if len(taken) == 2 or samples == micro:
+                break
+        else:
+            return Footprint(**known)
+    if not taken:
+        return Footprint(**known, too_large=True, how="measured")
+    (fewest, first), (most, last) = min(taken.items()), max(taken.items())
+    # A single measurement says nothing of what does not grow with the batch: all of it does then.
+    sample = (last - first) // (most - fewest) if most > fewest else max(0, last - gradients) // most
+    fixed = max(0, last - most * sample - gradients)
+    return Footprint(**known, fixed=fixed, sample=max(0, sample), how="measured")
+
+
+def _sizes(micro: int) -> tuple[int, ...]:
+    """Batches to try, smallest first: at most one step's work in all."""
+    return (micro,) if micro <= 2 else (1, 2, 4)[: 3 if micro >= 4 else 2]
+
+
+def _measured(loss: Loss, samples: int, network: nn.Module, trained: list[nn.Parameter], device: torch.device) -> int:
+    """Bytes that a forward and backward pass of `samples` takes at most: activations, gradients, the batch."""
+    learned = [p for p in trained if p.requires_grad]
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.autograd.grad(loss(samples), learned, allow_unused=True)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.reset_peak_memory_stats(device)  # what training takes at most counts from here
+        return peak
+    with Live([*network.parameters(), *network.buffers()]) as live:
+        torch.autograd.grad(loss(samples), learned, allow_unused=True)
+    return live.peak
+
+
+class Live(TorchDispatchMode):
+    """Inside, `peak` is the most bytes that tensors made inside held at once. What kernels take for themselves is not
+    seen."""
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._gone, key, size).atexit = False
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@contextmanager
+def _undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
+    """Buffers, generators and modes afterwards as before; meanwhile no kernels are searched for, nor compiled: that
+    takes memory (and time) of its own."""
+    rewind, search = Rewind(network, device), torch.backends.cudnn.benchmark
+    rewind.mark()
+    torch.backends.cudnn.benchmark = False
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = search
+        rewind.back()
+
+
+def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Of its state after a step: what a twin of it makes for parameters of these shapes that have no memory; Adam's two
+    averages where that cannot be tried."""
+    found = [value for state in optimizer.state.values() for value in state.values()]
+    if found:
+        return _bytes(v for v in found if isinstance(v, torch.Tensor))
+    try:
+        return _of_twin(optimizer)
+    except Exception:  # an optimizer of a kind that is made or goes otherwise
+        return 2 * _bytes(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
+
+
+def _of_twin(optimizer: torch.optim.Optimizer) -> int:
+    plain = {"fused": None, "foreach": False, "capturable": False}
+    groups = []
+    for group in optimizer.param_groups:
+        shapes = [nn.Parameter(torch.empty_like(p, device="meta")) for p in group["params"] if p.requires_grad]
+        others = {name: value for name, value in group.items() if name != "params"}
+        if shapes:
+            groups.append({**others, **{name: plain[name] for name in plain if name in others}, "params": shapes})
+    twin: Any = type(optimizer)(groups)
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    twin.step()
+    values = [value for state in twin.state.values() for value in state.values()]
+    return _bytes(v for v in values if isinstance(v, torch.Tensor))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of divided tensors (FSDP) this process's part."""
+    return sum(t.numel() * t.element_size() for t in map(own, tensors))
+
+
+def _held(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    available, total = torch.cuda.mem_get_info(device)
+    return max(0, total - available - torch.cuda.memory_reserved(device))

@@ -1,0 +1,247 @@
+"""The steps of a PyTorch trainer, taken apart.
+
+On a CPU everything is done when a call returns, and the host's clock tells. On a GPU each mark is an event in the
+stream of its work: the parts are what the device did from one to the next, gaps included, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from runner_core.engines.phases import (
+    AUGMENT,
+    BACKWARD,
+    FORWARD,
+    LOSS,
+    WAIT,
+    Limits,
+    LossCost,
+    Operation,
+    unnoticed,
+)
+from runner_core.engines.torch.limits import limits, operations
+from runner_core.engines.torch.oom import free
+from runner_core.protocols import HostBatch
+
+if TYPE_CHECKING:
+    from runner_core.engines.torch.trainer import TorchTrainer
+
+_TRIES = 3
+
+
+class TorchPhases:
+    """`phases.Phases`."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self._trainer = trainer
+        self._cuda = trainer.device.type == "cuda"
+        self._clock = _Clock(self._cuda)
+        self._watched = ExitStack()
+        self._outer: list[nn.Module] = [trainer.network]
+        """The modules of the network that the project's `step` calls itself; the others run inside these."""
+
+    def prepare(self, batch: HostBatch, step: int) -> int:
+        """One step, with an eye on which modules `step` calls. A network that is compiled is called as a whole."""
+        if self._compiled:
+            return 0
+        found: dict[nn.Module, None] = {}
+        with self._watching(list(self._trainer.network.modules()), lambda module, _: found.setdefault(module)):
+            self._trainer.train_step(_kept(batch), step)
+        self._outer = list(found)
+        return 1
+
+    def watch(self) -> None:
+        self._watched.enter_context(self._watching(self._outer))
+        self._clock.clear()
+
+    def take(self) -> list[dict[str, float]]:
+        self._watched.close()
+        return self._clock.read()
+
+    def settle(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize(self._trainer.device)
+
+    def host_seconds(self, batch: HostBatch, step: int) -> float:
+        self.settle()
+        begun = perf_counter()
+        self._trainer.train_step(_kept(batch), step)
+        return perf_counter() - begun
+
+    def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
+        """The gradient of each term at what the network gave to the loss; of `loss`, which is all of them together,
+        the term itself too. Terms without a graph are left out."""
+        try:
+            return self._losses(batch, step)
+        except torch.OutOfMemoryError:
+            return {}
+
+    def _losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
+        outputs: list[Tensor] = []
+        with self._watching(self._outer, lambda _, output: outputs.extend(_differentiable(output))):
+            self._clock.clear()
+            made, parts = self._trainer.computed(batch, step)
+        forward = sum(part.get(LOSS, 0.0) for part in self._clock.read())
+        if not (last := _last(outputs)):
+            return {}
+        found: dict[str, LossCost] = {}
+        for name, term in {**made.terms, "loss": made.loss}.items():
+            if isinstance(term, Tensor) and term.requires_grad:
+                seconds, norm = self._gradient(term, last)
+                whole = name == "loss"
+                found[name] = LossCost(parts * (seconds + (forward if whole else 0.0)), norm, whole)
+        return found
+
+    def _gradient(self, term: Tensor, outputs: Sequence[Tensor]) -> tuple[float, float | None]:
+        """Seconds (the shortest of some times), and the norm of the gradient."""
+        taken, norm = float("inf"), None
+        for _ in range(_TRIES):
+            self.settle()
+            begun = perf_counter()
+            gradients = torch.autograd.grad(term, outputs, retain_graph=True, allow_unused=True)
+            self.settle()
+            taken = min(taken, perf_counter() - begun)
+            norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
+            norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        return taken, norm
+
+    def operations(self, batch: HostBatch, step: int) -> list[Operation]:
+        """None of a compiled network: what it starts is not seen from here."""
+        return [] if self._compiled else operations(lambda: self._trainer.train_step(_kept(batch), step))
+
+    def limits(self, precision: str) -> Limits:
+        free(self._trainer.device)
+        return limits(self._trainer.device, precision)
+
+    @contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
+        """trace.json: for chrome://tracing, Perfetto, and TensorBoard's profiler plugin."""
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        kinds += [torch.profiler.ProfilerActivity.CUDA] if self._cuda else []
+        with torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True) as profiler:
+            yield
+            self.settle()
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+
+    @property
+    def _compiled(self) -> bool:
+        return self._trainer.network._compiled_call_impl is not None
+
+    @contextmanager
+    def _watching(
+        self, modules: Sequence[nn.Module], told: Callable[[nn.Module, Any], Any] = lambda module, output: None
+    ) -> Iterator[None]:
+        """The trainer's marks go to the clock, and those of the outermost `modules`; `told` learns what these gave."""
+        trainer, clock = self._trainer, self._clock
+        network, depth = trainer.network, 0
+
+        def before(*_: Any) -> None:
+            nonlocal depth
+            if clock.inside:
+                if depth == 0:
+                    clock.mark(LOSS)
+                depth += 1
+
+        def after(module: nn.Module, _: Any, output: Any) -> None:
+            nonlocal depth
+            if clock.inside:
+                depth -= 1
+                if depth == 0:
+                    clock.mark(FORWARD)
+                    told(module, output)
+
+        whole = network._compiled_call_impl
+
+        def compiled(*inputs: Any, **options: Any) -> Any:
+            before()
+            output = whole(*inputs, **options)
+            after(network, None, output)
+            return output
+
+        with ExitStack() as hooks:
+            if whole is None:
+                for module in modules:
+                    hooks.callback(module.register_forward_pre_hook(before).remove)
+                    hooks.callback(module.register_forward_hook(after).remove)
+            else:  # hooks would have it compiled anew
+                network._compiled_call_impl = compiled
+            trainer.phase = clock
+            try:
+                yield
+            finally:
+                trainer.phase, network._compiled_call_impl = unnoticed, whole
+
+
+class _Clock:
+    """Marks the ends of parts; afterwards, what lies between."""
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self.inside = False
+        """Is the project's `step` running? Networks compute outside too: in the backward pass (recomputed layers)."""
+        self._marks: list[tuple[str, int, Any]] = []
+
+    def __call__(self, part: str) -> None:
+        """From the trainer."""
+        self.mark(part)
+        self.inside = part in (AUGMENT, BACKWARD)  # after a micro-batch's backward pass comes the next
+
+    def mark(self, part: str) -> None:
+        event = None
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self._marks.append((part, perf_counter_ns(), event))
+
+    def clear(self) -> None:
+        """Time runs from here."""
+        self._marks, self.inside = [], False
+        self.mark("")
+
+    def read(self) -> list[dict[str, float]]:
+        """Seconds by part of each step; waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        steps: list[dict[str, float]] = []
+        for (_, begun, start), (part, ended, stop) in pairwise(self._marks):
+            seconds = (ended - begun) / 1e9 if stop is None else start.elapsed_time(stop) / 1e3
+            if part == WAIT or not steps:
+                steps.append({})
+            steps[-1][part] = steps[-1].get(part, 0.0) + seconds
+        self._marks = []
+        return steps
+
+
+def _kept(batch: HostBatch) -> HostBatch:
+    """The same batch, of which the trainer may take as many steps as it likes."""
+    return HostBatch(batch.arrays, batch.count, lambda: None)
+
+
+def _differentiable(output: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad)
+
+
+def _last(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Those from which no other was computed: what the network gives to the loss, not to its own next part."""
+    kept: list[Tensor] = []
+    before: set[Any] = set()
+    for tensor in reversed(outputs):
+        if tensor.grad_fn is None or tensor.grad_fn in before:
+            continue
+        kept.append(tensor)
+        waiting = [tensor.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in before:
+                before.add(node)
+                waiting += [following for following, _ in node.next_functions]
+    return kept

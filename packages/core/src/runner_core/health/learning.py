@@ -1,0 +1,215 @@
+"""Does training change anything: the learning rate, the weights, the length of steps, the loss?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from runner_core.protocols import Finding, HealthEvent, Json
+
+
+class RateZero:
+    """The learning rate is 0, of every group of parameters: nothing is learned.
+
+    Facts used: `highest_rate` of log lines. Where it was never anything else, a warning after `FIRST` steps, and an
+    error at a validation and at the end; later a warning after `LATER` steps. Once for as long as it lasts.
+    """
+
+    name = "learning rate zero"
+    FIRST, LATER = 10, 50
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"since": 0, "line": 0, "told": False}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        memory, moment = self.memory, event.moment
+        if moment == "log":
+            memory["line"] = event.step
+            if event.facts.get("highest_rate") != 0:
+                memory |= {"since": event.step, "told": False}
+        lasts, first = memory["line"] - memory["since"], memory["since"] == 0
+        over = first and lasts > 0 and (moment == "end" or (moment == "validation" and lasts >= self.FIRST))
+        if not over and (moment != "log" or memory["told"] or lasts < (self.FIRST if first else self.LATER)):
+            return None
+        memory["told"] = True
+        when = f"in all {lasts} steps" if first else f"for {lasts} steps, since step {memory['since']},"
+        return Finding(
+            self.name, "error" if over else "warning",
+            f"{when} the learning rate was 0: nothing is learned. Look at train.learning_rate, train.schedule and "
+            "train.epochs, or at the project's own schedule",
+        )  # fmt: skip
+
+
+class StillWeights:
+    """No weight changed between two validations, `STEPS` optimizer steps or more apart: an error.
+
+    Facts used: `weights` of the first step and of validations; there are none where the learning rate is 0.
+    """
+
+    name = "weights unchanged"
+    STEPS = 5
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"step": None, "weights": None}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        weights = event.facts.get("weights")
+        if event.moment not in ("first_step", "validation") or weights is None:
+            return None
+        since, before = self.memory["step"], self.memory["weights"]
+        if weights != before:
+            self.memory |= {"step": event.step, "weights": weights}
+        elif event.step - since >= self.STEPS:
+            text = f"not one bit of the trained weights has changed since step {since}: the optimizer does nothing"
+            return Finding(self.name, "error", f"{text}. Are these the weights that the loss depends on?")
+        return None
+
+
+class StillPredictions:
+    """What validation predicts is the same, bit for bit, as in the validation before, though the weights changed: it
+    sees another network than the one that is trained. A warning, once.
+
+    Facts used: extremes of the decision (`decision_…`) and `weights` of validations `STEPS` steps or more apart.
+    Nothing is said of decisions in whole numbers (masks, classes), which may well stay as they are.
+    """
+
+    name = "predictions unchanged"
+    STEPS = 5
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"step": None, "last": None, "weights": None, "told": False}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        facts, memory = event.facts, self.memory
+        if event.moment != "validation" or "decision_mark_min" not in facts:
+            return None
+        seen = [facts[f"decision_{name}"] for name in ("min", "max", "mark_min", "mark_max")]
+        weights = facts.get("weights")
+        same = seen == memory["last"] and not all(float(value).is_integer() for value in seen[:2])
+        if not same or weights == memory["weights"] or event.step - memory["step"] < self.STEPS:
+            memory |= {"step": event.step, "last": seen, "weights": weights}
+            return None
+        if memory["told"]:
+            return None
+        memory["told"] = True
+        return Finding(
+            self.name, "warning",
+            f"the weights have changed since step {memory['step']}, and what the validation predicts has not, in any "
+            "bit: is it the network that is trained, or one that should follow it?",
+        )  # fmt: skip
+
+
+class AlwaysClipped:
+    """Every step has the length that `train.clip` says, whatever its gradient: a warning, once.
+
+    Facts used: `clipped` of log lines, the share of steps whose gradients were longer than `train.clip`, and
+    `gradient_norm`. After `STEPS` such steps in a row; after `WILD` where they were `TIMES` as long on average: the
+    setting is not what the network needs.
+    """
+
+    name = "gradients clipped"
+    STEPS, WILD, TIMES = 1000, 50, 50.0
+
+    def __init__(self, clip: float | None) -> None:
+        self._clip = clip
+        self.memory: dict[str, Json] = {"line": 0, "since": 0, "wild": 0, "told": False}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "log" or self._clip is None or event.facts.get("clipped") is None:
+            return None
+        memory, norm = self.memory, event.facts.get("gradient_norm", 0.0)
+        memory["line"] = event.step
+        if event.facts["clipped"] < 1:
+            memory["since"] = event.step
+        if event.facts["clipped"] < 1 or not norm > self.TIMES * self._clip:
+            memory["wild"] = event.step
+        lasts = event.step - memory["since"]
+        if memory["told"] or (lasts < self.STEPS and event.step - memory["wild"] < self.WILD):
+            return None
+        memory["told"] = True
+        text = f"gradients were longer than train.clip {self._clip:g} in each of {lasts} steps ({norm:.3g} on average)"
+        advice = "every step has the same length. Lower train.learning_rate, or raise train.clip"
+        return Finding(self.name, "warning", f"{text}: {advice}")
+
+
+class Uninformed:
+    """The losses stay where they are for a network that answers the same whatever it sees (`Project.uninformed`), all
+    of those that it names.
+
+    Facts used: the terms of log lines. Their mean over `LINES` lines (the first step apart, whose line is alone) must
+    once have come below `NEAR` of that. A warning, once: after `STEPS` steps, or at the end after `LEAST`.
+    """
+
+    name = "loss uninformed"
+    NEAR, LINES, STEPS, LEAST = 0.98, 5, 500, 50
+
+    def __init__(self, uninformed: Callable[[], Mapping[str, float]]) -> None:
+        self._uninformed = uninformed
+        self.memory: dict[str, Json] = {"last": {}, "lowest": {}, "told": []}
+
+    @cached_property
+    def _values(self) -> dict[str, float]:
+        """Of the statistics that the project knows while it trains."""
+        return {name: value for name, value in self._uninformed().items() if value > 0}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment == "log" and event.step > 1:
+            for name in self._values:
+                if name in event.facts:
+                    self._add(name, event.facts[name])
+        after = {"log": self.STEPS, "end": self.LEAST}.get(event.moment)
+        due = after is not None and event.step >= after
+        seen = [name for name in self._values if self.memory["last"].get(name)]
+        found = (
+            seen if due and all(self._stays(name) for name in seen) else []
+        )  # one that left may have taken others up
+        self.memory["told"] += found
+        if not found:
+            return None
+        stays = ", ".join(f"{name} at {self.memory['last'][name][-1]:.4g} ({self._values[name]:.4g})" for name in found)
+        return Finding(
+            self.name, "warning",
+            f"after {event.step} steps the loss has not left what it is for a network that answers the same whatever "
+            f"it sees: {stays}. Do the labels belong to the images? Try another train.learning_rate",
+        )  # fmt: skip
+
+    def _add(self, name: str, value: float) -> None:
+        last = [*self.memory["last"].get(name, []), value][-self.LINES :]
+        self.memory["last"][name] = last
+        if len(last) == self.LINES:
+            self.memory["lowest"][name] = min(self.memory["lowest"].get(name, value), sum(last) / len(last))
+
+    def _stays(self, name: str) -> bool:
+        last = self.memory["last"].get(name, [])
+        if not last or name in self.memory["told"]:
+            return False
+        lowest = self.memory["lowest"].get(name, sum(last) / len(last))
+        return bool(lowest >= self.NEAR * self._values[name])
+
+
+class Unmoved:
+    """The loss is the same in every line of the log: a warning, once.
+
+    Facts used: `loss` of log lines, all within `SAME` of each other, over `LINES` lines and `STEPS` steps from the
+    first on.
+    """
+
+    name = "loss unmoved"
+    SAME, LINES, STEPS = 1e-3, 5, 50
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"lowest": None, "highest": None, "lines": 0, "told": False}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "log" or "loss" not in event.facts:
+            return None
+        memory, loss = self.memory, event.facts["loss"]
+        memory["lines"] += 1
+        for name, choose in (("lowest", min), ("highest", max)):
+            memory[name] = loss if memory[name] is None else choose(memory[name], loss)
+        due = memory["lines"] >= self.LINES and event.step >= self.STEPS
+        if not due or memory["told"] or memory["highest"] - memory["lowest"] > self.SAME * abs(loss):
+            return None
+        memory["told"] = True
+        text = f"after {event.step} steps the loss is what it was in the first, {loss:.5g}: nothing is learned"
+        return Finding(self.name, "warning", f"{text}. Do its gradients reach the network?")

@@ -1,0 +1,143 @@
+"""What the loss pulls at: nothing, or what it must not look at; and what it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from runner_core.protocols import Finding, HealthEvent, Json
+
+
+class PullsAtNothing:
+    """A term of the loss whose gradient was exactly zero each time that it was measured: it teaches nothing.
+
+    Facts used: `pulls` of log lines (of each term, how often its gradient was measured since the last one, and the
+    largest norm), `detached` (terms of which the loss is made, and which have no gradient at all). A warning, once for
+    each term: after `MEASURED` measurements in a row, for one batch may hold nothing to find.
+    """
+
+    name = "loss without gradient"
+    MEASURED = 5
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"in_a_row": {}}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "log":
+            return None
+        detached = list(event.facts.get("detached", ()))
+        silent = [name for name, pull in event.facts.get("pulls", {}).items() if self._silent(name, *pull)]
+        if not detached and not silent:
+            return None
+        told = []
+        if silent:
+            which = f"the term {silent[0]} pulls" if len(silent) == 1 else f"the terms {_listed(silent)} pull"
+            told.append(
+                f"{which} at nothing: in {self.MEASURED} measurements or more, the prediction had no gradient of it. "
+                "Do the labels hold what it looks for (see `check`)? Else set its weight to 0"
+            )
+        if detached:
+            which = f"the term {detached[0]} is" if len(detached) == 1 else f"the terms {_listed(detached)} are"
+            why = "detached, or computed from decisions (argmax, a threshold)?"
+            told.append(f"{which} part of the loss, and no gradient comes from there: {why}")
+        return Finding(self.name, "warning", "; ".join(told))
+
+    def _silent(self, name: str, count: float, largest: float) -> bool:
+        """Is it said now?"""
+        before = self.memory["in_a_row"].get(name, 0)
+        now = self.memory["in_a_row"][name] = 0 if largest > 0 else before + int(count)
+        return bool(before < self.MEASURED <= now)
+
+
+class PullsAtIgnored:
+    """The loss, or a metric, looks at voxels that the project says are ignored: what nobody annotated is learned, or
+    counts. An error.
+
+    Facts used: `ignored` of log lines: the `share` of ignored voxels; the largest gradient of the loss at them, as a
+    share of the largest anywhere (`pull`); the `metrics` whose values change with the prediction there.
+    """
+
+    name = "ignored voxels"
+    NOTHING = 1e-6
+    """Shares of the largest gradient below it are rounding."""
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        found = event.facts.get("ignored")
+        if event.moment != "log" or found is None:
+            return None
+        told = []
+        if found["pull"] > self.NOTHING:
+            told.append(f"the loss has a gradient there ({found['pull']:.2g} of the largest): they are learned")
+        if found["metrics"]:
+            verb = "changes" if len(found["metrics"]) == 1 else "change"
+            told.append(f"{_listed(found['metrics'])} {verb} with the prediction there")
+        if not told:
+            return None
+        text = f"{found['share']:.0%} of the voxels of a batch are to be ignored, but {', and '.join(told)}"
+        return Finding(self.name, "error", text)
+
+
+class WithoutGradient:
+    """Weights that the optimizer is to train, and that no loss has a gradient of: detached, or computed under no_grad,
+    while the others learn and every curve looks well. A warning, once.
+
+    Facts used: `untaught` of log lines: the `weights` that had no gradient at any of `looks` steps, by name, with how
+    many numbers each is. After `LOOKS` of them: one batch may not use everything.
+    """
+
+    name = "weights without gradient"
+    LOOKS = 5
+
+    def __init__(self) -> None:
+        self.memory: dict[str, Json] = {"looks": 0, "weights": {}, "told": False}
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        found, memory = event.facts.get("untaught"), self.memory
+        if event.moment != "log" or found is None or memory["told"]:
+            return None
+        known = memory["weights"] if memory["looks"] else found["weights"]
+        memory["weights"] = {name: size for name, size in found["weights"].items() if name in known}
+        memory["looks"] += found["looks"]
+        if memory["looks"] < self.LOOKS or not memory["weights"]:
+            return None
+        memory["told"] = True
+        names, numbers = list(memory["weights"]), sum(memory["weights"].values())
+        few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        text = f"{few} are to be trained ({numbers:,} numbers), and the loss has no gradient of them"
+        return Finding(
+            self.name, "warning", f"{text}: detached, or unused? Keep from the optimizer what is not to learn"
+        )
+
+
+class BelowLeast:
+    """A term of the loss is below what it can be: it has the wrong sign, or labels that it was not made for. An error.
+
+    Facts used: the terms, of log lines and validations. `least`: of each by name (`Project.least`).
+    """
+
+    name = "impossible loss"
+    ROUNDING = 1e-4
+
+    def __init__(self, least: Mapping[str, float]) -> None:
+        self._least = least
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment not in ("log", "validation"):
+            return None
+        below = [
+            f"{name} is {event.facts[name]:.4g}, which cannot be below {least:g}"
+            for name, least in self._least.items()
+            if event.facts.get(name, least) < least - self.ROUNDING
+        ]
+        if not below:
+            return None
+        why = "a wrong sign, or labels of another scale than it was made for (0 and 255 instead of 0 and 1?)"
+        return Finding(self.name, "error", f"{_listed(below)}: {why}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """
+    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

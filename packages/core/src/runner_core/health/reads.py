@@ -1,0 +1,104 @@
+"""Which records the samples of each split read: no validation sample may be of a training record, nor the reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from runner_core._text import counted
+from runner_core.protocols import Array, Finding, HealthEvent, Json, Samples, Store, StoredArray, is_streamed
+
+TRIED = 16
+"""Samples of each split that are filled to see what they read."""
+
+
+class SplitsApart:
+    """A split reads records of another one: validation measures what was learned by heart, or training sees what is to
+    be held back. An error, before the first step.
+
+    Facts used: those of the start, `strangers`: of each split, keys of the records that its samples read, and that are
+    of another split.
+    """
+
+    name = "splits"
+    _SHOWN = 3
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "start":
+            return None
+        told = []
+        for split, keys in event.facts.get("strangers", {}).items():
+            if keys:
+                shown = ", ".join(keys[: self._SHOWN]) + (" …" if len(keys) > self._SHOWN else "")
+                other = "validation" if split == "train" else "training"
+                doing = "training reads" if split == "train" else "validation reads"
+                told.append(f"{doing} {counted(len(keys), f'{other} record')}: {shown}")
+        if not told:
+            return None
+        text = f"{'; '.join(told)}. `Project.samples` must keep to the records that it is given"
+        return Finding(self.name, "error", text)
+
+
+def strangers(samples: Mapping[str, Samples], splits: Mapping[str, Sequence[int]], store: Store) -> dict[str, Json]:
+    """Of each split (train, validation), keys of records of the other that its samples read."""
+    found: dict[str, Json] = {}
+    for split, other in (("train", "validation"), ("validation", "train")):
+        if split in samples and splits.get(other):
+            foreign = records_read(samples[split], store) & ({*splits[other]} - {*splits[split]})
+            found[split] = [store.keys[record] for record in sorted(foreign)]
+    return found
+
+
+def records_read(samples: Samples, store: Store) -> set[int]:
+    """Numbers of the records that the samples are of, as they say themselves; and that are read to fill some of them.
+
+    Of streamed records only what they say: nothing is fetched for this.
+    """
+    named = getattr(samples, "record_of_sample", None)
+    found = set() if named is None else {*np.unique(np.asarray(named, np.int64)).tolist()}
+    if is_streamed(store):
+        return found
+    tried = {*np.linspace(0, len(samples) - 1, TRIED).astype(int).tolist()} if len(samples) else set()
+    out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    with noting(store, found):
+        for index in sorted(tried):
+            one = np.array([index], np.int64)
+            copy(samples).fill(one, one, 0, 0, out)
+            if "record" in out:
+                found.add(int(out["record"][0]))
+    return found
+
+
+@contextmanager
+def noting(store: Store, found: set[int]) -> Iterator[None]:
+    """Inside, the numbers of the records that are read from the store's arrays are put into `found`."""
+    noted: list[StoredArray] = []
+    try:
+        for array in store.arrays.values():
+            with suppress(AttributeError):  # one whose methods cannot be replaced
+                _note(array, found)
+                noted.append(array)
+        yield
+    finally:
+        for array in noted:
+            del array.read, array.take
+
+
+def _note(array: Any, found: set[int]) -> None:
+    read, take = array.read, array.take
+    ends = np.cumsum([shape[0] if shape else 0 for shape in array.shapes])
+
+    def noted_read(record: int, *more: Any, **named: Any) -> Array:
+        found.add(int(record))
+        found_array: Array = read(record, *more, **named)
+        return found_array
+
+    def noted_take(rows: Array, out: Array) -> None:
+        found.update(np.searchsorted(ends, rows, side="right").tolist())
+        take(rows, out)
+
+    array.read, array.take = noted_read, noted_take

@@ -1,0 +1,286 @@
+"""What each optimisation is worth: a training without it takes turns with one that has them all.
+
+Both live at once, in processes of their own, and take the same samples in the same order. A step with its loader, the
+loader alone, the network alone and the loss alone are timed apart; only times of one round are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner_core._memory import available_ram
+from runner_core.location import Url, location
+from runner_core.measure.optimisations import ALL, SAME, Case
+from runner_core.measure.trial import Base, Ready, Trial, TrialFailed
+from runner_core.measure.turns import Comparison, Contender, compare, spread
+from runner_core.protocols import Json
+
+STEP, DATA, NETWORK, LOSS = "step", "data", "network", "loss"
+QUANTITIES = (STEP, DATA, NETWORK, LOSS)
+"""What is timed: a step with its loader; the loader, the network, the loss alone."""
+TURN = 1.0
+"""Seconds of a turn, about."""
+PARITY = 20
+"""First steps whose losses are compared, at most."""
+TOLERANCE = 0.01
+"""Share by which two losses that mean the same may differ: sums in another order, fewer bits."""
+_SHARE_OF_ALL = 2
+"""The case with all off is slow, and everything of it is measured: it gets so many times the time of another."""
+_SHARE_OF_RAM = 0.9
+"""Of what is free when a trial begins, that it may take: what takes more is ended before the machine ends others."""
+_PATIENCE = 300.0
+"""Seconds at least that a trial may take for one thing: to prepare its data and take its first step, say."""
+
+Cases = Callable[[Ready], Sequence[Case]]
+
+
+@dataclass
+class Times:
+    """Seconds of one quantity with all optimisations and without some, a pair a round. Of step, network: a step; of
+    data: a sample; of loss: a batch."""
+
+    on: list[float] = field(default_factory=list)
+    off: list[float] = field(default_factory=list)
+
+    @property
+    def comparison(self) -> Comparison:
+        """How many times as long it takes without."""
+        return compare(self.off, self.on)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Losses with and without, over the same samples. `trained`: means over the first `steps` steps; `evaluated`: of
+    one batch after the first step, in evaluation mode."""
+
+    steps: int
+    trained: tuple[float, float]
+    evaluated: tuple[float, float]
+    agree: bool
+
+    @property
+    def difference(self) -> float:
+        """The larger of the two, as a share."""
+        return max(_apart(*self.trained), _apart(*self.evaluated))
+
+
+@dataclass
+class Row:
+    """What was found of a case. `seconds_per_epoch`, `host_bytes` and `device_bytes` (both at most): without it."""
+
+    case: Case
+    failed: str = ""
+    """Why it could not be measured."""
+    alone: bool = False
+    """Both had no room at once: times are of different minutes, compared with those of the beginning."""
+    times: dict[str, Times] = field(default_factory=dict)
+    parity: Parity | None = None
+    seconds_per_epoch: float = math.nan
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+@dataclass
+class Found:
+    """With all optimisations, and without each."""
+
+    ready: Ready
+    times: dict[str, list[float]]
+    host_bytes: int
+    device_bytes: int
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        return spread(self.times[STEP]).median * self.ready.steps_per_epoch
+
+    def gather(self, row: Row) -> None:
+        """A row that is finished: the rounds with all on in it count for the whole too."""
+        self.rows.append(row)
+        for quantity, times in row.times.items():
+            self.times.setdefault(quantity, []).extend([] if row.alone else times.on)
+
+
+class Ablation:
+    """Of `base`, in about `seconds`, a round a case in any case. `say` is told what is done."""
+
+    def __init__(self, base: Base, seconds: float, say: Callable[[str], None], turn: float = TURN) -> None:
+        self._base, self._seconds, self._turn = base, seconds, turn
+        self._say = say
+
+    def run(self, cases: Cases, done: Callable[[Found], None] = lambda found: None) -> Found:
+        """`cases` says, of the trial with all on, what is to be switched off; `done` is called after each of them.
+
+        Raises TrialFailed where the settings as they are cannot be measured."""
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="runner-ablate-") as folder:
+            self._folder = Path(folder)
+            with self._trial("as set", {}, None) as trial:  # it may build a cache first
+                self._on = _Side(trial, self._turn)
+                found = self._first()
+                done(found)
+                wanted = cases(self._on.ready)
+                for number, case in enumerate(wanted):
+                    left = self._seconds - (time.monotonic() - begun)
+                    shares = sum(_share(c) for c in wanted[number:])
+                    found.gather(self._case(case, max(0.0, left) * _share(case) / shares, found))
+                    done(found)
+        return found
+
+    def _trial(self, name: str, off: Mapping[str, Json], patience: float | None) -> Trial:
+        """What is streamed goes into a folder of each trial's own: none finds what another has fetched."""
+        mode, source = self._base.settings["cache"]["mode"], self._base.source
+        streamed = mode == "stream" or (source is not None and isinstance(location(source), Url))
+        own = {"cache.dir": str(self._folder / name)} if streamed else {}
+        most = int(_SHARE_OF_RAM * available_ram())
+        say = None if off else self._say  # the data are the same for all
+        return Trial(self._base, name, {**off, **own}, timeout=patience, memory_bytes=most, say=say)
+
+    # ------------------------------------------------------------ cases
+
+    def _first(self) -> Found:
+        """All on, by itself."""
+        on = self._on
+        self._say("with all optimisations")
+        on.begin()
+        times = {quantity: [seconds] for quantity in QUANTITIES if (seconds := on.seconds(quantity)) is not None}
+        return Found(on.ready, times, *on.trial.memory())
+
+    def _case(self, case: Case, seconds: float, found: Found) -> Row:
+        self._say(f"without {case.name}")
+        row = Row(case)
+        deadline = time.monotonic() + seconds
+        with self._trial(case.name, case.off, max(_PATIENCE, 3 * seconds)) as trial:
+            off = _Side(trial, self._turn)
+            try:
+                self._measure(row, off, deadline, found)
+            except TrialFailed as failure:
+                if not trial.alive and not (failure.memory and self._on.trial.alive):
+                    row.failed = row.failed or failure.reason
+                else:
+                    self._say(f"{failure.reason}: once more, by itself")
+                    self._again_alone(row, off, deadline, found)
+        if not self._on.trial.alive:
+            self._on.begin()
+        return row
+
+    def _again_alone(self, row: Row, off: _Side, deadline: float, found: Found) -> None:
+        """There was no room for both: the other one makes way, and begins anew afterwards."""
+        self._on.trial.close()
+        off.trial.memory_bytes = int(_SHARE_OF_RAM * available_ram())
+        row.alone, row.times = True, {}
+        try:
+            self._measure(row, off, deadline, found)
+        except TrialFailed as failure:
+            row.failed = failure.reason
+
+    def _measure(self, row: Row, off: _Side, deadline: float, found: Found) -> None:
+        off.begin()
+        if row.case.same:
+            row.parity = parity(self._on, off)
+        quantities = [q for q in QUANTITIES if q == STEP or q in row.case.parts or row.case.name in (ALL, SAME)]
+        longest, rounds = 0.0, 0
+        while not rounds or time.monotonic() + longest < deadline:
+            begun = time.monotonic()
+            for quantity in quantities:
+                self._pair(row, off, quantity, rounds, found)
+            longest, rounds = max(longest, time.monotonic() - begun), rounds + 1
+        row.seconds_per_epoch = spread(row.times[STEP].off).median * off.ready.steps_per_epoch
+        row.host_bytes, row.device_bytes = off.trial.memory()
+
+    def _pair(self, row: Row, off: _Side, quantity: str, number: int, found: Found) -> None:
+        """A turn each; who begins changes."""
+        if row.alone:
+            if quantity in found.times and (without := off.seconds(quantity)) is not None:
+                times = row.times.setdefault(quantity, Times())
+                times.on.append(spread(found.times[quantity]).median)
+                times.off.append(without)
+            return
+        order = [self._on, off][:: 1 if number % 2 == 0 else -1]
+        taken = {side: side.seconds(quantity) for side in order}
+        with_all, without = taken[self._on], taken[off]
+        if with_all is not None and without is not None:
+            times = row.times.setdefault(quantity, Times())
+            times.on.append(with_all)
+            times.off.append(without)
+
+
+def _share(case: Case) -> int:
+    return _SHARE_OF_ALL if case.name == ALL else 1
+
+
+class _Side:
+    """A trial, and how many of each thing make a turn."""
+
+    def __init__(self, trial: Trial, turn: float) -> None:
+        self.trial, self._turn = trial, turn
+        self._contender = Contender(trial)
+        self._counts: dict[str, int] = {}
+        self._settled: float | None = None
+        """Seconds of a step that `begin` took, and that no turn has counted yet."""
+        self.losses: list[float] = []
+        """Of the first steps."""
+        self.evaluated = math.nan
+
+    @property
+    def ready(self) -> Ready:
+        assert self.trial.ready is not None
+        return self.trial.ready
+
+    def begin(self) -> None:
+        """Start, evaluate, and take the steps whose losses are compared. Raises TrialFailed."""
+        contender = self._contender
+        contender.count = 0
+        contender.start()
+        self.evaluated = self.trial.evaluate(self.ready.batch).get("loss", math.nan)
+        until = time.monotonic() + 5 * self._turn
+        first = contender.take(1)
+        if first.per_step > self._turn:  # a turn of its own: a slow one takes no more steps than it must
+            contender.count, self._settled = 1, first.per_step
+        else:
+            contender.warm(self._turn)
+        while len(contender.losses) < PARITY and time.monotonic() < until:
+            contender.take(contender.count)
+        self.losses = contender.losses[:PARITY]
+
+    def seconds(self, quantity: str) -> float | None:
+        """Of one turn; None where it cannot be told apart. Raises TrialFailed."""
+        if quantity == STEP:
+            settled, self._settled = self._settled, None
+            return settled or self._contender.take(self._contender.count).per_step
+        if quantity == DATA:
+            return 1 / self.trial.data(self._turn)
+        ask = self.trial.network if quantity == NETWORK else self.trial.loss
+        taken = ask(self._counts.get(quantity, 1))
+        if taken is not None and quantity not in self._counts:  # the first one loads and compiles
+            taken = ask(1)
+            self._counts[quantity] = max(1, min(100, round(self._turn / max(taken or 0.0, 1e-6))))
+            taken = ask(self._counts[quantity])
+        return taken
+
+
+def parity(on: _Side, off: _Side) -> Parity:
+    """Do both learn the same? Yes, where evaluated losses differ by no more than `TOLERANCE`, and those of training
+    neither by more than that nor by more than chance: dropout may draw other numbers."""
+    steps = min(len(on.losses), len(off.losses))
+    pairs = list(zip(on.losses[:steps], off.losses[:steps], strict=True))
+    trained = statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)
+    differences = [b - a for a, b in pairs]
+    known = steps > 1 and all(map(math.isfinite, differences))
+    chance = 2 * statistics.stdev(differences) / math.sqrt(steps) if known else 0.0
+    close = _apart(*trained) <= TOLERANCE or abs(statistics.fmean(differences)) <= chance
+    evaluated = on.evaluated, off.evaluated
+    return Parity(steps, trained, evaluated, close and _apart(*evaluated) <= TOLERANCE)
+
+
+def _apart(one: float, other: float) -> float:
+    """Relative difference; infinite where either is no number."""
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other), 1e-12)

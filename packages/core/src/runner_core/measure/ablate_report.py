@@ -1,0 +1,253 @@
+"""What an ablation found, for people and for programs: a table, CSV, JSON, and a page with a chart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from typing import Any
+
+from runner_core._files import size_text
+from runner_core.display import duration, speed
+from runner_core.measure.ablate import DATA, LOSS, NETWORK, QUANTITIES, STEP, Found, Row, Times
+from runner_core.measure.turns import LEAST, Comparison, spread
+from runner_core.protocols import Json
+from runner_core.report.bars import Bar, bar_chart
+from runner_core.report.page import page, section, table
+from runner_core.setup import Setup
+
+COLUMNS = ("without", "a step", "data, samples/s", "network", "loss", "an epoch", "peak memory", "losses")
+HOW = (
+    "× says how many times as long it takes without, ≈ that it is within the noise. A step has everything: loader, "
+    "network, loss, update. Data is the loader alone, network a step of one batch that is there already, loss the loss "
+    "alone with its gradient at the network's output."
+)
+_UNITS = {STEP: "seconds of a step", DATA: "seconds of a sample", NETWORK: "seconds of a step", LOSS: "seconds"}
+
+
+def head(setup: Setup, found: Found) -> dict[str, Json]:
+    """What was measured, where: without it no ratio means anything."""
+    from runner_core.doctor import cpu_name
+    from runner_core.measure.devices import usable_cores
+
+    ready = found.ready
+    return {
+        "project": setup.name,
+        "preset": setup.preset,
+        "data": "phantom" if setup.source is None else str(setup.source),
+        **{name: value for name, value in asdict(ready).items() if name in _OF_READY},
+        "machine": {"cpu": cpu_name(), "cores": usable_cores(), "load": round(os.getloadavg()[0], 1)},
+    }
+
+
+_OF_READY = (
+    *("engine", "kind", "device", "precision", "cache", "batch", "sample", "samples_per_epoch", "steps_per_epoch"),
+    *("parameters", "first_step_seconds"),
+)
+
+
+def headline(told: Mapping[str, Any]) -> str:
+    """One line of it."""
+    shapes = ", ".join(f"{name} {shape}" for name, shape in (told.get("sample") or {}).items())
+    device = told["device"] if told["kind"] != "cpu" else f"{told['machine']['cores']} cores"
+    return (
+        f"{told['project']}, preset {told['preset']}, data {told['data']}: batches of {told['batch']}"
+        f"{f' ({shapes})' if shapes else ''}, {told['samples_per_epoch']:,} samples an epoch, {told['precision']}, "
+        f"cache {told['cache']}, {told['engine']} on {device}"
+    )
+
+
+# ---------------------------------------------------------------- the table
+
+
+def rows(found: Found) -> Iterator[tuple[str, ...]]:
+    """Cells of each row, in the order of `COLUMNS`; the first row has all optimisations on."""
+    medians = {quantity: spread(values).median for quantity, values in found.times.items()}
+    yield (
+        "(nothing)",
+        *(_amount(quantity, medians.get(quantity)) for quantity in QUANTITIES),
+        _long(found.seconds_per_epoch),
+        _memory(found.host_bytes, found.device_bytes),
+        "",
+    )
+    for row in found.rows:
+        if row.failed:
+            yield row.case.name, "failed", *[""] * (len(COLUMNS) - 2)
+            continue
+        yield (
+            row.case.name + (" *" if row.alone else ""),
+            *(_with_ratio(quantity, row.times.get(quantity)) for quantity in QUANTITIES),
+            f"{_long(row.seconds_per_epoch)} {_times(row.seconds_per_epoch / found.seconds_per_epoch)}",
+            _memory_ratio(found, row),
+            _losses(row),
+        )
+
+
+def footnotes(found: Found) -> Iterator[str]:
+    yield HOW
+    if any(row.alone for row in found.rows):
+        yield "* Measured by itself, since there was no room for both: its times are of other minutes."
+    for row in found.rows:
+        if row.failed:
+            yield f"without {row.case.name}: {row.failed}"
+        if row.parity and not row.parity.agree:
+            (on, off), (before, after) = row.parity.trained, row.parity.evaluated
+            yield (
+                f"{row.case.name} should learn the same and does not: mean loss of {row.parity.steps} steps {on:.6g} "
+                f"with, {off:.6g} without; evaluated {before:.6g} and {after:.6g}."
+            )
+
+
+def _amount(quantity: str, seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return speed(1 / seconds) if quantity == DATA else _short(seconds)
+
+
+def _with_ratio(quantity: str, times: Times | None) -> str:
+    if times is None:
+        return "–"
+    return f"{_amount(quantity, statistics.median(times.off))} {_ratio(times.comparison)}"
+
+
+def _ratio(found: Comparison) -> str:
+    noise = found.rounds >= LEAST and not (found.faster or found.slower)
+    return _times(found.ratio, "≈" if noise else "×")
+
+
+def _times(ratio: float, sign: str = "×") -> str:
+    return f"{sign}{ratio:,.0f}" if ratio >= 99.5 else f"{sign}{ratio:.3g}"
+
+
+def _short(seconds: float) -> str:
+    """
+    >>> _short(0.0001234), _short(0.01234), _short(1.234), _short(123.4)
+    ('0.123 ms', '12.3 ms', '1.23 s', '123 s')
+    """
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def _long(seconds: float) -> str:
+    return duration(seconds) if seconds >= 60 else _short(seconds)
+
+
+def _memory(host: int, device: int) -> str:
+    return size_text(host) + (f", GPU {size_text(device)}" if device else "")
+
+
+def _memory_ratio(found: Found, row: Row) -> str:
+    """Of the device's memory where there is one apart."""
+    was, now = (found.device_bytes, row.device_bytes) if found.device_bytes else (found.host_bytes, row.host_bytes)
+    return f"{_memory(row.host_bytes, row.device_bytes)} {_times(now / was)}"
+
+
+def _losses(row: Row) -> str:
+    if row.parity is None:
+        return "others"
+    return f"{'agree' if row.parity.agree else 'DIFFER'} ({row.parity.difference:.1g})"
+
+
+# ---------------------------------------------------------------- for programs
+
+
+def as_json(told: Mapping[str, Json], found: Found) -> dict[str, Json]:
+    everything = {quantity: _spread(values) for quantity, values in found.times.items()}
+    on = {**everything, **_memory_and_epoch(found)}
+    return {**told, "units": _UNITS, "with_all": on, "without": [_row_json(row) for row in found.rows]}
+
+
+def _row_json(row: Row) -> dict[str, Json]:
+    case, parity = row.case, row.parity
+    told: dict[str, Json] = {
+        **{"name": case.name, "off": dict(case.off), "parts": list(case.parts), "about": case.about, "same": case.same},
+        **{"failed": row.failed or None, "alone": row.alone},
+    }
+    if row.failed:
+        return told
+    told |= {quantity: _times_json(times) for quantity, times in row.times.items()}
+    told["losses"] = None if parity is None else {**asdict(parity), "difference": _finite(parity.difference)}
+    return told | _memory_and_epoch(row)
+
+
+def _memory_and_epoch(of: Found | Row) -> dict[str, Json]:
+    return {
+        "seconds_per_epoch": of.seconds_per_epoch,
+        "peak_memory_bytes": {"host": of.host_bytes, "device": of.device_bytes},
+    }
+
+
+def _times_json(times: Times) -> dict[str, Json]:
+    found = times.comparison
+    interval = {"low": found.low or None, "high": _finite(found.high), "rounds": found.rounds}
+    return {"with": _spread(times.on), "without": _spread(times.off), "ratio": found.ratio, **interval}
+
+
+def _spread(values: Sequence[float]) -> dict[str, Json]:
+    return asdict(spread(values))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def as_csv(found: Found) -> str:
+    """A line a row and quantity: medians with and without, the ratio and its limits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["without", "quantity", "unit", "median with", "median without", "ratio", "low", "high", "rounds"])
+    for row in found.rows:
+        for quantity, times in row.times.items():
+            on, off, c = spread(times.on).median, spread(times.off).median, times.comparison
+            limits = [c.low or None, _finite(c.high), c.rounds]
+            writer.writerow([row.case.name, quantity, _UNITS[quantity], on, off, c.ratio, *limits])
+        if not row.failed:
+            memory = [
+                ("epoch", "seconds", found.seconds_per_epoch, row.seconds_per_epoch),
+                ("host memory", "bytes, at most", found.host_bytes, row.host_bytes),
+                ("device memory", "bytes, at most", found.device_bytes, row.device_bytes),
+            ]
+            for quantity, unit, on, off in memory:
+                writer.writerow([row.case.name, quantity, unit, on, off, off / on if on else None, None, None, None])
+    return text.getvalue()
+
+
+# ---------------------------------------------------------------- the page
+
+
+def as_page(told: Mapping[str, Any], found: Found) -> str:
+    cells = table("With all, and without each", COLUMNS, rows(found), "ablation")
+    notes = "".join(f"<p>{escape(note)}</p>" for note in footnotes(found))
+    about = "".join(
+        f"<p><b>{escape(row.case.name)}</b> ({escape(', '.join(row.case.parts))}): {escape(row.case.about)} "
+        f"<code>{escape(_settings(row.case.off))}</code></p>"
+        for row in found.rows
+    )
+    charts = "".join(bar_chart(title, list(_bars(found, quantity))) for quantity, title in _CHARTS.items())
+    name = f"{told['project']} · ablation"
+    body = f"<header><h1>{escape(name)}</h1><p>{escape(headline(told))}</p></header>"
+    body += section("What each is worth", charts) + section("Measured", cells + notes)
+    return page(name, body + section("What is switched off", about))
+
+
+_CHARTS = {
+    STEP: "A step: times as long without",
+    DATA: "Data alone: times as long without",
+    NETWORK: "Network alone: times as long without",
+    LOSS: "Loss alone: times as long without",
+}
+
+
+def _bars(found: Found, quantity: str) -> Iterator[Bar]:
+    for row in found.rows:
+        if (times := row.times.get(quantity)) is not None:
+            c = times.comparison
+            yield Bar(row.case.name, c.ratio, c.low, c.high, "a" if row.case.same else "b", _ratio(c))
+
+
+def _settings(off: Mapping[str, Json]) -> str:
+    return " ".join(f"{name}={'null' if value is None else value}" for name, value in off.items())

@@ -1,0 +1,220 @@
+"""What `tune` tries: a fixed list, without what the run has already or what cannot help on its device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from runner_core.measure.trial import Ready
+from runner_core.project import Project, overrides
+from runner_core.protocols import Fix, Json
+
+WAITS = 0.02
+"""Share of the time that training waits for data, below which nothing is tried against that."""
+_SHARE_OF_DEVICE = 0.3
+"""Of its memory, that the whole set may take there."""
+_SHORT = 0.02
+"""Seconds of a step, below which what surrounds it counts."""
+_BETWEEN = ("validate.", "checkpoint.", "log.", "health.")
+"""Sections of what happens between steps."""
+
+Settings = Mapping[str, Json]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A remedy, and whether it applies once the settings are what they have become by those that were kept."""
+
+    fix: Fix
+    applies: Callable[[Settings], bool] = lambda settings: True
+
+    @property
+    def name(self) -> str:
+        return self.fix.name
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is not tried, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the list depends on: the project, the settings that tuning begins with (flat), what their trial told, and
+    how it spent its time."""
+
+    project: Project
+    settings: Settings
+    ready: Ready
+    wait_share: float
+    step_seconds: float
+    free_ram: int
+
+    @property
+    def torch(self) -> bool:
+        return self.project.framework == "torch"
+
+    @property
+    def gpu(self) -> bool:
+        return self.ready.kind == "cuda"
+
+
+def systematic(facts: Facts) -> tuple[list[Candidate], list[LeftOut]]:
+    """Those that mostly help on such a device first."""
+    tried: list[Candidate] = []
+    left: list[LeftOut] = []
+    usual = (_data, _threads, _layout, _micro_batches, _blocks, _precision, _batch_size, _compilation)
+    on_gpu = (_data, _precision, _layout, _compilation, _blocks, _batch_size, _micro_batches)
+    for part in on_gpu if facts.gpu else usual:
+        for found in part(facts):
+            if isinstance(found, Candidate):
+                tried.append(found)
+            else:
+                left.append(found)
+    return tried, left
+
+
+def with_fixes(fixes: Sequence[Fix], tried: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftOut]]:
+    """The remedies that a profile speaks for before the others; those that are in the list are taken from it. Left out
+    is what changes nothing in the steps that trials take."""
+    first: list[Candidate] = []
+    left: list[LeftOut] = []
+    for fix in fixes:
+        if all(name.startswith(_BETWEEN) for name in fix.settings):
+            said = ", ".join(f"{name} {value}" for name, value in fix.settings.items())
+            left.append(LeftOut(fix.name, f"not in the steps that are timed; to have it, set {said}: {fix.why}"))
+            continue
+        same = [c for c in tried if fix.settings.items() <= c.fix.settings.items()]
+        first.append(replace(same[0], fix=replace(same[0].fix, why=fix.why)) if same else Candidate(fix))
+    taken = [dict(one.fix.settings) for one in first]
+    return [*first, *(c for c in tried if dict(c.fix.settings) not in taken)], left
+
+
+Found = Iterator[Candidate | LeftOut]
+
+
+def _data(facts: Facts) -> Found:
+    settings, cache = facts.settings, facts.ready.cache
+    if facts.gpu and cache in ("memmap", "memory", "blosc2"):
+        yield from _on_device(facts)
+    if facts.wait_share < WAITS:
+        share = f"{facts.wait_share:.1%} of the time goes by waiting for data: nothing to gain"
+        yield LeftOut("workers, prefetch, another cache", share)
+        return
+    cores = len(os.sched_getaffinity(0))
+    for count in sorted({0, 1, 2, 4, min(8, cores)}):
+        if count <= cores:
+            text = f"{count} worker{'s' if count > 1 else ''}" if count else "no workers"
+            yield Candidate(Fix(text, {"train.workers": count}, "who fills the batches"))
+    for ahead in (4, 8):
+        fix = Fix(f"prefetch {ahead}", {"train.prefetch": ahead}, "more batches are kept ready")
+        yield Candidate(fix, partial(_looks_ahead, ahead))
+    if cache in ("blosc2", "off"):
+        yield Candidate(Fix("cache as a memory map", {"cache.mode": "memmap"}, "nothing is unpacked or prepared again"))
+    if cache != "memory" and settings["cache.mode"] != "stream":
+        if 2 * facts.ready.set_bytes > facts.free_ram:
+            yield LeftOut("cache in memory", "the set would take more than half of the memory that is free")
+        else:
+            yield Candidate(Fix("cache in memory", {"cache.mode": "memory"}, "no page of the cache is read from disk"))
+
+
+def _on_device(facts: Facts) -> Found:
+    total = facts.ready.device_total
+    name, why = "set on the GPU", "no batch is copied to the GPU"
+    if overrides(facts.project, "augment"):
+        yield LeftOut(name, "samples are augmented on the host")
+    elif not total or facts.ready.set_bytes > _SHARE_OF_DEVICE * total:
+        yield LeftOut(name, f"it would take more than {_SHARE_OF_DEVICE:.0%} of the GPU's memory")
+    else:
+        yield Candidate(Fix(name, {"cache.mode": "device"}, why))
+
+
+def _precision(facts: Facts) -> Found:
+    now = facts.ready.precision
+    why = f"a 16-bit number takes half of the room of {now}, and the device may compute in it faster"
+    if now not in ("bfloat16", "float16"):
+        yield Candidate(Fix("bfloat16", {"precision.mode": "bfloat16"}, why))
+    if facts.gpu and now == "float32":
+        yield Candidate(Fix("tf32", {"precision.mode": "tf32"}, "matrix products and convolutions round their inputs"))
+
+
+def _layout(facts: Facts) -> Found:
+    if not facts.torch:
+        return
+    now = facts.settings["train.channels_last"]
+    if now == "auto":
+        now = "on" if facts.gpu and "channels_last" in facts.project.faster_with else "off"
+    other = "off" if now == "on" else "on"
+    fix = Fix(f"channels last {other}", {"train.channels_last": other}, "convolutions read memory in another order")
+    yield Candidate(fix)
+
+
+def _compilation(facts: Facts) -> Found:
+    now = facts.settings["train.compile"]
+    if now == "auto":
+        chosen = facts.gpu and (not facts.torch or "compile" in facts.project.faster_with)
+        now = "on" if chosen else "off"
+    if not facts.torch and not facts.gpu and now == "off":
+        yield LeftOut("compile on", "on a CPU, XLA takes minutes to compile and then computes slower")
+        return
+    other = "off" if now == "on" else "on"
+    what = "operations are fused" if other == "on" else "nothing is compiled"
+    yield Candidate(Fix(f"compile {other}", {"train.compile": other}, what))
+
+
+def _blocks(facts: Facts) -> Found:
+    if facts.torch or facts.ready.block > 1:
+        return
+    if facts.step_seconds > _SHORT:
+        told = f"a step takes {1000 * facts.step_seconds:.0f} ms: what surrounds it is little"
+        yield LeftOut("steps per execution", told)
+        return
+    fix = Fix("8 steps per execution", {"train.steps_per_execution": 8}, "several steps go to the device at once")
+    yield Candidate(fix)
+
+
+def _micro_batches(facts: Facts) -> Found:
+    now, batch = facts.settings["train.accumulate"], facts.ready.batch
+    if not facts.project.splittable:
+        yield LeftOut("micro-batches", "the project's batches may not be cut (train.accumulate)")
+        return
+    for count in (1, 2, 4):
+        if count != now and batch >= 2 * count:
+            name = f"{count} micro-batches" if count > 1 else "no micro-batches"
+            yield Candidate(Fix(name, {"train.accumulate": count}, "less memory at a time may fit into faster memory"))
+
+
+def _threads(facts: Facts) -> Found:
+    cores = len(os.sched_getaffinity(0))
+    now = facts.ready.threads or cores
+    for count in sorted({cores, max(1, cores // 2)} - {now}, reverse=True):
+        fix = Fix(f"{count} thread{'s' if count > 1 else ''}", {"train.threads": count}, f"it computes with {now} now")
+        yield Candidate(fix)
+
+
+def _batch_size(facts: Facts) -> Found:
+    """Doubled as long as that is kept, else halved. What an epoch is stays the same."""
+    batch, steps = facts.ready.batch, facts.settings["train.steps_per_epoch"]
+    sizes = [2 * batch, 4 * batch, 8 * batch, batch // 2]
+    for size in sizes:
+        if not 1 <= size <= facts.ready.samples_per_epoch or (size < batch and batch % 2):
+            continue
+        settings: dict[str, Json] = {"train.batch_size": size}
+        if steps is not None:
+            settings["train.steps_per_epoch"] = max(1, round(steps * batch / size))
+        fix = Fix(f"batch size {size}", settings, "samples share what a step costs", same=False)
+        before = batch if size < batch else size // 2
+        yield Candidate(fix, partial(_has_batch, before))
+
+
+def _looks_ahead(count: int, now: Settings) -> bool:
+    return bool(now["train.workers"] > 0 and now["train.prefetch"] < count)
+
+
+def _has_batch(size: int, now: Settings) -> bool:
+    return bool(now["train.batch_size"] == size)

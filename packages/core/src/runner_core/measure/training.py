@@ -1,0 +1,310 @@
+"""A training that takes its steps when it is told to: what the process of a trial does.
+
+Everything is made by the functions by which a training makes it, so that what is timed here is what training does.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from runner_core._cadence import Cadence
+from runner_core._loaders import loaders, samples, steps_per_epoch
+from runner_core._memory import peak_host_memory
+from runner_core._text import times
+from runner_core.cli.data import open_data
+from runner_core.config.resolve import from_preset, refuse_nonsense
+from runner_core.config.values import overlay, overlay_named
+from runner_core.loader import Loader
+from runner_core.location import location
+from runner_core.measure.process import own_memory
+from runner_core.measure.trial import Base, Ready, Turn
+from runner_core.plugins import Plugins
+from runner_core.protocols import HostBatch, Json, Store, StreamedSamples, is_streamed
+from runner_core.setup import Setup
+
+Say = Callable[[str], None]
+
+_LONG = 0.5
+"""Seconds of a step that needs no other one to settle in."""
+_PROFILED = 30
+"""Steps of a short profile."""
+_MOST_REST = 2.0
+"""Seconds to wait for threads and processes that fill batches ahead."""
+
+
+class Training:
+    """A training of which somebody else says when it takes its steps. What the methods return is JSON."""
+
+    @classmethod
+    def begin(cls, base: Mapping[str, Json], settings: Mapping[str, Json], say: Say) -> tuple[Training, Json]:
+        training = cls(_base(base), settings, say)
+        return training, asdict(training.first_step())
+
+    def __init__(self, base: Base, settings: Mapping[str, Json], say: Say) -> None:
+        setup = made(base, settings)
+        self._base, self._setup = base, setup
+        self._data = data = open_data(setup, say)
+        self._folder = TemporaryDirectory(prefix="runner-trial-")
+        if is_streamed(data.store):
+            data.store.begin(Path(self._folder.name))
+        # a training has its validation's samples too, but nothing here takes them
+        data.samples = {"train": samples(setup.project, data)["train"]}
+        train = setup.config.train
+        cadence = Cadence.of(setup.config, steps_per_epoch(train, data, 1))
+        self._trainer = setup.engine.trainer(setup, data, cadence.steps)
+        self._cadence = replace(cadence, block=self._trainer.block)
+        self._loader = loaders(setup, data, self._trainer.block).training
+        self._lead = _lead(data.samples["train"], train, self._trainer.block)
+        self._step = 0
+        self._seconds = 0.0  # of a step
+        self._coming: Iterator[HostBatch] | None = None
+        self._same: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------ requests
+
+    def first_step(self) -> Ready:
+        """Take the first step, which compiles what is compiled."""
+        setup, train = self._setup, self._setup.config.train
+        before = time.perf_counter()
+        self._run(1)
+        losses = self._settle()
+        seconds = time.perf_counter() - before
+        host, device = self.memory()
+        return Ready(
+            engine=setup.engine.name,
+            device=setup.device.name or setup.device.kind,
+            kind=setup.device.kind,
+            device_total=setup.device.memory_bytes,
+            threads=_threads(setup.engine.versions()),
+            precision=setup.precision.compute,
+            cache=self._cache_mode(),
+            set_bytes=_set_bytes(self._data.store),
+            batch=train.batch_size,
+            sample={
+                name: f"{times(spec.shape)} {spec.dtype}".strip()
+                for name, spec in self._data.samples["train"].spec.items()
+                if name != "record"
+            },
+            steps_per_epoch=self._cadence.steps_per_epoch,
+            samples_per_epoch=min(self._cadence.steps_per_epoch * train.batch_size, self._samples_per_epoch()),
+            block=self._trainer.block,
+            lead=self._lead,
+            parameters=_parameters(self._trainer),
+            seconds=seconds,  # whoever started the process knows how long it took
+            first_step_seconds=seconds,
+            loss=losses[0],
+            host_bytes=host,
+            device_bytes=device,
+            notes=tuple(self._trainer.notes()),
+        )
+
+    # what `Trial` has by the same names:
+
+    def steps(self, count: int) -> Json:
+        first, losses = self._step, []
+        if self._lead > 1 or self._seconds < _LONG:
+            self._run(self._lead)
+            losses = self._settle()
+        begun = time.perf_counter()
+        samples, steps, waited = self._run(count)
+        losses += self._settle()
+        seconds = time.perf_counter() - begun
+        self._seconds = seconds / steps
+        _rest()
+        return asdict(Turn(seconds, samples, steps, waited, first, losses, tuple(self._trainer.notes())))
+
+    def data(self, seconds: float) -> Json:
+        """Samples/s."""
+        self._coming = None
+        batches = self._batches(self._step)
+        for batch in islice(batches, self._lead):
+            batch.release()
+        samples, begun = 0, time.perf_counter()
+        for batch in batches:
+            samples += batch.count
+            batch.release()
+            if (taken := time.perf_counter() - begun) >= seconds:
+                break
+        return samples / taken
+
+    def network(self, count: int) -> Json:
+        """Seconds of a step."""
+        stood, self._coming = self._step, None
+        self._run(1, self._one_batch())
+        self._settle()
+        begun = time.perf_counter()
+        _, steps, _ = self._run(count, self._one_batch())
+        self._settle()
+        seconds = time.perf_counter() - begun
+        self._step = stood
+        return seconds / steps
+
+    def loss(self, count: int) -> Json:
+        """Seconds, or None."""
+        alone = getattr(self._trainer, "loss_seconds", None)
+        return None if alone is None else alone(next(self._one_batch()), self._step % self._cadence.steps, count)
+
+    def evaluate(self, samples: int) -> Json:
+        train = self._base.settings["train"]
+        size = min(int(train["batch_size"]), len(self._data.samples["train"]))
+        loader = Loader(
+            self._data.samples["train"],
+            batch_size=size,
+            seed=self._setup.config.train.seed,
+            shuffle=True,  # neighbours of one record would not stand for all
+            steps_per_epoch=max(1, -(-samples // size)),
+            prefetch=0,
+            allocate=self._setup.engine.allocate,
+        )
+        try:
+            found = self._trainer.validate(loader.batches(0))
+        finally:
+            loader.close()
+        return {name: value for name, value in found.items() if not name.startswith("decision_")}
+
+    def memory(self) -> tuple[int, int]:
+        workers = sum(own_memory(child.pid) for child in psutil.Process().children())
+        return peak_host_memory() + workers, self._trainer.peak_memory()
+
+    # ------------------------------------------------------------ steps
+
+    def _run(self, count: int, batches: Iterator[HostBatch] | None = None) -> tuple[int, int, float]:
+        """Take `count` steps, and as many more as the block has that the last is in: samples, steps, seconds waited for
+        data. Does not wait for the device."""
+        if batches is None:
+            batches = self._coming = self._coming or self._batches(self._step)
+        trainer, total = self._trainer, self._cadence.steps
+        samples = steps = 0
+        waited = 0.0
+        while steps < count or not self._cadence.ends_block(self._step % total or total):
+            mark = time.perf_counter()
+            batch = next(batches)
+            if trainer.idle():
+                waited += time.perf_counter() - mark
+            samples += batch.count
+            trainer.train_step(batch, self._step % total)
+            self._step += 1
+            steps += 1
+        return samples, steps, waited
+
+    def _batches(self, step: int) -> Iterator[HostBatch]:
+        """Batches from `step` on, without end: after the last epoch comes the first."""
+        while True:
+            epoch, within = divmod(step % self._cadence.steps, self._cadence.steps_per_epoch)
+            for batch in self._loader.batches(epoch, within):
+                yield batch
+                step += 1
+
+    def _one_batch(self) -> Iterator[HostBatch]:
+        """One batch, again and again, in memory of its own."""
+        if self._same is None:
+            batch = next(self._batches(self._step))
+            self._same = {name: self._setup.engine.allocate(a.shape, a.dtype) for name, a in batch.arrays.items()}
+            for name, array in batch.arrays.items():
+                self._same[name][...] = array
+            batch.release()
+        count = len(next(iter(self._same.values())))
+        while True:
+            yield HostBatch(self._same, count, lambda: None)
+
+    def _settle(self) -> list[float]:
+        """Wait for the device; the losses of the steps since the last time."""
+        losses = self._trainer.losses()
+        self._trainer.read_log()
+        return losses
+
+    def _cache_mode(self) -> str:
+        setup = self._setup
+        mode = setup.config.cache.mode
+        return setup.cache.plan(setup.pipeline, self._data.records).mode if mode == "auto" else mode
+
+    def _samples_per_epoch(self) -> int:
+        """All of them, where the epoch is one pass; else more or fewer."""
+        whole = self._setup.config.train.steps_per_epoch is None
+        return len(self._data.samples["train"]) if whole else sys.maxsize
+
+
+def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: float) -> Json:
+    """What a short profile finds, and the remedies that it speaks for."""
+    from runner_core.measure.profiling import profile_run, remedies
+
+    setup = made(_base(base), settings)
+    report = profile_run(setup, open_data(setup, lambda text: None), steps=_PROFILED, seconds=seconds)
+    return {"report": report, "fixes": [asdict(fix) for fix in remedies(setup, report)]}
+
+
+def _base(told: Mapping[str, Any]) -> Base:
+    return Base(**{**told, "extensions": tuple(told["extensions"]), "without": tuple(told["without"])})
+
+
+def made(base: Base, settings: Mapping[str, Json]) -> Setup:
+    """The project with the settings of `base`, and `settings` (by dotted name) over them. Raises BadInput."""
+    plugins = Plugins.load(base.project, base.extensions, base.without)
+    project = plugins.project()
+    config = overlay(from_preset(project, base.preset), base.settings, "the settings")
+    config = overlay_named(config, settings, "the settings that are tried")
+    refuse_nonsense(config)
+    source = None if base.source is None else location(base.source)
+    return Setup(project(config), config, base.preset, source, plugins)
+
+
+def _lead(samples: Any, train: Any, block: int) -> int:
+    """Steps whose batches may lie ready when a turn begins."""
+    if isinstance(samples, StreamedSamples) and samples.streaming:
+        return block + max(train.prefetch, samples.ahead // train.batch_size)
+    return block + 1 + train.prefetch if train.workers else 1
+
+
+def _rest() -> None:
+    """Wait until what fills batches ahead has nothing more to do: others have their turn now."""
+    process = psutil.Process()
+    until = time.monotonic() + _MOST_REST
+    before = _processor_seconds(process)
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        now = _processor_seconds(process)
+        if now - before < 0.005:
+            return
+        before = now
+
+
+def _processor_seconds(process: Any) -> float:
+    """Of a process and those below it."""
+    total = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):
+            used = one.cpu_times()
+            total += used.user + used.system
+    return total
+
+
+def _threads(versions: Mapping[str, str]) -> int | None:
+    told = next((text for name, text in versions.items() if name.endswith(" threads")), "")
+    return int(told) if told.isdigit() else None
+
+
+def _set_bytes(store: Store) -> int:
+    if is_streamed(store):
+        return 0
+    return sum(math.prod(shape) * array.dtype.itemsize for array in store.arrays.values() for shape in array.shapes)
+
+
+def _parameters(trainer: Any) -> int | None:
+    """Of the network, or None where the engine's trainer shows none."""
+    network: Any = getattr(trainer, "network", None)
+    if network is None:
+        return None
+    if hasattr(network, "count_params"):
+        return int(network.count_params())
+    return sum(parameter.numel() for parameter in network.parameters())

@@ -1,0 +1,206 @@
+"""What tuning came to, for people and for programs: lines on the screen, settings.yaml, tune.json, report.html."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner_core._files import size_text
+from runner_core._text import aligned, counted, typed
+from runner_core.config import RunConfig
+from runner_core.config.resolve import PHANTOM, differences, from_preset
+from runner_core.config.values import overlay
+from runner_core.display import duration, speed
+from runner_core.measure.trial import Base
+from runner_core.measure.tuned import Found, Row, interval
+from runner_core.project import Project
+from runner_core.protocols import Json
+from runner_core.report.charts import Series, line_chart
+from runner_core.report.page import page, section, table
+from runner_core.runfolder import replace_text
+
+SETTINGS, FACTS, REPORT = "settings.yaml", "tune.json", "report.html"
+
+_SIDES = ("before", "after")
+_COLUMNS = ("tried", "samples/s", "before", "times as fast (95 %)", "memory", "outcome")
+_HOW = (
+    "Each remedy was added to the best settings so far. Both trained from the same seed, in processes of their own, "
+    "and took turns; only times of one round were compared. A remedy was kept where the whole 95 % interval of how "
+    "many times as fast it is lies above 1 (Wilcoxon's signed-rank test), and the losses of the same steps agree; of "
+    "another batch size, where as much was learned of as many samples. In the end all that was kept took turns with "
+    "the settings as they were once more, and is written only if it was faster in that too."
+)
+
+
+def verdict(found: Found) -> str:
+    """What there is to know, in one or two sentences."""
+    if found.final is None and found.dropped:
+        return "What was faster could not be measured against the settings as they were once more: they stay."
+    if found.dropped:
+        assert found.final is not None
+        return (
+            f"What was kept one by one ({_typed(found.dropped)}) is not faster beyond the noise than the settings as "
+            f"they were when measured once more: {interval(found.final)}. They stay as they are."
+        )
+    if not found.settings:
+        tried = counted(sum(row.outcome != "not tried" for row in found.rows), "remedy", "remedies")
+        return f"None of what was tried ({tried}) is faster beyond the noise and learns the same: the settings stay."
+    assert found.final is not None
+    assert found.speeds is not None
+    before, after = (speed(value) for value in found.speeds)
+    return (
+        f"{interval(found.final)} as fast as the settings as they were: {after} instead of {before} samples/s, with "
+        f"{_typed(found.settings)}."
+    )
+
+
+def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
+    """The table and what to type next."""
+    yield ""
+    if tried := [row for row in found.rows if row.outcome != "not tried"]:
+        yield from aligned([_COLUMNS, *map(_cells, tried)])
+    yield from _not_tried(found.rows)
+    yield ""
+    yield verdict(found)
+    yield f"settings: {folder / SETTINGS}   report: {folder / REPORT}   ({duration(found.seconds)})"
+    yield f"next: runner {project} train --config {typed(folder / SETTINGS)}"
+
+
+def write(found: Found, base: Base, project: type[Project], config: RunConfig, folder: Path) -> None:
+    """settings.yaml, tune.json and report.html into `folder`. `config`: the settings that tuning began with."""
+    text = settings_text(found, base, project, config)
+    replace_text(folder / SETTINGS, text)
+    replace_text(folder / FACTS, json.dumps(facts(found, base), indent=1, allow_nan=False) + "\n")
+    replace_text(folder / REPORT, _page(found, base, text))
+
+
+def settings_text(found: Found, base: Base, project: type[Project], config: RunConfig) -> str:
+    """A settings file: in what the tuned settings differ from the preset, whether tuning or the user has changed it."""
+    tuned = config
+    for name, value in found.settings.items():
+        tuned = overlay(tuned, nested({name: value}), "tune")
+    changed = {name: now for name, (_, now) in differences(from_preset(project, base.preset), tuned).items()}
+    head = {"project": base.project, "preset": base.preset, "source": base.source or PHANTOM}
+    about = "".join(f"# {line}\n" for line in (f"runner {base.project} train --config THIS_FILE", verdict(found)))
+    return about + str(yaml.safe_dump({**head, **nested(changed)}, sort_keys=False))
+
+
+def nested(settings: Mapping[str, Json]) -> dict[str, Json]:
+    """By section, of settings by dotted name.
+
+    >>> nested({"train.workers": 2, "train.prefetch": 4})
+    {'train': {'workers': 2, 'prefetch': 4}}
+    """
+    found: dict[str, Json] = {}
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        place = found
+        for part in sections:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return found
+
+
+def facts(found: Found, base: Base) -> dict[str, Json]:
+    """All that was found, as JSON."""
+    ready = asdict(found.ready)
+    return _finite(
+        {
+            "project": base.project,
+            "preset": base.preset,
+            "source": base.source or PHANTOM,
+            "settings": found.settings,
+            "verdict": verdict(found),
+            "final": None if found.final is None else asdict(found.final),
+            "samples_per_second": found.speeds and dict(zip(_SIDES, found.speeds, strict=True)),
+            "dropped": found.dropped,
+            "rounds": dict(zip(_SIDES, found.turns, strict=True)),
+            "tried": [asdict(row) for row in found.rows],
+            "began_with": ready | {"data_wait_share": found.wait_share},
+            "seconds": found.seconds,
+        }
+    )
+
+
+def _page(found: Found, base: Base, settings: str) -> str:
+    ready = found.ready
+    where = f"{ready.device}, {ready.engine}, {ready.precision}; preset {base.preset}, data: {base.source or PHANTOM}"
+    kind = "good" if found.settings else ""
+    tried = [row for row in found.rows if row.outcome != "not tried"]
+    body = (
+        f"<header><h1>{escape(base.project)}: tuning</h1><p>{escape(where)}</p></header>"
+        + section("What it came to", f'<p class="finding {kind}">{escape(verdict(found))}</p>{_chart(found)}')
+        + section("What was tried", table("", _COLUMNS, map(_cells, tried), "tried") + _reasons(found.rows))
+        + section(SETTINGS, f"<pre>{escape(settings)}</pre>")
+        + section("How it was measured", f"<p>{escape(_HOW)}</p>")
+    )
+    return page(f"{base.project}: tuning", body)
+
+
+def _chart(found: Found) -> str:
+    """Samples/s of the rounds of the last comparison."""
+    before, after = found.turns
+    if len(before) < 2:
+        return ""
+    points = [[(float(n), 1 / seconds) for n, seconds in enumerate(turns, 1)] for turns in (before, after)]
+    series = [Series("as they were", "b", points[0]), Series("tuned", "a", points[1])]
+    return line_chart("samples/s by round of the last comparison", series)
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    told = [f"{row.name}: {row.reason}" for row in rows if row.reason and row.outcome != "not tried"]
+    return "".join(f"<p>{escape(text)}</p>" for text in [*told, *_not_tried(rows)])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    speeds = (row.samples_per_second, row.before)
+    outcome = row.outcome
+    if row.reason and row.outcome in ("failed", "too large", "undecided"):
+        outcome = f"{row.outcome}: {_first(row.reason)}"  # type: ignore[assignment]
+    return (
+        row.name,
+        *("–" if value is None else speed(value) for value in speeds),
+        "–" if row.comparison is None else interval(row.comparison),
+        _memory(row),
+        outcome,
+    )
+
+
+def _not_tried(rows: Sequence[Row]) -> Iterator[str]:
+    """By reason."""
+    reasons = {row.reason: None for row in rows if row.outcome == "not tried"}
+    for reason in reasons:
+        names = ", ".join(row.name for row in rows if row.outcome == "not tried" and row.reason == reason)
+        yield f"not tried: {names} ({reason})"
+
+
+def _first(reason: str) -> str:
+    """What there is room for in a table."""
+    line = reason.strip().splitlines()[0]
+    return line if len(line) <= 90 else f"{line[:89]}…"
+
+
+def _memory(row: Row) -> str:
+    if row.host_bytes is None:
+        return "–"
+    device = f", {size_text(row.device_bytes)} device" if row.device_bytes else ""
+    return f"{size_text(row.host_bytes)}{device}"
+
+
+def _typed(settings: Mapping[str, Json]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, float) and value - value != 0:
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value

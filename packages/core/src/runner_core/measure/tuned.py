@@ -1,0 +1,69 @@
+"""What tuning finds: of each remedy, and in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runner_core.measure.agreement import Agreement
+from runner_core.measure.trial import Ready
+from runner_core.measure.turns import Comparison
+from runner_core.protocols import Json
+
+Outcome = Literal["kept", "no faster", "slower", "undecided", "learns otherwise", "failed", "too large", "not tried"]
+
+
+@dataclass
+class Row:
+    """What became of a remedy. Speeds are medians of samples/s, `before` those of the best settings so far in the same
+    rounds; memory is the most that its trial took."""
+
+    name: str
+    settings: dict[str, Json]
+    why: str
+    outcome: Outcome
+    reason: str = ""
+    comparison: Comparison | None = None
+    samples_per_second: float | None = None
+    before: float | None = None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    agreement: Agreement | None = None
+    apart: bool = False
+    """Did both not fit into memory together, and each was started anew for every turn?"""
+    output: str = ""
+    """What a trial that failed printed last."""
+
+
+@dataclass
+class Found:
+    """What tuning came to. `settings`: by dotted name, over those it began with; none: they are not faster."""
+
+    settings: dict[str, Json]
+    rows: list[Row]
+    ready: Ready
+    """Of the settings that it began with."""
+    wait_share: float
+    final: Comparison | None = None
+    """Of what stayed against the settings that it began with; None: nothing stayed, or there was no time for it."""
+    speeds: tuple[float, float] | None = None
+    """Samples/s before and after, in the last comparison."""
+    turns: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    """Seconds per sample of its rounds."""
+    dropped: dict[str, Json] = field(default_factory=dict)
+    """What had stayed and was not faster in the last comparison."""
+    seconds: float = 0.0
+
+
+def said(row: Row) -> str:
+    """What is said of a remedy when it is decided."""
+    told: str = row.outcome
+    if row.comparison is not None and row.comparison.rounds:
+        told = f"{interval(row.comparison)}: {row.outcome}"
+    return f"  {row.name}: {told}{f' ({row.reason})' if row.reason and row.outcome != 'kept' else ''}"
+
+
+def interval(comparison: Comparison) -> str:
+    """Times as fast, with its limits where there are some."""
+    text = f"{comparison.ratio:.2f} ×"
+    return f"{text} ({comparison.low:.2f}…{comparison.high:.2f})" if comparison.low > 0 else text

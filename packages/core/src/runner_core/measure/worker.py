@@ -1,0 +1,75 @@
+"""The process of a trial (`measure.trial`): sets up as `train` does, then takes steps as it is asked to.
+
+Requests come as lines of JSON on the standard input; when that ends, so does the process, whatever it is doing. Answers
+leave by what was the standard output; all that is printed goes where the standard error goes.
+
+    {"do": "steps", "count": 20}  →  {"answer": {"seconds": 1.93, …}}, or {"failed": "…", "memory": false}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import IO, Any
+
+_OUT_OF_MEMORY = re.compile(r"(?i)out of (\w+ )?memory|fit into the device's memory|RESOURCE_EXHAUSTED|ALLOC_FAILED")
+
+
+def main() -> int:
+    """Serve requests until there are none any more."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # sent to the whole group: the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+    training: Any = None
+    while True:
+        request = json.loads(waiting.get())
+        what = request.pop("do")
+        try:
+            from runner_core.measure.training import Training, profiled  # loader processes import this module, too
+
+            if what == "start":
+                training, answer = Training.begin(**request, say=lambda text: _tell(answers, {"say": text}))
+            elif what == "profile":
+                answer = profiled(**request)
+            else:
+                answer = getattr(training, what)(**request)
+        except Exception as error:
+            traceback.print_exc()
+            _tell(answers, _failure(error))
+            return 1
+        _tell(answers, {"answer": answer})
+
+
+def _read(requests: IO[str], waiting: queue.SimpleQueue[str]) -> None:
+    """In a thread of its own, so that the process notices its parent's end in the middle of a step too."""
+    for line in requests:
+        waiting.put(line)
+    os._exit(0)
+
+
+def _tell(answers: IO[str], message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    from runner_core._errors import OutOfSpace, RunnerError
+
+    text = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
+    memory = isinstance(error, (OutOfSpace, MemoryError)) or _OUT_OF_MEMORY.search(text) is not None
+    return {"failed": text.strip(), "memory": memory}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

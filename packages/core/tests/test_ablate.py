@@ -1,0 +1,437 @@
+"""What each optimisation is worth: what is switched off, how it is measured, and how it is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runner_core import BadInput
+from runner_core.cli import main
+from runner_core.config.resolve import from_preset
+from runner_core.config.values import plain
+from runner_core.location import Url
+from runner_core.measure import ablate as ablation
+from runner_core.measure import ablate_report as report
+from runner_core.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity
+from runner_core.measure.optimisations import ALL, SAME, cases, refuse_unknown
+from runner_core.measure.trial import Base, TrialFailed, Turn
+from runner_core.plugins import Plugins
+from runner_core.protocols import Optimisation
+from runner_core.report.bars import Bar, bar_chart
+from runner_core.setup import Setup
+
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+from measure_toy import ready
+
+READY = ready()
+OWN = (
+    Optimisation("kernel", {"model.width": 5}, "network", "Fast."),
+    Optimisation("few", {"train.batch_size": 2}, "data", "Other samples.", same=False),
+    Optimisation("nothing", {"model.dropout": 0.1}, "loss", "What the run has anyway."),
+)
+
+
+@pytest.fixture
+def setup(toy, monkeypatch):
+    """The toy with optimisations of its own, preset default."""
+    plugins = Plugins.load("toy")
+    kind = plugins.project()
+    monkeypatch.setattr(kind, "optimisations", OWN)
+    config = from_preset(kind, "default")
+    return Setup(kind(config), config, "default", None, plugins)
+
+
+# ---------------------------------------------------------------- what there is to switch off
+
+
+def names(found):
+    return [case.name for case in found]
+
+
+def test_what_the_run_has_is_switched_off_each_by_itself_then_all(setup):
+    found = cases(setup, READY)
+    assert names(found) == ["kernel", "few", "cache", SAME, ALL]
+    assert found[0].off == {"model.width": 5}
+    assert found[3].off == {"model.width": 5, "cache.mode": "off"}
+    assert found[3].parts == ("network", "data")
+    assert found[3].same
+    assert found[4].off == {"model.width": 5, "train.batch_size": 2, "cache.mode": "off"}
+    assert not found[4].same
+
+
+def test_where_all_learn_the_same_there_is_one_of_all(setup, monkeypatch):
+    monkeypatch.setattr(type(setup.project), "optimisations", OWN[:1])
+    assert names(cases(setup, READY)) == ["kernel", "cache", ALL]
+    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    assert names(cases(setup, READY)) == ["cache"]
+
+
+def test_what_a_gpu_has_is_there_only_on_one(setup, monkeypatch):
+    monkeypatch.setattr(type(setup.project), "faster_with", ("compile", "channels_last"))
+    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    on_gpu = replace(READY, kind="cuda", device="A GPU", precision="bfloat16", cache="device")
+    assert names(cases(setup, READY)) == ["cache"]
+    assert names(cases(setup, on_gpu)) == ["device-cache", "precision", "compile", "channels-last", "cache", ALL]
+    assert cases(setup, on_gpu)[-1].off["cache.mode"] == "off"
+    setup.config.train.compile, setup.config.train.channels_last = "off", "on"
+    assert names(cases(setup, READY)) == ["channels-last", "cache", ALL]
+
+
+def test_what_is_streamed_has_others(setup, monkeypatch):
+    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    streamed = replace(READY, cache="stream")
+    assert names(cases(setup, streamed)) == ["look-ahead"]
+    setup.source = Url("s3://bucket/data")
+    assert names(cases(setup, streamed)) == ["look-ahead", "connections", ALL]
+    setup.config.train.workers = 3
+    assert names(cases(setup, streamed)) == ["look-ahead", "connections", "workers", ALL]
+
+
+def test_keras_compiles_on_a_gpu_without_being_asked(setup, monkeypatch):
+    monkeypatch.setattr(type(setup.project), "framework", "keras")
+    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    setup.config.train.steps_per_execution = 4
+    assert names(cases(setup, replace(READY, kind="cuda", device="A GPU"))) == ["compile", "blocks", "cache", ALL]
+
+
+def test_some_may_be_chosen_and_others_are_refused(setup):
+    assert names(cases(setup, READY, ("few", "kernel"))) == ["kernel", "few", ALL]
+    assert names(cases(setup, READY, ("nothing",))) == []
+    refuse_unknown(setup, ("few", "look-ahead"))
+    with pytest.raises(BadInput, match=r"toy has no optimisation 'kernels'.*did you mean.*kernel.*connections"):
+        refuse_unknown(setup, ("kernels",))
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class Fake:
+    """A trial that says that it takes `slower` times as long without some settings, whatever the clock says."""
+
+    made: list[Fake] = []  # noqa: RUF012 - emptied by the fixture
+    slower: dict[str, float] = {}  # noqa: RUF012
+    fails: dict[str, TrialFailed] = {}  # noqa: RUF012
+    learns: dict[str, float] = {}  # noqa: RUF012
+    asked: list[tuple[str, str]] = []  # noqa: RUF012
+
+    def __init__(self, base, name, settings, *, memory_bytes=None, timeout=None, say=None):
+        self.name, self.settings, self.alive, self.step = name, settings, False, 0
+        self.factor = math.prod(f for setting, f in self.slower.items() if setting in settings)
+        self.memory_bytes, self.ready = memory_bytes, None
+        self.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def _do(self, what):
+        time.sleep(0.01)
+        self.asked.append((self.name, what))
+        for other in (self.made[0], self):  # one that is there may end as well
+            failure = self.fails.pop(f"{other.name}: {what}", None) if other.alive or what == "start" else None
+            if failure:
+                other.alive = False
+                raise failure
+
+    def start(self):
+        self.alive, self.step = True, 1
+        self._do("start")
+        self.ready = replace(READY, host_bytes=int(1000 * self.factor))
+        return self.ready
+
+    def steps(self, count):
+        self._do("steps")
+        first, self.step = self.step, self.step + count + 1
+        losses = [1 / (1 + i) * self.learns.get(self.name, 1.0) for i in range(first, self.step)]
+        return Turn(0.01 * self.factor * count, 4 * count, count, 0.0, first, losses)
+
+    def data(self, seconds):
+        self._do("data")
+        return 1000 / self.factor
+
+    def network(self, count):
+        self._do("network")
+        return 0.005 * self.factor
+
+    def loss(self, count):
+        self._do("loss")
+        return None
+
+    def evaluate(self, samples):
+        self._do("evaluate")
+        return {"loss": self.learns.get(self.name, 1.0), "other": 3.0}
+
+    def memory(self):
+        return int(1000 * self.factor), 0
+
+    def close(self):
+        self.alive = False
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    for name in ("made", "asked"):
+        monkeypatch.setattr(Fake, name, [])
+    for name in ("slower", "fails", "learns"):
+        monkeypatch.setattr(Fake, name, {})
+    monkeypatch.setattr(ablation, "Trial", Fake)
+    return Fake
+
+
+def run(setup, seconds=0.0, say=lambda text: None, only=(), source=None):
+    base = Base("toy", "default", source, plain(setup.config))
+    return Ablation(base, seconds, say, 0.05).run(lambda ready: cases(setup, ready, only))
+
+
+def test_each_case_takes_turns_with_the_run_as_it_is(setup, fake):
+    fake.slower = {"model.width": 3.0, "cache.mode": 7.0}
+    found = run(setup)
+    assert names(row.case for row in found.rows) == ["kernel", "few", "cache", SAME, ALL]
+    kernel, few, cache, same, everything = found.rows
+    assert kernel.times[STEP].comparison.ratio == pytest.approx(3)
+    assert kernel.times[NETWORK].comparison.ratio == pytest.approx(3)
+    assert set(kernel.times) == {STEP, NETWORK}  # of the others it is not said that they change
+    assert set(cache.times) == {STEP, DATA}
+    assert cache.times[DATA].comparison.ratio == pytest.approx(7)
+    for row in (same, everything):
+        assert set(row.times) == {STEP, DATA, NETWORK}
+        assert row.times[STEP].comparison.ratio == pytest.approx(21)
+    assert LOSS not in found.times  # the engine cannot tell
+    assert found.seconds_per_epoch == pytest.approx(0.1)
+    assert cache.seconds_per_epoch == pytest.approx(0.7)
+    assert (found.host_bytes, kernel.host_bytes) == (1000, 3000)
+    assert few.parity is None
+    assert not any(trial.alive for trial in fake.made)
+
+
+def test_who_begins_changes_and_time_is_kept(setup, fake):
+    found = run(setup, 2.0, only=("kernel",))
+    turns = [name for name, what in fake.asked if what == "network"]
+    assert found.rows[0].times[STEP].comparison.rounds >= 4
+    pairs = list(zip(turns[-8::2], turns[-7::2], strict=True))
+    assert set(pairs) == {("as set", "kernel"), ("kernel", "as set")}
+    for row in run(setup, 0.0).rows:  # a round each, if there is no time for more
+        assert {times.comparison.rounds for times in row.times.values()} == {1}
+
+
+def test_losses_that_should_agree_are_compared_over_the_same_steps(setup, fake):
+    fake.learns = {"kernel": 1.004, "cache": 1.2}
+    found = run(setup)
+    parities = {row.case.name: row.parity for row in found.rows}
+    assert parities["kernel"].agree
+    assert parities["kernel"].difference == pytest.approx(0.004, rel=0.1)
+    assert parities["kernel"].steps >= 10
+    assert not parities["cache"].agree
+    assert parities["few"] is None
+    notes = " ".join(report.footnotes(found))
+    assert "cache should learn the same and does not: mean loss of" in notes
+    assert "kernel should" not in notes
+
+
+def test_chance_is_no_difference_but_what_is_evaluated_must_agree():
+    class Side:
+        def __init__(self, losses, evaluated):
+            self.losses, self.evaluated = losses, evaluated
+
+    on = Side([1.0, 2.0, 1.5, 1.2, 1.7], 1.0)
+    assert ablation.parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.0)).agree  # dropout draws other numbers
+    assert not ablation.parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.05)).agree
+    assert not ablation.parity(on, Side([1.1, 2.1, 1.6, 1.3, 1.8], 1.0)).agree
+    assert not ablation.parity(on, Side([math.nan] * 5, 1.0)).agree
+    assert ablation.parity(on, Side([1.0, 2.0], 1.0)) == Parity(2, (1.5, 1.5), (1.0, 1.0), True)
+
+
+def test_a_case_that_fails_is_a_row_and_no_end(setup, fake):
+    fake.fails = {"kernel: start": TrialFailed("it crashed\nhere")}
+    said = []
+    found = run(setup, say=said.append)
+    assert found.rows[0].failed == "it crashed\nhere"
+    assert [bool(row.failed) for row in found.rows] == [True, False, False, False, False]
+    assert list(report.rows(found))[1][:3] == ("kernel", "failed", "")
+    assert "without kernel: it crashed\nhere" in report.footnotes(found)
+
+
+def test_what_does_not_fit_beside_the_other_is_measured_by_itself(setup, fake):
+    fake.slower = {"model.width": 3.0}
+    fake.fails = {"kernel: steps": TrialFailed("out of memory", memory=True)}
+    found = run(setup)
+    kernel, few = found.rows[:2]
+    assert kernel.alone
+    assert not kernel.failed
+    assert kernel.times[STEP].comparison.ratio == pytest.approx(3)
+    assert not few.alone
+    starts = [name for name, what in fake.asked if what == "start"]
+    assert starts[:5] == ["as set", "kernel", "kernel", "as set", "few"]
+    assert list(report.rows(found))[1][0] == "kernel *"
+    assert any("no room for both" in note for note in report.footnotes(found))
+
+
+def test_what_does_not_fit_by_itself_either_fails(setup, fake):
+    class Twice(dict):
+        def pop(self, key, default=None):
+            return TrialFailed("out of memory", memory=True) if key == "kernel: start" else default
+
+    fake.fails = Twice()
+    found = run(setup)
+    assert found.rows[0].failed == "out of memory"
+    assert found.rows[1].times
+
+
+def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
+    """Killed by the machine while another one had its turn: that one is measured by itself."""
+    fake.fails = {"as set: network": TrialFailed("killed by SIGKILL", memory=True)}
+
+    original = Fake._do
+
+    def only_later(self, what):
+        if what == "network" and len(self.made) == 1:
+            self.asked.append((self.name, what))
+            return
+        original(self, what)
+
+    fake._do = only_later
+    try:
+        found = run(setup)
+    finally:
+        fake._do = original
+    assert found.rows[0].alone
+    assert not any(row.failed for row in found.rows)
+
+
+def test_settings_that_cannot_be_measured_end_it(setup, fake):
+    fake.fails = {"as set: start": TrialFailed("there is no data")}
+    with pytest.raises(TrialFailed, match="there is no data"):
+        run(setup)
+
+
+def test_each_streamed_trial_fetches_into_a_folder_of_its_own(setup, fake):
+    setup.config.cache.mode = "stream"
+    run(setup, only=("kernel", "few"))
+    folders = [trial.settings["cache.dir"] for trial in fake.made]
+    assert len(set(folders)) == len(folders) == 4
+    setup.config.cache.mode = "auto"
+    fake.made.clear()
+    run(setup)
+    assert not any("cache.dir" in trial.settings for trial in fake.made)
+    fake.made.clear()
+    run(setup, source="s3://bucket/data", only=("kernel",))
+    assert all("cache.dir" in trial.settings for trial in fake.made)
+
+
+def test_no_trial_may_take_all_memory(setup, fake, monkeypatch):
+    monkeypatch.setattr(ablation, "available_ram", lambda: 1000)
+    run(setup)
+    assert {trial.memory_bytes for trial in fake.made} == {900}
+
+
+# ---------------------------------------------------------------- how it is told
+
+
+def test_the_table_names_what_was_measured_and_how_much_longer_it_takes(setup, fake):
+    fake.slower = {"model.width": 3.0, "cache.mode": 700.0}
+    found = run(setup, 2.0)
+    told = report.head(setup, found)
+    line = report.headline(told)
+    for part in (
+        "toy, preset default, data phantom: batches of 4 (image 24 × 24 float32)",
+        "40 samples an epoch",
+        "float32",
+        "cache memmap",
+    ):
+        assert part in line
+    table = list(report.rows(found))
+    assert all(len(row) == len(report.COLUMNS) for row in table)
+    assert table[0][:4] == ("(nothing)", "10 ms", "1,000", "5 ms")
+    assert table[1][:5] == ("kernel", "30 ms ×3", "–", "15 ms ×3", "–")
+    assert table[1][5:] == ("300 ms ×3", "3.0 kB ×3", "agree (0)")
+    assert table[2][1] in ("10 ms ≈1", "10 ms ×1")  # after six rounds it is known to be noise
+    assert table[2][7] == "others"
+    assert table[3][2] == "1.4 ×700"
+    assert table[3][5] == "1:10 ×700"
+
+
+def test_json_and_csv_hold_the_same(setup, fake):
+    fake.slower = {"model.width": 3.0}
+    fake.fails = {"cache: start": TrialFailed("no")}
+    found = run(setup)
+    kept = json.loads(json.dumps(report.as_json(report.head(setup, found), found), allow_nan=False))
+    kernel, _, cache, *_ = kept["without"]
+    assert kernel["off"] == {"model.width": 5}
+    assert kernel["step"]["ratio"] == pytest.approx(3)
+    assert kernel["step"]["low"] is None  # after one round nothing can be said of it
+    assert kernel["losses"]["agree"]
+    assert cache["failed"] == "no"
+    assert kept["with_all"]["peak_memory_bytes"] == {"host": 1000, "device": 0}
+    assert kept["units"]["data"] == "seconds of a sample"
+    lines = list(csv.DictReader(report.as_csv(found).splitlines()))
+    ratios = {(line["without"], line["quantity"]): float(line["ratio"]) for line in lines if line["ratio"]}
+    assert ratios["kernel", "step"] == pytest.approx(3)
+    assert ratios["kernel", "host memory"] == pytest.approx(3)
+    assert not any(name == "cache" for name, _ in ratios)
+
+
+def test_the_page_has_bars_for_each_quantity(setup, fake):
+    fake.slower = {"model.width": 30.0}
+    fake.fails = {"few: start": TrialFailed("<b>no</b>")}
+    found = run(setup)
+    text = report.as_page(report.head(setup, found), found)
+    assert "A step: times as long without" in text
+    assert "Network alone" in text
+    assert "Loss alone" not in text  # nobody could tell
+    assert "&lt;b&gt;no&lt;/b&gt;" in text
+    assert "model.width=5" in text
+
+
+def test_bars_begin_at_one_and_show_their_interval():
+    bars = [
+        Bar("a", 10.0, 9.0, 11.0, "a", "×10"),
+        Bar("b", 0.5, 0.0, math.inf, "b", "×0.5"),
+        Bar("<c>", 1.0, 0.9, 1.1, "a", "≈1"),
+    ]
+    text = bar_chart("Title & more", bars)
+    assert text.count('class="interval"') == 2
+    assert "Title &amp; more" in text
+    assert "&lt;c&gt;" in text
+    assert text.count("<rect") == 3
+    assert bar_chart("nothing", []) == ""
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_bad_flags(here, capsys):
+    assert main(["toy", "ablate", "--only", "nonsense"]) == 2
+    assert "toy has no optimisation 'nonsense'" in capsys.readouterr().err
+    assert main(["toy", "ablate", "--minutes", "0"]) == 2
+    assert "--minutes" in capsys.readouterr().err
+    (here / "full").mkdir()
+    (here / "full" / "file").touch()
+    assert main(["toy", "ablate", "--out", "full"]) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_command_measures_the_toy(here, capsys):
+    assert main(["toy", "ablate", "--minutes", "0.05", "--out", "found", "--only", "cache"]) == 0
+    said = capsys.readouterr().out
+    kept = json.loads((here / "found" / "ablate.json").read_text())
+    (row,) = kept["without"]
+    assert row["name"] == "cache"
+    assert not row["failed"]
+    assert row["losses"]["agree"]
+    assert row["data"]["ratio"] > 1
+    assert kept["with_all"]["network"]["median"] > 0
+    assert kept["with_all"]["loss"]["median"] < kept["with_all"]["network"]["median"]
+    assert "toy, preset demo, data phantom" in said
+    assert "cache memmap" in said
+    assert (here / "found" / "report.html").read_text().startswith("<!doctype html>")
+    assert (here / "found" / "ablate.csv").read_text().count("\n") > 4

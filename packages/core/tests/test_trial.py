@@ -1,0 +1,166 @@
+"""Trials in processes of their own: what they answer, how they fail, and that none outlives anybody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from runner_core.config.resolve import from_preset
+from runner_core.config.values import plain
+from runner_core.measure.trial import Base, Trial, TrialFailed
+from runner_core.plugins import Plugins
+
+pytestmark = pytest.mark.torch
+PROJECT = Path(__file__).parent / "toy" / "project"
+
+
+@pytest.fixture
+def base(here, cache_home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+    project = Plugins.load("toy").project()
+    settings = from_preset(project, "demo")
+    settings.train.threads = 1
+    return Base("toy", "demo", None, plain(settings))
+
+
+def wait_until(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_answers(base):
+    """Everything that can be asked of one, in one process; losses go on where they stood."""
+    with Trial(base, "as it is", {}) as trial:
+        ready = trial.start()
+        assert (ready.engine, ready.kind, ready.batch, ready.steps_per_epoch) == ("torch", "cpu", 8, 40)
+        assert (ready.parameters, ready.threads, ready.cache, ready.precision) == (481, 1, "memmap", "float32")
+        assert ready.set_bytes == 10 * 2 * 4 * 24 * 24
+        assert ready.sample == {"image": "1 × 24 × 24 float32", "mask": "1 × 24 × 24 float32"}
+        turn = trial.steps(5)
+        assert (turn.samples, turn.steps, turn.first) == (40, 5, 1)
+        assert len(turn.losses) == 5 + ready.lead
+        assert 0 <= turn.wait_seconds < turn.seconds
+        assert trial.steps(3).first == 1 + 5 + ready.lead
+        before = trial.evaluate(16)
+        assert before.keys() == {"loss", "bce"}
+        assert trial.evaluate(16) == before
+        assert trial.data(0.05) > 0
+        assert trial.steps(1).first == 1 + 5 + 3 + 2 * ready.lead
+        assert trial.loss(2) < trial.network(3)
+        host, device = trial.memory()
+        assert host >= ready.host_bytes > 0
+        assert device == 0
+    assert not trial.alive
+    with pytest.raises(TrialFailed, match="is not running"):
+        trial.steps(1)
+
+
+def test_same_steps_learn_the_same_with_workers_and_past_the_end(base):
+    """Losses by step do not depend on who fills the batches, nor on how turns cut them; a training that is over is gone
+    through again."""
+    few = {"train.epochs": 1, "train.steps_per_epoch": 6}
+    losses = {}
+    for settings in (few, few | {"train.workers": 1}):
+        with Trial(base, "x", settings) as trial:
+            found = [trial.start().loss]
+            while len(found) < 15:
+                turn = trial.steps(1 + len(found) % 3)
+                assert turn.first == len(found)
+                found += turn.losses
+            losses[len(settings)] = found[:15]
+            process = psutil.Process(trial.pid)
+            pids = [process.pid, *(child.pid for child in process.children(recursive=True))]
+        assert gone(pids[0])
+        wait_until(lambda pids=pids: all(map(gone, pids)))
+    assert losses[2] == losses[3]
+    assert losses[2][0] > losses[2][-1]
+
+
+def test_failures_say_why(base):
+    for settings, reason in (
+        ({"train.batch_size": 0}, "setting train.batch_size must be at least 1, not 0"),
+        ({"train.batchsize": 4}, "there is no setting 'train.batchsize'; did you mean 'batch_size'"),
+    ):
+        trial = Trial(base, "x", settings)
+        with pytest.raises(TrialFailed) as failed:
+            trial.start()
+        assert reason in failed.value.reason
+        assert not failed.value.memory
+        assert not trial.alive
+
+
+def test_killed_too_large_and_too_slow(base):
+    with Trial(base, "x", {}) as trial:
+        trial.start()
+        os.kill(trial.pid, signal.SIGKILL)
+        with pytest.raises(TrialFailed, match="killed by SIGKILL") as failed:
+            trial.steps(1)
+        assert failed.value.memory
+    with Trial(base, "x", {}, memory_bytes=1) as trial:
+        with pytest.raises(TrialFailed, match="more than the 1 B it may") as failed:
+            trial.start()
+        assert failed.value.memory
+    with Trial(base, "x", {}, timeout=0.1) as trial, pytest.raises(TrialFailed, match="took longer"):
+        trial.start()
+
+
+def test_what_is_printed_does_not_disturb(base, tmp_path, monkeypatch):
+    """By Python and by C; an error that is none of ours is told with what was printed."""
+    noisy = tmp_path / "noisy"
+    for file in PROJECT.rglob("*"):
+        if file.is_file() and file.suffix != ".pyc":
+            copy = noisy / file.relative_to(PROJECT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = file.read_text()
+            text = text.replace(
+                "        width = self.config.model.width\n",
+                '        import os\n\n        print("{noise}")\n        os.write(1, b"more noise")\n'
+                "        width = self.config.model.width\n",
+            )
+            copy.write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(noisy))
+    with Trial(base, "x", {}) as trial:
+        assert trial.start().batch == 8
+        with pytest.raises(TrialFailed, match="TypeError") as failed:
+            trial.steps("many")
+        assert "more noise" in failed.value.output
+        assert "Traceback" in failed.value.output
+
+
+def test_no_process_outlives_its_parent(base, tmp_path):
+    """Nor do the processes that fill its batches."""
+    code = f"""
+import time
+from pathlib import Path
+from runner_core.measure.trial import Base, Trial
+trial = Trial(Base("toy", "demo", None, {dict(base.settings)!r}), "x", {{"train.workers": 1}})
+trial.start()
+Path("pid").write_text(str(trial.pid))
+trial.steps(1 << 40)
+"""
+    with (tmp_path / "out").open("w") as out:
+        parent = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        file = Path(tmp_path / "pid")
+        wait_until(lambda: parent.poll() is not None or (file.exists() and file.read_text()), 240)
+        assert parent.poll() is None, (tmp_path / "out").read_text()
+        worker = psutil.Process(int(file.read_text()))
+        wait_until(worker.children)
+        pids = [worker.pid, *(child.pid for child in worker.children(recursive=True))]
+        assert len(pids) >= 2
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: all(map(gone, pids)))

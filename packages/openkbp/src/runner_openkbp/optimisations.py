@@ -1,0 +1,21 @@
+"""What makes openkbp fast, and the settings that do without it."""
+
+from __future__ import annotations
+
+from runner_core.protocols import Optimisation
+
+OPTIMISATIONS = (
+    Optimisation(
+        "packed",
+        {"data.unpack": "host"},
+        "data",
+        "Batches hold 16-bit CT and dose and a bit a mask, which the device unpacks; without, float32 and a channel a "
+        "mask.",
+    ),
+    Optimisation(
+        "recompute",
+        {"model.recompute": False},
+        "network",
+        "Activations are computed again for the gradient; without, all of them are kept: faster, in more memory.",
+    ),
+)

@@ -1,0 +1,69 @@
+"""Faults that are put into the five real projects are found, and sound trainings of the same length are silent.
+
+`pytest tests/test_faults.py -m "slow or not slow"` ends with a table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import seeded_brainunet
+import seeded_dinocell
+import seeded_openkbp
+import seeded_ssmunet
+import seeded_vesuvius
+from faults import PROPERTY, Bench, Fault
+
+SEEDED: dict[str, list[Fault]] = {
+    "brainunet": seeded_brainunet.FAULTS,
+    "ssmunet": seeded_ssmunet.FAULTS,
+    "openkbp": seeded_openkbp.FAULTS,
+    "vesuvius": seeded_vesuvius.FAULTS,
+    "dinocell": seeded_dinocell.FAULTS,
+}
+
+
+def seeded() -> Iterator[Any]:
+    for project, faults in SEEDED.items():
+        for fault in faults:
+            marks = () if fault.quick else pytest.mark.slow
+            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=marks)
+
+
+def sound() -> Iterator[Any]:
+    """The settings under which faults are looked for, each once."""
+    for project, faults in SEEDED.items():
+        kinds = [{}, *(dict(fault.settings) for fault in faults if fault.settings)]
+        for number, settings in enumerate(kinds):
+            if settings not in kinds[:number]:
+                yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("project, fault", seeded())
+def test_a_fault_is_found(
+    benches: Callable[[str], Bench], project: str, fault: Fault, record_property: Callable[[str, object], None]
+) -> None:
+    found = benches(project).findings({**fault.settings, **fault.wrong}, fault.inject)
+    told = any(finding.rule == fault.rule for finding in found)
+    record_property(PROPERTY, [project, fault.name, fault.rule, "found" if told else "missed"])
+    if fault.missed:
+        assert not told, f"this is found by now: {fault.missed}"
+    else:
+        assert told, f"{fault.rule!r} says nothing; said was: {found}"
+
+
+@pytest.mark.parametrize("project, settings", sound())
+def test_a_sound_training_is_silent(
+    benches: Callable[[str], Bench],
+    project: str,
+    settings: Mapping[str, Any],
+    record_property: Callable[[str, object], None],
+) -> None:
+    """But for what the clock says: this machine may be slow."""
+    bench = benches(project)
+    found = [finding for finding in bench.findings(settings) if not finding.timed]
+    record_property(PROPERTY, [project, f"none {settings or ''}", "", "false alarm" if found else "silent"])
+    assert bench.summary["status"] == "done", bench.summary["reason"]
+    assert not found
