@@ -173,12 +173,16 @@ def test_few_kills_meet_all_phases(seed: int) -> None:
         for moment, delay in kills:
             assert 0 <= delay <= DURATIONS[moment]
             assert delay == 0 or moment.phase != CHECKPOINT, "over before another process could act"
+            assert moment > Moment(5, CHECKPOINT), "before that a run begins anew"
     assert chosen[0] == choose(DURATIONS, 2, 0, random.Random(seed))
 
 
 def test_there_may_be_fewer_moments_than_kills() -> None:
-    one = {Moment(1, STEP): 0.0}
-    assert choose(one, 3, 1, random.Random(0)) == [Kill(Moment(1, STEP), 0.0)]
+    one = {Moment(1, STEP): 0.0, Moment(1, CHECKPOINT): 0.0}
+    found = choose(one, 3, 1, random.Random(0))
+    assert found == [Kill(Moment(1, STEP), 0.0), Kill(Moment(1, CHECKPOINT), 0.0)], (
+        "though nothing is saved before them"
+    )
 
 
 # ---------------------------------------------------------------- the command

@@ -21,8 +21,8 @@ class DoseDataConfig(DataConfig):
     """HU outside the window are clipped to it: metal and the padding around the scanner's field of view. The network
     sees the result / 1000."""
     unpack: Literal["device", "host"] = "device"
-    """Where 16-bit CT and dose and a bit a mask become what the network reads. host: batches are filled with float32
-    and a channel a mask, as the challenge's loader does: eight times the memory to fill and to send; to compare with."""
+    """Where 16-bit CT and dose and a bit a mask become what the network reads. host: batches are filled with float32,
+    a channel a mask, as the challenge's loader does: eight times the memory to fill and to send; to compare with."""
 
 
 @dataclass

@@ -121,7 +121,7 @@ LOSSES = {
     "bce": Loss(lambda z, batch, config: weighted_bce(z, batch["surface"], batch["known"], config.positive)),
     "dice": Loss(lambda z, batch, config: soft_dice(z, batch["surface"], batch["known"])),
     "skeleton_recall": Loss(lambda z, batch, config: skeleton_recall(z, batch["tube"], batch["known"]), ("tube",)),
-    "cldice": Loss(_cldice_as_set, ("medial",)),
+    "cldice": Loss(lambda z, batch, config: _cldice_as_set(z, batch, config), ("medial",)),  # noqa: PLW0108 - see below
     "boundary": Loss(lambda z, batch, config: boundary(z, batch["distance"], batch["known"]), ("distance",)),
     "surface_distance": Loss(
         lambda z, batch, config: surface_distance(z, batch["distance"], batch["known"], config.tau), ("distance",)

@@ -34,11 +34,14 @@ class Kill(NamedTuple):
 
 def choose(durations: Mapping[Moment, float], count: int, first: int, rng: random.Random) -> Sequence[Kill]:
     """Kills at `count` moments, in their order, each at any time within its moment. `durations`: seconds of each moment
-    of the run. Phases come in turn, beginning with the one of number `first`, so that few kills meet all of them."""
-    by_phase = [sorted(m for m in durations if m.phase == phase) for phase in range(len(PHASES))]
+    of the run. Phases come in turn, beginning with the one of number `first`, so that few kills meet all of them. None
+    comes before the first checkpoint is saved, where there are others: such a run begins anew, which proves nothing."""
+    saved = min((m for m in durations if PHASES[m.phase] == "checkpoint"), default=None)
+    later = sorted(m for m in durations if saved is None or m > saved) or sorted(durations)
+    by_phase = [[m for m in later if m.phase == phase] for phase in range(len(PHASES))]
     there = [moments for moments in by_phase if moments]
     chosen: set[Moment] = set()
-    for number in range(min(count, len(durations))):
+    for number in range(min(count, len(later))):
         left = [m for m in there[(first + number) % len(there)] if m not in chosen]
-        chosen.add(rng.choice(left or sorted(m for m in durations if m not in chosen)))
+        chosen.add(rng.choice(left or [m for m in later if m not in chosen]))
     return [Kill(m, rng.uniform(0, durations[m]) if durations[m] > _SHORT else 0.0) for m in sorted(chosen)]
