@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from runner_core.testing.forked import Forked
 
 GIGABYTES_EACH = 4
 """A process that has run torch's and TensorFlow's tests holds 3 GB, and starts others."""
@@ -21,6 +27,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Tests start hundreds of processes: where nothing is kept, each compiles all of torch or TensorFlow anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     workers = len(getattr(config.option, "tx", None) or ())
     if not workers:  # -n 0, or one of the workers: it inherits what follows
         return
@@ -30,3 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # One GPU among several processes: none takes all of its memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a project's contract, the check that kills a training is a campaign too; strangers run it with the others."""
+    for item in items:
+        if "[killed_and_resumed_equals_never_killed]" in item.name:
+            item.add_marker("slow")
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Imports once what many command lines need: they start in an instant."""
+    from runner_core.testing.forked import COMMANDS, TORCH, Forked
+
+    with Forked(os.environ, [*COMMANDS, *(TORCH if find_spec("torch") else ())]) as forked:
+        yield forked

@@ -48,12 +48,17 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, cache_home: Path) -> Runner:
-    """`runner("list")` runs the installed console script in an empty folder and returns the finished process."""
+def runner(tmp_path: Path, cache_home: Path, request: pytest.FixtureRequest) -> Runner:
+    """`runner("list")` runs a command line in an empty folder and returns the finished process. `fresh`, or with
+    variables that Python reads when it starts: the installed console script, which imports everything itself."""
 
-    def run(*words: str | Path, timeout: float = 540, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("runner")), *map(str, words)]
+    def run(
+        *words: str | Path, timeout: float = 540, fresh: bool = False, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "XDG_CACHE_HOME": str(cache_home), "COLUMNS": "200", **environment}
+        if not fresh and not any(name.startswith("PYTHON") for name in environment):
+            return request.getfixturevalue("forked").run([*map(str, words)], tmp_path, env, timeout)
+        command = [str(Path(sys.executable).with_name("runner")), *map(str, words)]
         return subprocess.run(
             command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=timeout, check=False
         )

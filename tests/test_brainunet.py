@@ -22,7 +22,7 @@ def summary_of(run: Path) -> dict:
 def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None:
     """The README's first command: the phantom, preset demo."""
     run = tmp_path / "run"
-    done = runner("brainunet", "train", "--run-dir", run)
+    done = runner("brainunet", "train", "--run-dir", run, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "phantom" in done.stdout
     summary = summary_of(run)

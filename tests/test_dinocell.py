@@ -93,7 +93,7 @@ def test_the_demo_learns_what_pixels_do_not_say(runner: Runner, tmp_path: Path) 
     """The README's command: the treatment is found on plates that pretraining never saw, and neither by the network
     before its first step nor by statistics of pixels."""
     run = tmp_path / "run"
-    done = runner("dinocell", "train", "--run-dir", run)
+    done = runner("dinocell", "train", "--run-dir", run, fresh=True)
     assert done.returncode == 0, done.stderr
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("dinocell", "demo", "phantom")

@@ -41,7 +41,7 @@ def sound() -> Iterator[Any]:
                 yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("project, fault", seeded())
+@pytest.mark.parametrize("project, fault", list(seeded()))
 def test_a_fault_is_found(
     benches: Callable[[str], Bench], project: str, fault: Fault, record_property: Callable[[str, object], None]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_fault_is_found(
         assert told, f"{fault.rule!r} says nothing; said was: {found}"
 
 
-@pytest.mark.parametrize("project, settings", sound())
+@pytest.mark.parametrize("project, settings", list(sound()))
 def test_a_sound_training_is_silent(
     benches: Callable[[str], Bench],
     project: str,

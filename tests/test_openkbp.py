@@ -23,7 +23,7 @@ def summary_of(run: Path) -> dict:
 @pytest.mark.slow
 def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = runner("openkbp", "train", "--run-dir", run)
+    done = runner("openkbp", "train", "--run-dir", run, fresh=True)
     assert done.returncode == 0, done.stderr
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("openkbp", "demo", "phantom")

@@ -69,7 +69,7 @@ def cores(tmp_path: Path) -> Path:
 def test_the_demo_learns_tissues(runner: Runner, cache_home: Path, tmp_path: Path) -> None:
     """The README's first command: the phantom, preset demo. Then a map of a core that it has never seen."""
     run = tmp_path / "run"
-    done = runner("ssmunet", "train", "--run-dir", run)
+    done = runner("ssmunet", "train", "--run-dir", run, fresh=True)
     assert done.returncode == 0, done.stderr
     assert "differs from the preset default in" in done.stdout
     summary = summary_of(run)

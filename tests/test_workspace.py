@@ -39,7 +39,7 @@ def test_the_root_depends_on_every_member() -> None:
 
 
 def test_the_list_names_every_project(runner: Runner) -> None:
-    done = runner("list")
+    done = runner("list", fresh=True)
     assert done.returncode == 0, done.stderr
     for folder in PACKAGES:
         if folder.name != "core":

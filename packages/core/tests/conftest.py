@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core.testing.forked import Forked
 
 TOY = Path(__file__).parent / "toy"
 PROJECT, EXTENSION = TOY / "project", TOY / "extension"
@@ -81,14 +80,6 @@ def environment(cache_home: Path, *installed: Path, **more: str) -> dict[str, st
     found = os.pathsep.join(map(str, installed or (PROJECT,)))
     fixed = {"PYTHONPATH": found, "XDG_CACHE_HOME": str(cache_home), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **fixed, **more}
-
-
-@pytest.fixture(scope="session")
-def forked(cache_home: Path) -> Iterator[Forked]:
-    """Imports once what many command lines need."""
-    forked = Forked(environment(cache_home))
-    yield forked
-    forked.close()
 
 
 @pytest.fixture

@@ -132,6 +132,9 @@ class Fake:
     def __exit__(self, *exception):
         self.close()
 
+    def prepare(self):
+        self.asked.append((self.name, "prepare"))
+
     def _do(self, what):
         time.sleep(0.01)
         self.asked.append((self.name, what))
@@ -267,6 +270,7 @@ def test_what_does_not_fit_beside_the_other_is_measured_by_itself(setup, fake):
     assert kernel.alone
     assert not kernel.failed
     assert kernel.times[STEP].comparison.ratio == pytest.approx(3)
+    assert (kernel.times[STEP].comparison.rounds, kernel.times[STEP].comparison.low) == (1, 0)  # of other minutes
     assert not few.alone
     starts = [name for name, what in fake.asked if what == "start"]
     assert starts[:5] == ["as set", "kernel", "kernel", "as set", "few"]
@@ -304,6 +308,28 @@ def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
         fake._do = original
     assert found.rows[0].alone
     assert not any(row.failed for row in found.rows)
+
+
+def test_a_case_that_fails_later_tells_no_half_of_it(setup, fake):
+    fake.fails = {"kernel: network": TrialFailed("it crashed")}
+    found = run(setup)
+    assert found.rows[0].failed == "it crashed"
+    assert not found.rows[0].times
+    assert not any(line.startswith("kernel") for line in report.as_csv(found).splitlines())
+
+
+def test_a_cache_that_only_a_case_needs_is_built_before_it_is_measured(setup, fake):
+    """What building takes is no training's memory."""
+    found = run(setup)
+    built = [name for name, what in fake.asked if what == "prepare"]
+    assert built == ["kernel", "few"]  # with the cache off there is none
+    first = fake.asked.index(("kernel", "prepare"))
+    assert fake.asked[first + 1] == ("kernel", "start")
+    assert not any(row.failed for row in found.rows)
+    fake.asked.clear()
+    setup.config.cache.mode = "stream"
+    run(setup)
+    assert not any(what == "prepare" for _, what in fake.asked)
 
 
 def test_settings_that_cannot_be_measured_end_it(setup, fake):
@@ -412,16 +438,32 @@ def test_bad_flags(here, capsys):
     assert "toy has no optimisation 'nonsense'" in capsys.readouterr().err
     assert main(["toy", "ablate", "--minutes", "0"]) == 2
     assert "--minutes" in capsys.readouterr().err
+    assert main(["toy", "ablate", "--train.devices", "2"]) == 2
+    assert "ablate measures one device" in capsys.readouterr().err
     (here / "full").mkdir()
     (here / "full" / "file").touch()
     assert main(["toy", "ablate", "--out", "full"]) == 2
     assert "the folder is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_interrupted_it_tells_what_it_has(here, fake, capsys, monkeypatch, stop, code):
+    """In the second case: the first one is told."""
+    monkeypatch.setattr(Plugins.load("toy").project(), "optimisations", OWN)
+    fake.fails = {"few: steps": stop}
+    assert main(["toy", "ablate", "--minutes", "0.001", "--out", "found"]) == code
+    said = capsys.readouterr().out
+    assert "interrupted" in said
+    assert "found/report.html" in said
+    assert [row["name"] for row in json.loads((here / "found" / "ablate.json").read_text())["without"]] == ["kernel"]
+    assert not any(trial.alive for trial in fake.made)
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_the_command_measures_the_toy(here, capsys):
-    assert main(["toy", "ablate", "--minutes", "0.05", "--out", "found", "--only", "cache"]) == 0
+    assert main(["toy", "ablate", "--minutes=0.05", "--out=found", "--only=cache", "--train.threads=1"]) == 0
     said = capsys.readouterr().out
     kept = json.loads((here / "found" / "ablate.json").read_text())
     (row,) = kept["without"]

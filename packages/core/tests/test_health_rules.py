@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -246,9 +247,42 @@ def test_what_was_measured_survives_a_checkpoint():
     assert other.state()["pulls"] == {}
 
 
+@pytest.mark.torch
+def test_a_term_in_half_precision_is_measured_too():
+    """Gradients are taken of a multiple of it, which must be finite itself."""
+    import torch
+    from runner_core.engines.torch.pulls import _pull
+
+    prediction = torch.ones(4, dtype=torch.float16, requires_grad=True)
+    assert _pull(prediction.mean(), [prediction]) == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")
+def test_of_volumes_one_is_looked_at():
+    from runner_core.engines.keras.pulls import _few
+
+    volumes = {"image": np.zeros((4, 3_000_000), np.uint8), "mask": np.zeros((4, 3_000_000), bool), "n": np.float32(1)}
+    assert [t.shape for t in _few(volumes).values()] == [(1, 3_000_000), (1, 3_000_000), ()]
+    assert _few({"image": np.zeros((4, 64, 64, 3), np.uint8)})["image"].shape == (4, 64, 64, 3)
+
+
 def test_it_is_measured_ever_more_rarely():
     assert {0, 1, 2, 3, 4, 9, 19, 49, 99, 199, 499, 999} < MEASURED_AT
     assert len([step for step in MEASURED_AT if step < 100_000]) < 25
+
+
+def test_a_detached_term_is_found_however_often_the_log_is_written():
+    """A line of two steps says too little of two terms: those before it count too, after a resume as well."""
+    rng = np.random.default_rng(0)
+    a, b = rng.random((2, 8))
+    pulls, found = PullLog(), []
+    pulls.add(Measured({"a": 0.5}, ["b"]))
+    for i in range(0, 8, 2):
+        line = {"loss": a + 2 * b, "a": a, "b": b, "gradient_norm": np.full(8, np.inf)}
+        found.append(pulls.take({name: column[i : i + 2].tolist() for name, column in line.items()}).get("detached"))
+        pulls, before = PullLog(), pulls.state()
+        pulls.load(before)
+    assert found == [None, None, ["b"], None]
 
 
 @engines
@@ -267,6 +301,23 @@ def test_weights_that_no_loss_reaches(kind, tmp_path):
 
     found = told(tmp_path, Detached, train__epochs=4)
     assert found["weights without gradient"] == "warning"
+    if kind.framework == "keras" and find_spec("tensorflow") is not None:
+        found = told(tmp_path / "blocks", Detached, train__epochs=4, train__steps_per_execution=2)
+        assert found["weights without gradient"] == "warning"
+
+
+@pytest.mark.torch
+def test_frozen_weights_may_be_in_the_optimizer(tmp_path):
+    class Frozen(toy.Toy):
+        def model(self, precision):
+            network = super().model(precision)
+            network[0].requires_grad_(False)
+            return network
+
+        def parameter_groups(self, model):
+            return [{"params": list(model.parameters())}]
+
+    assert told(tmp_path, Frozen, train__epochs=4) == {}
 
 
 def _last(model):
@@ -287,11 +338,29 @@ def test_weights_are_named_that_had_no_gradient_at_any_look():
     assert rule.observe(log(9, untaught={"weights": {"b": 5}, "looks": 4})) is None
 
 
+@engines
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_loss_of_the_wrong_sign_ends_the_run(kind, sign, tmp_path):
+    class Signed(kind):
+        least: ClassVar = {"bce": 0}
+
+        def step(self, model, batch, progress):
+            step = super().step(model, batch, progress)
+            return step._replace(loss=sign * step.loss, terms={"bce": sign * step.terms["bce"]})
+
+    found = told(tmp_path, Signed, train__epochs=1)
+    assert found.get("impossible loss") == (None if sign > 0 else "error")
+
+
 def test_a_loss_below_what_it_can_be():
     rule = BelowLeast({"dice": 0.0})
     assert rule.observe(log(1, dice=0.0)) is None
     assert rule.observe(log(1, bce=-1.0)) is None
-    assert rule.observe(validation(1, dice=-0.5)).level == "error"
+    assert rule.observe(log(1, dice=-1e-6)) is None  # rounding
+    assert rule.observe(HealthEvent("end", 1, 0, {"dice": -0.5})) is None
+    found = rule.observe(validation(1, dice=-0.5))
+    assert found.level == "error"
+    assert "dice is -0.5, which cannot be below 0" in found.message
 
 
 # ------------------------------------------------------------ what does not move

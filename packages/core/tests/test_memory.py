@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core import memory
+from runner_core import _memory, memory
 from runner_core._errors import BadInput, OutOfSpace
 from runner_core._loaders import samples
 from runner_core.memory.asked import Asked, Facts
@@ -194,6 +194,22 @@ def test_a_single_sample_that_is_too_large_is_refused():
     assert "use a smaller model" in text
 
 
+def test_files_that_the_kernel_keeps_in_memory_are_free(tmp_path, monkeypatch):
+    """A control group counts them as used: a training whose data was read before would be refused."""
+    monkeypatch.setattr(_memory, "_GROUP", tmp_path)
+    available = _memory.available_ram()
+    files = {
+        "memory.max": "1000",
+        "memory.current": "900",
+        "memory.stat": "anon 300\ninactive_file 400\nactive_file 200",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert _memory.available_ram() == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _memory.available_ram() == pytest.approx(available, rel=0.5)
+
+
 # ---------------------------------------------------------------- the plan of a toy
 
 
@@ -315,6 +331,26 @@ def test_batchnorm_that_refuses_one_sample_is_tried_with_more():
 
     _, _, found = planned(toy.small(), Pooled)
     assert "activations of a step" in {part.name for part in found.parts}
+
+
+@pytest.mark.torch
+def test_where_two_samples_do_not_fit_one_is_tried():
+    import torch
+
+    class Large(toy.Toy):
+        def step(self, model, batch, progress):
+            if len(batch["image"]) > 1:
+                raise torch.OutOfMemoryError
+            return super().step(model, batch, progress)
+
+    setup = toy.ToySetup(Large(toy.small(train__batch_size=2)))
+    data = toy.make_data(setup.project)
+    data.samples = samples(setup.project, data)
+    trainer = setup.engine.trainer(setup, data, 10)
+    spec = data.samples["train"].spec
+    found = trainer.footprint({name: np.zeros((2, *s.shape), s.dtype) for name, s in spec.items()})
+    assert (found.how, found.too_large) == ("measured", False)
+    assert found.sample > 0
 
 
 @pytest.mark.torch

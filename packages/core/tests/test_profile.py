@@ -375,7 +375,7 @@ def test_the_command_says_it_and_writes_it(here, capsys):
     [
         (["--at", "2"], "--at 2"),
         (["--steps", "1"], "--steps must be at least 2"),
-        (["--minutes", "0"], "--minutes more than 0"),
+        (["--minutes", "0"], "--minutes must be more than 0"),
         (["--train.devices", "2"], "one device"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
-from runner_core.cache.stored import FlatArray, PreparedStore
+from runner_core.cache.stored import FlatArray, LiveArray, LiveRecords, PreparedStore
 from runner_core.samples import refuse_differing_fields
 from runner_core.testing.compare import sent
 
@@ -56,6 +56,36 @@ def test_neighbours_stay_within_their_record(tmp_path_factory, lengths, offsets,
         assert np.array_equal(out["image"][n], near)
         assert np.array_equal(out["mask"][n, 0], image[row, :1] > 9)
         assert out["record"][n] == record
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda store: RowSamples(store, {"image": (-1, 0, 1), "mask": (0,)}, [0, 1, 2]),
+        lambda store: PatchSamples(store, ["image", "mask"], (3, 4), [0, 1, 2], 2),
+        lambda store: TileSamples(store, ["image", "mask"], (3, 4), [0, 1, 2], stride=(3, 4)),
+    ],
+    ids=["rows", "patches", "tiles"],
+)
+def test_what_is_prepared_at_each_read_is_so_once_for_all_fields(tmp_path, made):
+    """As a loader that somebody wrote by hand does it: what `ablate` compares a cache with."""
+    rng = np.random.default_rng(0)
+    arrays = {name: [rng.integers(0, 99, (6, 8), np.uint8) for _ in range(3)] for name in ("image", "mask")}
+    prepared = []
+
+    def pipeline(record):
+        prepared.append(record)
+        return SimpleNamespace(arrays={name: own[record] for name, own in arrays.items()})
+
+    live = LiveRecords(pipeline, [0, 1, 2])
+    stored = {name: LiveArray(live, name, np.dtype(np.uint8), [(6, 8)] * 3) for name in arrays}
+    samples = made(PreparedStore(["r0", "r1", "r2"], [{}] * 3, stored, ""))
+    own = samples.record_of_sample
+    one_by_one = [int(np.flatnonzero(own == record)[k]) for k in (0, 1) for record in range(3)]  # 0 1 2 0 1 2
+    found, true = filled(samples, one_by_one), filled(made(store_of(tmp_path, arrays)), one_by_one)
+    for name in samples.spec:
+        np.testing.assert_array_equal(found[name], true[name])
+    assert len(prepared) == (3 if isinstance(samples, RowSamples) else 6)
 
 
 def test_chosen_rows_only(tmp_path):

@@ -47,7 +47,7 @@ def test_answers(base):
         assert (ready.engine, ready.kind, ready.batch, ready.steps_per_epoch) == ("torch", "cpu", 8, 40)
         assert (ready.parameters, ready.threads, ready.cache, ready.precision) == (481, 1, "memmap", "float32")
         assert ready.set_bytes == 10 * 2 * 4 * 24 * 24
-        assert ready.sample == {"image": "1 × 24 × 24 float32", "mask": "1 × 24 × 24 float32"}
+        assert ready.sample == {"image": "1 × 24 × 24 uint8", "mask": "1 × 24 × 24 uint8"}
         turn = trial.steps(5)
         assert (turn.samples, turn.steps, turn.first) == (40, 5, 1)
         assert len(turn.losses) == 5 + ready.lead
@@ -65,6 +65,30 @@ def test_answers(base):
     assert not trial.alive
     with pytest.raises(TrialFailed, match="is not running"):
         trial.steps(1)
+
+
+def test_memory_is_its_own(base):
+    """Not that of the process that started it, nor of programs that it called."""
+    held = bytearray(1 << 30)
+    held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
+    with Trial(base, "x", {}) as trial:
+        assert trial.start().host_bytes < len(held)
+
+
+def test_a_process_leaves_nothing_behind(base, tmp_path, monkeypatch):
+    """However it ends; and a cache that was prepared is there for the next one."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    said = []
+    with Trial(base, "x", {"cache.dir": str(tmp_path / "cache")}, say=said.append) as trial:
+        trial.prepare()
+        assert not trial.alive
+        assert any((tmp_path / "cache").iterdir())
+        trial.start()
+        assert list((tmp_path / "tmp").glob("runner-trial-*"))
+    with Trial(base, "x", {"train.batch_size": 0}) as trial, pytest.raises(TrialFailed):
+        trial.start()
+    assert not list((tmp_path / "tmp").glob("runner-trial-*"))
 
 
 def test_same_steps_learn_the_same_with_workers_and_past_the_end(base):

@@ -240,6 +240,27 @@ def test_without_time_nothing_is_tried(world):
     assert "--minutes" in outcome(found, "workers").reason
 
 
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+def test_interrupted_it_tells_what_it_has_and_keeps_nothing(world, tmp_path, stop):
+    """In the second remedy: what was kept before was not measured once more."""
+    world.speed = {("train.workers", 2): 1.5}
+    world.fails = {("train.channels_last", "on"): stop}
+    with Tuning(BASE, 600.0) as tuning:
+        tuning.begin()
+        with pytest.raises(type(stop)):
+            tuning.try_all(SETTINGS, [Candidate(fix) for fix in (WORKERS, LAYOUT, COMPILE)], [])
+        found = tuning.stopped()
+    assert not world.alive
+    assert [(row.name, row.outcome) for row in found.rows] == [
+        *(("workers", "kept"), ("layout", "not tried"), ("compile", "not tried"))
+    ]
+    assert (found.settings, found.dropped, found.final) == ({}, {"train.workers": 2}, None)
+    text = "\n".join(lines(found, tmp_path, "toy"))
+    assert "not tried: layout, compile (interrupted)" in text
+    assert "the settings stay as they were (train.workers 2 was faster, but not yet measured once more)" in text
+    assert facts(found, BASE)["interrupted"]
+
+
 def test_settings_that_fail_from_the_start_are_refused(world, monkeypatch):
     monkeypatch.setattr(FakeTrial, "start", lambda self: (_ for _ in ()).throw(TrialFailed("no GPU here")))
     with pytest.raises(BadInput, match="cannot be measured: no GPU here"):
@@ -382,6 +403,17 @@ def test_command_writes_settings_that_train_takes(here, capsys, monkeypatch):
     assert main(["toy", "config", "--config", "tuned/settings.yaml"]) == 0
     settings = yaml.safe_load(capsys.readouterr().out)
     assert (settings["train"]["accumulate"], settings["train"]["steps_per_epoch"]) == (1, 20)
+
+
+@pytest.mark.torch
+def test_interrupted_the_command_writes_what_it_has(here, world, capsys, monkeypatch):
+    world.fails = {("train.accumulate", 2): KeyboardInterrupt()}
+    monkeypatch.setattr(Tuning, "fixes", lambda self: [Fix("halves", {"train.accumulate": 2}, "")])
+    assert main(["toy", "tune", "--out", "tuned"]) == 130
+    assert "Interrupted before the last comparison" in capsys.readouterr().out
+    assert json.loads((here / "tuned" / "tune.json").read_text())["interrupted"]
+    assert yaml.safe_load((here / "tuned" / "settings.yaml").read_text())["project"] == "toy"
+    assert "Interrupted" in (here / "tuned" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

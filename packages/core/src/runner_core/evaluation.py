@@ -184,7 +184,10 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
             writer.writerow([row.record.key, row.record.group, *numbers, "yes" if row.trained_on else "no"])
     rows = [
         {"record": r.record.key, "group": r.record.group, "scores": r.scores, "baseline": r.baseline}
-        | {"trained_on": r.trained_on, "remarks": [asdict(finding) for finding in r.remarks]}
+        | {
+            "trained_on": r.trained_on,
+            "remarks": [{"rule": f.rule, "level": f.level, "message": f.message} for f in r.remarks],
+        }
         for r in scores.rows
     ]
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}

@@ -216,7 +216,8 @@ class Loop:
         signal = self.signals.pending
         if improved or errors or signal or self.finished or self.cadence.saves(self.state.step):
             self._save(improved)
-            self._recall(errors)
+            if not signal:  # whoever sent it may not wait
+                self._recall(errors)
         if errors:
             raise Unhealthy("\n".join(str(error) for error in errors))
         if signal and not (self.finished and not self._owes_validation()):

@@ -356,21 +356,22 @@ class HealthEvent:
     - first_step: `precision_asked` (str), `precision_seen` ({dtype: number of layers}; none where no layer was seen),
       `weights` (a number that is another once any bit of the weights is that are trained; None while the learning rate
       of all is 0);
-    - log, at every train line, of the steps since the last: `loss`, one entry per loss term, `learning_rate`,
-      `highest_rate` (of all groups of parameters), `gradient_norm` and `clipped` (the share of steps that were; when
-      clipping); `pulls` (of each loss term whose gradient norm was measured: how often, and the largest), `detached`
-      (terms of which the loss is made, but that have no gradient), `ignored` (of the voxels that `Project.ignored`
-      marks: their `share`, the loss's largest gradient there as a share of the largest anywhere, `pull`, and the
-      `metrics` that change with the prediction there), `untaught` (the `weights` that are trained and had no gradient
-      in any of so many `looks`, by name, with how many numbers each is), these by one process alone. By the clock, for
-      findings that are `timed`: `seconds`, `data_wait_share`, `gpu_busy` (0…1);
+    - log, at every train line, of the steps since the last: `loss`, one entry per loss term (by the names that
+      `Project.least` and `Project.uninformed` use), `learning_rate`, `highest_rate` (of all groups of parameters),
+      `gradient_norm` and `clipped` (the share of steps that were; when clipping); `pulls` (of each loss term whose
+      gradient norm was measured: how often, and the largest), `detached` (terms of which the loss is made, but that
+      have no gradient), `ignored` (of the voxels that `Project.ignored` marks: their `share`, the loss's largest
+      gradient there as a share of the largest anywhere, `pull`, and the `metrics` that change with the prediction
+      there), `untaught` (the `weights` that are trained and had no gradient in any of so many `looks`, by name, with
+      how many numbers each is), these by one process alone. By the clock, for findings that are `timed`: `seconds`,
+      `data_wait_share`, `gpu_busy` (0…1);
     - validation: the metrics, `weights`, `decision_min` and `decision_max` (extremes of `Project.decision` over the
       split), `decision_mark_min` and `decision_mark_max` (of a number for each sample, the same only where the whole
       decision is), `pulls` (of the terms that the project's `step` measures);
     - checkpoint, once in each start, for the first of a network as it was validated, and not to rules with a memory:
-      `weights_differ` (names that are
-      not the same in the network that it gives back), `prediction_differs` (the largest difference on a few samples, as
-      a share of what the prediction spans), or `refused` (why it cannot be read);
+      `weights_differ` (names that are not the same in the network that it gives back), `prediction_differs` (the
+      largest difference on a few samples, as a share of what the prediction spans), or `refused` (why it cannot be
+      read);
     - end: those of the last validation.
     """
 

@@ -10,6 +10,7 @@ from runner_core import _around
 from runner_core._errors import BadInput
 from runner_core._of_records import OfRecords
 from runner_core._text import times
+from runner_core.cache.stored import LiveArray
 from runner_core.protocols import Array, Arrays, Samples, SampleSpec, Store
 from runner_core.sampling import below, words
 
@@ -44,6 +45,7 @@ class RowSamples(OfRecords):
         self.store = store
         self.fields = {name: tuple(offsets) for name, offsets in fields.items()}
         self.arrays = {name: store.arrays[name] for name in self.fields}
+        self._live = any(isinstance(array, LiveArray) for array in self.arrays.values())
         lengths = _common_lengths(store, list(self.fields))
         self.record_rows = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         if rows is None:
@@ -76,10 +78,18 @@ class RowSamples(OfRecords):
         if self.store.device:
             out["row"][...] = rows
             return
-        for name, offsets in self.fields.items():
-            target = out[name]
-            wanted = rows if offsets == (0,) else self._neighbours(rows, records, offsets)
-            self.arrays[name].take(wanted, target.reshape(len(wanted), *target.shape[2:]))
+        for some in self._together(records):
+            for name, offsets in self.fields.items():
+                target = out[name][some]
+                wanted = rows[some] if offsets == (0,) else self._neighbours(rows[some], records[some], offsets)
+                self.arrays[name].take(wanted, target.reshape(len(wanted), *target.shape[2:]))
+
+    def _together(self, records: Array) -> list[slice]:
+        """Which samples are gathered at once: all of them. Of records that are prepared at each read it is one by one,
+        those of a record in a row, so that it is prepared once for all of its arrays."""
+        if not self._live:
+            return [slice(None)]
+        return [slice(i, i + 1) for i in np.argsort(records, kind="stable").tolist()]
 
     def _neighbours(self, rows: Array, records: Array, offsets: tuple[int, ...]) -> Array:
         """Rows (samples × offsets, flat), held within each sample's own record."""
@@ -157,9 +167,9 @@ class PatchSamples(_Cut):
         starts = self._starts(records, positions, seed, epoch)
         where = zip(records.tolist(), starts.tolist(), (starts + self.patch).tolist(), strict=True)
         regions = [(record, tuple(map(slice, start, stop))) for record, start, stop in where]
-        for name, array in self.arrays.items():
-            target, read = out[name], array.read
-            for i, (record, region) in enumerate(regions):
+        fields = [(out[name], array.read) for name, array in self.arrays.items()]
+        for i, (record, region) in enumerate(regions):  # what prepares at each read does so once for all fields
+            for target, read in fields:
                 target[i] = read(record, region)
 
     def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
@@ -213,10 +223,11 @@ class TileSamples(_Cut):
         stops = np.minimum(starts + self.patch, self.grids[records])
         short = (stops - starts < self.patch).any(axis=1)
         where = list(zip(records.tolist(), starts.tolist(), stops.tolist(), (stops - starts).tolist(), strict=True))
-        for name, array in self.arrays.items():
-            target, read = out[name], array.read
+        fields = [(out[name], array.read) for name, array in self.arrays.items()]
+        for target, _ in fields:
             target[short] = 0
-            for i, (record, start, stop, size) in enumerate(where):
+        for i, (record, start, stop, size) in enumerate(where):
+            for target, read in fields:
                 target[i][tuple(map(slice, size))] = read(record, tuple(map(slice, start, stop)))
 
 

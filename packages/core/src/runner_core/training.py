@@ -31,7 +31,7 @@ from runner_core.snapshots import Snapshots, first_samples
 from runner_core.team import AgreedSignals
 
 RECALLED = 4
-"""Validation samples that the network of a checkpoint is tried on."""
+"""Validation samples that the network of a checkpoint is tried on, at most: no more than a validation takes at once."""
 
 
 class RunFolder(Protocol):
@@ -145,13 +145,15 @@ class _Run:
     def _recalling(self) -> Callable[[int], dict[str, Any] | None] | None:
         """Compares what the checkpoint of a step gives back with what was validated; None where that is not asked for,
         or each process has a part of it."""
-        if self.setup.config.health.mode == "off" or self.team.count > 1 or "validation" not in self.data.samples:
+        config = self.setup.config
+        if config.health.mode == "off" or self.team.count > 1 or "validation" not in self.data.samples:
             return None
+        count = min(RECALLED, config.validate.batch_size or config.train.batch_size)
 
         def recall(step: int) -> dict[str, Any] | None:
             apart = copy(self.setup)
             apart.project = copy(self.setup.project)  # whose statistics are then those of the checkpoint
-            arrays = first_samples(self.data.samples["validation"], RECALLED, self.setup.config.train.seed)
+            arrays = first_samples(self.data.samples["validation"], count, config.train.seed)
             try:
                 return self.trainer.recalled(apart, self.checkpoints.load(self.checkpoints.of(step)), arrays)
             except BadInput as error:

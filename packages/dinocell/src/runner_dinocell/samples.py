@@ -52,8 +52,8 @@ class CellSamples(PatchSamples):
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         super().fill(indices, positions, seed, epoch, out)
-        for name, array in self._of_field.items():
-            for i, record in enumerate(out["record"].tolist()):
+        for i, record in enumerate(out["record"].tolist()):
+            for name, array in self._of_field.items():
                 out[name][i] = array.read(record)
         drawn = words(seed, epoch, positions, _PLACE + masks.WORDS + self._draws)[:, _PLACE:]
         out["draws"][...] = (drawn[:, masks.WORDS :] >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner_core._errors import BadInput
 from runner_core._text import aligned
+from runner_core.cli.data import data_folder, open_data
+from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import AblateOptions
 from runner_core.cli.start import start_new
-from runner_core.config.values import plain
 from runner_core.measure import ablate_report as report
 from runner_core.measure.ablate import Ablation, Found
 from runner_core.measure.optimisations import cases, refuse_unknown
-from runner_core.measure.trial import Base, TrialFailed
+from runner_core.measure.trial import TrialFailed
 from runner_core.runfolder import replace_text
 from runner_core.setup import Setup
 from runner_core.toolfolder import tool_folder
@@ -23,14 +25,12 @@ from runner_core.toolfolder import tool_folder
 def ablate(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "ablate", AblateOptions, arguments)
     setup, options = started.setup, started.options
+    refuse("ablate", started)
     refuse_unknown(setup, options.only)
-    if not options.minutes > 0:
-        raise BadInput(f"--minutes {options.minutes:g}: it takes some time")
     folder = tool_folder(name, "ablate", options.out)
-    source = None if setup.source is None else str(setup.source)
-    settings = plain(setup.config)
-    base = Base(name, setup.preset, source, settings, started.chosen, options.no_extension)
-    measured = Ablation(base, 60 * options.minutes, print)
+    open_data(setup, print).store.close()  # before anything is measured: the cache is built, and faulty data refused
+    base = replace(base_of(started), source=str(data_folder(setup, print)))  # one phantom, wherever trials cache
+    measured, code = Ablation(base, 60 * options.minutes, print), 0
 
     def done(found: Found) -> None:
         """After every case, so that what was measured is not lost."""
@@ -41,19 +41,32 @@ def ablate(name: str, arguments: Sequence[str]) -> int:
         )
 
     try:
-        found = measured.run(lambda ready: cases(setup, ready, options.only), done)
+        measured.run(lambda ready: cases(setup, ready, options.only), done)
     except TrialFailed as failure:
-        raise BadInput(f"these settings cannot be measured: {failure}") from failure
+        until_then = f"; what was measured until then: {folder}" if measured.found else ""
+        raise BadInput(f"these settings cannot be measured: {failure}{until_then}") from failure
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if measured.found is None:
+            raise
+        code = exit_code(stop)
+    found = measured.found
+    assert found is not None
     print()
+    _tell(setup, found)
+    if code:
+        print("interrupted: what was not finished by then is left out")
+    elif not found.rows:
+        print("there is nothing to switch off")
+    print(f"report: {folder / 'report.html'}   also ablate.csv, ablate.json")
+    return code
+
+
+def _tell(setup: Setup, found: Found) -> None:
     print(report.headline(report.head(setup, found)))
     for line in aligned([report.COLUMNS, *report.rows(found)]):
         print(line)
     for note in report.footnotes(found):
         print(note)
-    if not found.rows:
-        print("there is nothing to switch off")
-    print(f"report: {folder / 'report.html'}   also ablate.csv, ablate.json")
-    return 0
 
 
 def _write(setup: Setup, found: Found, folder: Path) -> None:

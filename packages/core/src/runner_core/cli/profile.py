@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner_core._errors import BadInput
-from runner_core._text import counted
 from runner_core.cli.data import open_data
+from runner_core.cli.measured import refuse
 from runner_core.cli.options import ProfileOptions
 from runner_core.cli.start import start_new
 from runner_core.measure import profile_report
@@ -17,11 +17,9 @@ from runner_core.toolfolder import tool_folder
 def profile(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "profile", ProfileOptions, arguments)
     options, setup = started.options, started.setup
-    if options.steps < 2 or not options.minutes > 0:
-        raise BadInput("--steps must be at least 2 and --minutes more than 0")
-    if setup.config.train.devices > 1:
-        several = counted(setup.config.train.devices, "device")
-        raise BadInput(f"profile looks at one device: leave out --devices ({several})")
+    refuse("profile", started)
+    if options.steps < 2:
+        raise BadInput(f"--steps must be at least 2, not {options.steps}")
     folder = tool_folder(name, "profile", options.out)
     data = open_data(setup, print)
     facts = profile_run(

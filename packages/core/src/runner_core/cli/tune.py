@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from runner_core._errors import BadInput
 from runner_core._memory import available_ram
-from runner_core._text import counted
 from runner_core.cli.data import open_data
+from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import TuneOptions
-from runner_core.cli.start import Started, start_new
-from runner_core.config.values import flat, plain
+from runner_core.cli.start import start_new
+from runner_core.config.values import flat
 from runner_core.display import speed
 from runner_core.measure import tune_report
 from runner_core.measure.candidates import Facts, systematic, with_fixes
-from runner_core.measure.trial import Base
 from runner_core.measure.tune import Tuning
 from runner_core.measure.turns import spread
 from runner_core.toolfolder import tool_folder
@@ -24,12 +22,14 @@ from runner_core.toolfolder import tool_folder
 def tune(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "tune", TuneOptions, arguments)
     options, setup = started.options, started.setup
-    _refuse(started)
+    refuse("tune", started)
+    if options.memory_gb is not None and not options.memory_gb > 0:
+        raise BadInput(f"--memory-gb must be more than 0, not {options.memory_gb:g}")
     folder = tool_folder(name, "tune", options.out)
     open_data(setup, print).store.close()  # before the time runs: the cache is built, and faulty data refused
     base = base_of(started)
     memory = None if options.memory_gb is None else int(options.memory_gb * 1e9)
-    settings = flat(setup.config)
+    settings, code = flat(setup.config), 0
     print(f"tuning for {options.minutes:g} minutes: each remedy takes turns with the best settings so far")
     with Tuning(base, 60 * options.minutes, memory, print) as tuning:
         ready = tuning.begin()
@@ -40,27 +40,13 @@ def tune(name: str, arguments: Sequence[str]) -> int:
         )
         facts = Facts(setup.project, settings, ready, tuning.wait_share, tuning.step_seconds, available_ram())
         tried, left = systematic(facts)
-        candidates, beyond = with_fixes(tuning.fixes(), tried)
-        tuning.try_all(settings, candidates, [*left, *beyond])
-        found = tuning.finish()
+        try:
+            candidates, beyond = with_fixes(tuning.fixes(), tried)
+            tuning.try_all(settings, candidates, [*left, *beyond])
+            found = tuning.finish()
+        except (KeyboardInterrupt, SystemExit) as stop:
+            found, code = tuning.stopped(), exit_code(stop)
     tune_report.write(found, base, type(setup.project), setup.config, folder)
     for line in tune_report.lines(found, folder, name):
         print(line)
-    return 0
-
-
-def base_of(started: Started[Any]) -> Base:
-    """What the trials of a parsed command begin with."""
-    setup, options = started.setup, started.options
-    source = None if setup.source is None else str(setup.source)
-    return Base(setup.name, setup.preset, source, plain(setup.config), started.chosen, options.no_extension)
-
-
-def _refuse(started: Started[TuneOptions]) -> None:
-    options, train = started.options, started.setup.config.train
-    if not options.minutes > 0:
-        raise BadInput(f"--minutes must be more than 0, not {options.minutes:g}")
-    if options.memory_gb is not None and not options.memory_gb > 0:
-        raise BadInput(f"--memory-gb must be more than 0, not {options.memory_gb:g}")
-    if train.devices > 1:
-        raise BadInput(f"tune measures one device: leave out --devices ({counted(train.devices, 'device')})")
+    return code

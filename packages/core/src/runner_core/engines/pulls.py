@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from runner_core.engines.steplog import GRADIENT_NORM
 from runner_core.protocols import Json, Metric, Tensors
 
 MEASURED_AT = frozenset({*range(5), *(first * 10**power - 1 for first in (1, 2, 5) for power in range(10))})
@@ -20,8 +21,9 @@ MEASURED_AT = frozenset({*range(5), *(first * 10**power - 1 for first in (1, 2, 
 average over a training, and is the same however often that is resumed."""
 _MORE = 4
 """Steps that are needed beyond the number of terms, to say that the loss is their weighted sum."""
-HALF_SCALE = 2.0**16
-"""Gradients of a mean over millions of voxels vanish in float16: they are taken of so many times the term."""
+HALF_SCALE = 2.0**15
+"""Gradients of a mean over millions of voxels vanish in float16: they are taken of so many times the term. A power of 2
+that float16 itself holds, for terms that are computed in it."""
 _EXACT, _PART = 1e-3, 0.02
 """Shares of the loss's spread: a sum that explains all but the first is the loss; a term without which more than the
 second is left is a part of it."""
@@ -48,6 +50,7 @@ class PullLog:
         self._ignored: dict[str, Json] | None = None
         self._detached: list[str] = []
         self._told = False
+        self._values: dict[str, list[float]] = {}
         self._untaught: dict[str, int] = {}
         self._looks = 0
 
@@ -71,19 +74,28 @@ class PullLog:
         since then. `detached` are terms of which the loss is made, and which have no gradient."""
         facts: dict[str, Json] = {"pulls": self._pulls, "ignored": self._ignored}
         if self._detached and not self._told:
-            found = parts_of_loss(values, self._detached)
-            self._told = found is not None
-            facts["detached"] = found or []
+            facts["detached"] = self._parts(values)
         if self._looks:
             facts["untaught"] = {"weights": self._untaught, "looks": self._looks}
         self._pulls, self._ignored, self._untaught, self._looks = {}, None, {}, 0
         return {name: value for name, value in facts.items() if value}
 
+    def _parts(self, values: Mapping[str, Sequence[float]]) -> list[str]:
+        """Detached terms of which the loss is made, once that can be told; of as many lines of the log as it takes."""
+        for name, column in values.items():
+            if name != GRADIENT_NORM:
+                self._values[name] = [*self._values.get(name, ()), *column]
+        if len(self._values.get("loss", ())) < len(self._values) - 1 + _MORE:
+            return []
+        found, self._values = parts_of_loss(self._values, self._detached), {}
+        self._told = found is not None
+        return found or []
+
     def state(self) -> Json:
         """For the checkpoint."""
         return {
             "pulls": self._pulls, "ignored": self._ignored, "detached": self._detached, "told": self._told,
-            "untaught": self._untaught, "looks": self._looks,
+            "values": self._values, "untaught": self._untaught, "looks": self._looks,
         }  # fmt: skip
 
     def load(self, state: Mapping[str, Json]) -> None:
@@ -91,6 +103,7 @@ class PullLog:
         self._pulls = {name: list(pull) for name, pull in state.get("pulls", {}).items()}
         self._ignored, self._detached = state.get("ignored"), list(state.get("detached", []))
         self._told = state.get("told", False)
+        self._values = {name: list(column) for name, column in state.get("values", {}).items()}
         self._untaught, self._looks = dict(state.get("untaught", {})), state.get("looks", 0)
 
 

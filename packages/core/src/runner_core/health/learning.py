@@ -160,9 +160,7 @@ class Uninformed:
         after = {"log": self.STEPS, "end": self.LEAST}.get(event.moment)
         due = after is not None and event.step >= after
         seen = [name for name in self._values if self.memory["last"].get(name)]
-        found = (
-            seen if due and all(self._stays(name) for name in seen) else []
-        )  # one that left may have taken others up
+        found = seen if due and all(map(self._stays, seen)) else []  # one that left may have taken others up
         self.memory["told"] += found
         if not found:
             return None

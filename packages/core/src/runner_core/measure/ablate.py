@@ -11,12 +11,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner_core._memory import available_ram
 from runner_core.location import Url, location
-from runner_core.measure.optimisations import ALL, SAME, Case
+from runner_core.measure.optimisations import ALL, CORE, SAME, Case
 from runner_core.measure.trial import Base, Ready, Trial, TrialFailed
 from runner_core.measure.turns import Comparison, Contender, compare, spread
 from runner_core.protocols import Json
@@ -37,6 +37,9 @@ _SHARE_OF_RAM = 0.9
 _PATIENCE = 300.0
 """Seconds at least that a trial may take for one thing: to prepare its data and take its first step, say."""
 
+_SAME_CACHE = {name for core in CORE if core.part == "network" for name in core.off} | {"train.workers"}
+"""Settings on which the cache does not depend."""
+
 Cases = Callable[[Ready], Sequence[Case]]
 
 
@@ -47,11 +50,14 @@ class Times:
 
     on: list[float] = field(default_factory=list)
     off: list[float] = field(default_factory=list)
+    paired: bool = True
+    """Were both measured in the same rounds? If not, nothing can be said of how sure their ratio is."""
 
     @property
     def comparison(self) -> Comparison:
         """How many times as long it takes without."""
-        return compare(self.off, self.on)
+        found = compare(self.off, self.on)
+        return found if self.paired else replace(found, low=0.0, high=math.inf, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,14 @@ class Found:
 
 
 class Ablation:
-    """Of `base`, in about `seconds`, a round a case in any case. `say` is told what is done."""
+    """Of `base`, whose cache should be there, in about `seconds`, a round a case in any case. `say` is told what is
+    done."""
 
     def __init__(self, base: Base, seconds: float, say: Callable[[str], None], turn: float = TURN) -> None:
         self._base, self._seconds, self._turn = base, seconds, turn
         self._say = say
+        self.found: Found | None = None
+        """What is finished, while it runs; None: nothing yet."""
 
     def run(self, cases: Cases, done: Callable[[Found], None] = lambda found: None) -> Found:
         """`cases` says, of the trial with all on, what is to be switched off; `done` is called after each of them.
@@ -121,9 +130,9 @@ class Ablation:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="runner-ablate-") as folder:
             self._folder = Path(folder)
-            with self._trial("as set", {}, None) as trial:  # it may build a cache first
+            with self._trial("as set", {}, None) as trial:
                 self._on = _Side(trial, self._turn)
-                found = self._first()
+                found = self.found = self._first()
                 done(found)
                 wanted = cases(self._on.ready)
                 for number, case in enumerate(wanted):
@@ -135,12 +144,18 @@ class Ablation:
 
     def _trial(self, name: str, off: Mapping[str, Json], patience: float | None) -> Trial:
         """What is streamed goes into a folder of each trial's own: none finds what another has fetched."""
-        mode, source = self._base.settings["cache"]["mode"], self._base.source
-        streamed = mode == "stream" or (source is not None and isinstance(location(source), Url))
-        own = {"cache.dir": str(self._folder / name)} if streamed else {}
+        own = {"cache.dir": str(self._folder / name)} if self._streamed else {}
         most = int(_SHARE_OF_RAM * available_ram())
-        say = None if off else self._say  # the data are the same for all
-        return Trial(self._base, name, {**off, **own}, timeout=patience, memory_bytes=most, say=say)
+        return Trial(self._base, name, {**off, **own}, timeout=patience, memory_bytes=most)
+
+    @property
+    def _streamed(self) -> bool:
+        mode, source = self._base.settings["cache"]["mode"], self._base.source
+        return mode == "stream" or (source is not None and isinstance(location(source), Url))
+
+    def _caches(self, case: Case) -> bool:
+        """May it need a cache that is not there yet? That of the settings as they are is."""
+        return not self._streamed and case.off.get("cache.mode") != "off" and not set(case.off) <= _SAME_CACHE
 
     # ------------------------------------------------------------ cases
 
@@ -159,10 +174,12 @@ class Ablation:
         with self._trial(case.name, case.off, max(_PATIENCE, 3 * seconds)) as trial:
             off = _Side(trial, self._turn)
             try:
+                if self._caches(case):
+                    trial.prepare()
                 self._measure(row, off, deadline, found)
             except TrialFailed as failure:
                 if not trial.alive and not (failure.memory and self._on.trial.alive):
-                    row.failed = row.failed or failure.reason
+                    row.failed, row.times = failure.reason, {}
                 else:
                     self._say(f"{failure.reason}: once more, by itself")
                     self._again_alone(row, off, deadline, found)
@@ -178,7 +195,7 @@ class Ablation:
         try:
             self._measure(row, off, deadline, found)
         except TrialFailed as failure:
-            row.failed = failure.reason
+            row.failed, row.times = failure.reason, {}
 
     def _measure(self, row: Row, off: _Side, deadline: float, found: Found) -> None:
         off.begin()
@@ -198,7 +215,7 @@ class Ablation:
         """A turn each; who begins changes."""
         if row.alone:
             if quantity in found.times and (without := off.seconds(quantity)) is not None:
-                times = row.times.setdefault(quantity, Times())
+                times = row.times.setdefault(quantity, Times(paired=False))
                 times.on.append(spread(found.times[quantity]).median)
                 times.off.append(without)
             return
@@ -241,8 +258,9 @@ class _Side:
         self.evaluated = self.trial.evaluate(self.ready.batch).get("loss", math.nan)
         until = time.monotonic() + 5 * self._turn
         first = contender.take(1)
-        if first.per_step > self._turn:  # a turn of its own: a slow one takes no more steps than it must
-            contender.count, self._settled = 1, first.per_step
+        if first.per_step > self._turn / 2:  # a slow one takes no more steps than it must
+            contender.count = max(1, round(self._turn / first.per_step))
+            self._settled = first.per_step if contender.count == 1 else None
         else:
             contender.warm(self._turn)
         while len(contender.losses) < PARITY and time.monotonic() < until:

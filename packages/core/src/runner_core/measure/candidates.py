@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from runner_core.measure.devices import usable_cores
 from runner_core.measure.trial import Ready
 from runner_core.project import Project, overrides
 from runner_core.protocols import Fix, Json
@@ -106,7 +106,7 @@ def _data(facts: Facts) -> Found:
         share = f"{facts.wait_share:.1%} of the time goes by waiting for data: nothing to gain"
         yield LeftOut("workers, prefetch, another cache", share)
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     for count in sorted({0, 1, 2, 4, min(8, cores)}):
         if count <= cores:
             text = f"{count} worker{'s' if count > 1 else ''}" if count else "no workers"
@@ -190,7 +190,7 @@ def _micro_batches(facts: Facts) -> Found:
 
 
 def _threads(facts: Facts) -> Found:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     now = facts.ready.threads or cores
     for count in sorted({cores, max(1, cores // 2)} - {now}, reverse=True):
         fix = Fix(f"{count} thread{'s' if count > 1 else ''}", {"train.threads": count}, f"it computes with {now} now")

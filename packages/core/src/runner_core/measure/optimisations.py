@@ -74,7 +74,7 @@ CORE = (
         "cache",
         {"cache.mode": "off"},
         "data",
-        "Records are read and prepared once; without, whenever a batch reads one of their arrays.",
+        "Records are read and prepared once; without, anew for the samples that a batch has of them.",
     ),
 )
 """In an order in which all can be switched off at once: of two that change a setting, the later one wins."""

@@ -26,6 +26,8 @@ _TOLD = 2000
 """Characters of what the process printed last that a failure keeps."""
 _PATIENCE = 3.0
 """Seconds that it may take to end."""
+_MOST_REST = 2.0
+"""Seconds to wait for threads and processes that fill batches ahead."""
 
 
 class TrialFailed(RunnerError):
@@ -141,4 +143,29 @@ def own_memory(pid: int) -> int:
             with suppress(psutil.Error):
                 held = one.memory_info()
                 total += max(0, held.rss - getattr(held, "shared", 0))
+    return total
+
+
+def rest() -> None:
+    """Wait until what fills batches ahead in this process, and below it, has nothing more to do: others have their turn
+    now."""
+    until = time.monotonic() + _MOST_REST
+    before = _processor_seconds()
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        now = _processor_seconds()
+        if now - before < 0.005:
+            return
+        before = now
+
+
+def _processor_seconds() -> float:
+    """Of this process and those below it."""
+    import psutil
+
+    total, process = 0.0, psutil.Process()
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):
+            used = one.cpu_times()
+            total += used.user + used.system
     return total

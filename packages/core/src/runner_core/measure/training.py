@@ -9,25 +9,24 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
 from runner_core._cadence import Cadence
 from runner_core._loaders import loaders, samples, steps_per_epoch
-from runner_core._memory import peak_host_memory
+from runner_core._memory import own_peak
 from runner_core._text import times
 from runner_core.cli.data import open_data
+from runner_core.config import RunConfig
 from runner_core.config.resolve import from_preset, refuse_nonsense
 from runner_core.config.values import overlay, overlay_named
 from runner_core.loader import Loader
 from runner_core.location import location
-from runner_core.measure.process import own_memory
+from runner_core.measure.process import own_memory, rest
 from runner_core.measure.trial import Base, Ready, Turn
 from runner_core.plugins import Plugins
 from runner_core.protocols import HostBatch, Json, Store, StreamedSamples, is_streamed
@@ -39,25 +38,24 @@ _LONG = 0.5
 """Seconds of a step that needs no other one to settle in."""
 _PROFILED = 30
 """Steps of a short profile."""
-_MOST_REST = 2.0
-"""Seconds to wait for threads and processes that fill batches ahead."""
 
 
 class Training:
     """A training of which somebody else says when it takes its steps. What the methods return is JSON."""
 
     @classmethod
-    def begin(cls, base: Mapping[str, Json], settings: Mapping[str, Json], say: Say) -> tuple[Training, Json]:
-        training = cls(_base(base), settings, say)
+    def begin(
+        cls, base: Mapping[str, Json], settings: Mapping[str, Json], folder: str, say: Say
+    ) -> tuple[Training, Json]:
+        training = cls(_base(base), settings, folder, say)
         return training, asdict(training.first_step())
 
-    def __init__(self, base: Base, settings: Mapping[str, Json], say: Say) -> None:
+    def __init__(self, base: Base, settings: Mapping[str, Json], folder: str, say: Say) -> None:
         setup = made(base, settings)
         self._base, self._setup = base, setup
         self._data = data = open_data(setup, say)
-        self._folder = TemporaryDirectory(prefix="runner-trial-")
         if is_streamed(data.store):
-            data.store.begin(Path(self._folder.name))
+            data.store.begin(Path(folder))
         # a training has its validation's samples too, but nothing here takes them
         data.samples = {"train": samples(setup.project, data)["train"]}
         train = setup.config.train
@@ -65,7 +63,7 @@ class Training:
         self._trainer = setup.engine.trainer(setup, data, cadence.steps)
         self._cadence = replace(cadence, block=self._trainer.block)
         self._loader = loaders(setup, data, self._trainer.block).training
-        self._lead = _lead(data.samples["train"], train, self._trainer.block)
+        self._lead = _lead(data.samples["train"], setup.config, self._trainer.block)
         self._step = 0
         self._seconds = 0.0  # of a step
         self._coming: Iterator[HostBatch] | None = None
@@ -121,7 +119,7 @@ class Training:
         losses += self._settle()
         seconds = time.perf_counter() - begun
         self._seconds = seconds / steps
-        _rest()
+        rest()
         return asdict(Turn(seconds, samples, steps, waited, first, losses, tuple(self._trainer.notes())))
 
     def data(self, seconds: float) -> Json:
@@ -130,12 +128,14 @@ class Training:
         batches = self._batches(self._step)
         for batch in islice(batches, self._lead):
             batch.release()
-        samples, begun = 0, time.perf_counter()
+        samples, count, begun = 0, self._lead, time.perf_counter()
         for batch in batches:
-            samples += batch.count
+            samples, count = samples + batch.count, count + 1
             batch.release()
             if (taken := time.perf_counter() - begun) >= seconds:
                 break
+        if is_streamed(self._data.store):  # what was fetched is here now: nobody would wait for it again
+            self._skip(count)
         return samples / taken
 
     def network(self, count: int) -> Json:
@@ -175,7 +175,7 @@ class Training:
 
     def memory(self) -> tuple[int, int]:
         workers = sum(own_memory(child.pid) for child in psutil.Process().children())
-        return peak_host_memory() + workers, self._trainer.peak_memory()
+        return own_peak() + workers, self._trainer.peak_memory()
 
     # ------------------------------------------------------------ steps
 
@@ -206,10 +206,17 @@ class Training:
                 yield batch
                 step += 1
 
+    def _skip(self, count: int) -> None:
+        """Go on so many steps later, or a few more: where a block begins."""
+        total = self._cadence.steps
+        self._step += count
+        while not self._cadence.ends_block(self._step % total or total):
+            self._step += 1
+
     def _one_batch(self) -> Iterator[HostBatch]:
-        """One batch, again and again, in memory of its own."""
+        """The training's first batch, again and again, in memory of its own: trials that are compared get the same."""
         if self._same is None:
-            batch = next(self._batches(self._step))
+            batch = next(self._batches(0))
             self._same = {name: self._setup.engine.allocate(a.shape, a.dtype) for name, a in batch.arrays.items()}
             for name, array in batch.arrays.items():
                 self._same[name][...] = array
@@ -235,12 +242,18 @@ class Training:
         return len(self._data.samples["train"]) if whole else sys.maxsize
 
 
-def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: float) -> Json:
+def prepared(base: Mapping[str, Json], settings: Mapping[str, Json], folder: str, say: Say) -> tuple[None, Json]:
+    """Build the cache of these settings, where it is missing."""
+    open_data(made(_base(base), settings), say).store.close()
+    return None, None
+
+
+def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: float, folder: str) -> Json:
     """What a short profile finds, and the remedies that it speaks for."""
     from runner_core.measure.profiling import profile_run, remedies
 
-    setup = made(_base(base), settings)
-    report = profile_run(setup, open_data(setup, lambda text: None), steps=_PROFILED, seconds=seconds)
+    setup, place = made(_base(base), settings), Path(folder)
+    report = profile_run(setup, open_data(setup, lambda text: None), steps=_PROFILED, seconds=seconds, folder=place)
     return {"report": report, "fixes": [asdict(fix) for fix in remedies(setup, report)]}
 
 
@@ -259,34 +272,12 @@ def made(base: Base, settings: Mapping[str, Json]) -> Setup:
     return Setup(project(config), config, base.preset, source, plugins)
 
 
-def _lead(samples: Any, train: Any, block: int) -> int:
+def _lead(samples: Any, config: RunConfig, block: int) -> int:
     """Steps whose batches may lie ready when a turn begins."""
-    if isinstance(samples, StreamedSamples) and samples.streaming:
+    train = config.train
+    if isinstance(samples, StreamedSamples) and samples.streaming and config.cache.ahead:
         return block + max(train.prefetch, samples.ahead // train.batch_size)
     return block + 1 + train.prefetch if train.workers else 1
-
-
-def _rest() -> None:
-    """Wait until what fills batches ahead has nothing more to do: others have their turn now."""
-    process = psutil.Process()
-    until = time.monotonic() + _MOST_REST
-    before = _processor_seconds(process)
-    while time.monotonic() < until:
-        time.sleep(0.02)
-        now = _processor_seconds(process)
-        if now - before < 0.005:
-            return
-        before = now
-
-
-def _processor_seconds(process: Any) -> float:
-    """Of a process and those below it."""
-    total = 0.0
-    for one in [process, *process.children(recursive=True)]:
-        with suppress(psutil.Error):
-            used = one.cpu_times()
-            total += used.user + used.system
-    return total
 
 
 def _threads(versions: Mapping[str, str]) -> int | None:

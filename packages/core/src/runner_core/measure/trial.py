@@ -147,6 +147,13 @@ class Trial:
         self.ready = _made(Ready, {**found, "seconds": time.monotonic() - begun})
         return self.ready
 
+    def prepare(self) -> None:
+        """Build the cache of these settings, where it is missing, in a process that ends with that: what it takes is no
+        training's memory, and none of its time."""
+        self._open()
+        self._ask("prepare", base=asdict(self.base), settings=self.settings)
+        self.close()
+
     def profile(self, seconds: float) -> tuple[dict[str, Json], list[Fix]]:
         """What a short profile of these settings finds (profile.json), and the remedies that it speaks for. The trial
         is closed afterwards. `seconds`: of the steps that are measured."""
@@ -161,12 +168,13 @@ class Trial:
         return _made(Turn, self._ask("steps", count=count))
 
     def data(self, seconds: float) -> float:
-        """Samples/s of the loader alone, over about so many seconds. Training goes on with the batch it stood at."""
+        """Samples/s of the loader alone, over about so many seconds. Training goes on with the batch it stood at; where
+        samples are fetched, with those that come after: nothing waits for what was fetched already."""
         return float(self._ask("data", seconds=seconds))
 
     def network(self, count: int) -> float:
-        """Seconds of a step, over `count` of them that all take one batch: without the loader. Changes the weights, so
-        that losses afterwards say nothing."""
+        """Seconds of a step, over `count` of them that all take the training's first batch: without the loader. Changes
+        the weights, so that losses afterwards say nothing."""
         return float(self._ask("network", count=count))
 
     def loss(self, count: int) -> float | None:

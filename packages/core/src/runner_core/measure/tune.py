@@ -121,7 +121,12 @@ class Tuning:
             if left_seconds > self._least_seconds():
                 slice_seconds = max(left_seconds / (len(candidates) - number), min(left_seconds, self._usual_seconds()))
                 stepwise = fix.same or set(wanted) <= _ROUNDS_ONLY
-                self._try(row, stepwise, time.monotonic() + slice_seconds)
+                try:
+                    self._try(row, stepwise, time.monotonic() + slice_seconds)
+                except (KeyboardInterrupt, SystemExit):
+                    for fix in (one.fix for one in candidates[number:]):
+                        self.rows.append(Row(fix.name, dict(fix.settings), fix.why, "not tried", "interrupted"))
+                    raise
             self.rows.append(row)
             self.say(said(row))
 
@@ -134,6 +139,13 @@ class Tuning:
             self._confirm(found)
         found.seconds = time.monotonic() - self.began
         return found
+
+    def stopped(self) -> Found:
+        """What there is when somebody ends it before `finish`: nothing of what stayed was measured once more."""
+        assert self.ready is not None
+        seconds = time.monotonic() - self.began
+        dropped = dict(self.kept)
+        return Found({}, self.rows, self.ready, self.wait_share, dropped=dropped, seconds=seconds, interrupted=True)
 
     # ------------------------------------------------------------ one remedy
 

@@ -40,6 +40,9 @@ _HOW = (
 
 def verdict(found: Found) -> str:
     """What there is to know, in one or two sentences."""
+    if found.interrupted:
+        kept = f" ({_typed(found.dropped)} was faster, but not yet measured once more)" if found.dropped else ""
+        return f"Interrupted before the last comparison: the settings stay as they were{kept}."
     if found.final is None and found.dropped:
         return "What was faster could not be measured against the settings as they were once more: they stay."
     if found.dropped:
@@ -120,6 +123,7 @@ def facts(found: Found, base: Base) -> dict[str, Json]:
             "final": None if found.final is None else asdict(found.final),
             "samples_per_second": found.speeds and dict(zip(_SIDES, found.speeds, strict=True)),
             "dropped": found.dropped,
+            "interrupted": found.interrupted,
             "rounds": dict(zip(_SIDES, found.turns, strict=True)),
             "tried": [asdict(row) for row in found.rows],
             "began_with": ready | {"data_wait_share": found.wait_share},

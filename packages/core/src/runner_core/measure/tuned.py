@@ -51,8 +51,10 @@ class Found:
     turns: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     """Seconds per sample of its rounds."""
     dropped: dict[str, Json] = field(default_factory=dict)
-    """What had stayed and was not faster in the last comparison."""
+    """What had stayed and was not faster in the last comparison, or was not compared."""
     seconds: float = 0.0
+    interrupted: bool = False
+    """Did somebody end it before its last comparison?"""
 
 
 def said(row: Row) -> str:

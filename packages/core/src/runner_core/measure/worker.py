@@ -12,7 +12,9 @@ import json
 import os
 import queue
 import re
+import shutil
 import signal
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
@@ -30,31 +32,37 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+    folder = tempfile.mkdtemp(prefix="runner-trial-")
+    threading.Thread(target=_read, args=(requests, waiting, folder), daemon=True).start()
     training: Any = None
     while True:
         request = json.loads(waiting.get())
         what = request.pop("do")
         try:
-            from runner_core.measure.training import Training, profiled  # loader processes import this module, too
+            # loader processes import this module, too
+            from runner_core.measure.training import Training, prepared, profiled
 
-            if what == "start":
-                training, answer = Training.begin(**request, say=lambda text: _tell(answers, {"say": text}))
+            if what in ("start", "prepare"):
+                begin: Any = Training.begin if what == "start" else prepared
+                training, answer = begin(**request, folder=folder, say=lambda text: _tell(answers, {"say": text}))
             elif what == "profile":
-                answer = profiled(**request)
+                answer = profiled(**request, folder=folder)
             else:
                 answer = getattr(training, what)(**request)
         except Exception as error:
             traceback.print_exc()
             _tell(answers, _failure(error))
+            shutil.rmtree(folder, ignore_errors=True)
             return 1
         _tell(answers, {"answer": answer})
 
 
-def _read(requests: IO[str], waiting: queue.SimpleQueue[str]) -> None:
-    """In a thread of its own, so that the process notices its parent's end in the middle of a step too."""
+def _read(requests: IO[str], waiting: queue.SimpleQueue[str], folder: str) -> None:
+    """In a thread of its own, so that the process notices its parent's end in the middle of a step too. `folder`: for
+    what is written meanwhile, removed at the end."""
     for line in requests:
         waiting.put(line)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

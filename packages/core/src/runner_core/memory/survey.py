@@ -52,11 +52,15 @@ def survey(setup: Setup, data: Data, trainer: Any | None, folder: Path) -> Facts
         footprint=footprint,
         on_gpu=on_gpu,
         kept=len(list((folder / "checkpoints").glob("step-*"))),
-        has=_has(setup, held * count, on_gpu, folder),
+        has=_has(setup, count, on_gpu, folder),
     )
 
 
-def _has(setup: Setup, held: int, on_gpu: bool, folder: Path) -> dict[str, int]:
+def _has(setup: Setup, processes: int, on_gpu: bool, folder: Path) -> dict[str, int]:
+    """What these processes hold by now counts as free: with what the attempt at a step left, which is used again."""
+    import psutil
+
+    held = processes * int(psutil.Process().memory_info().rss)
     run, cache = _existing(folder), _existing(cache_root(setup.config.cache.dir))
     found = {"host": available_ram() + held, "disk": shutil.disk_usage(run).free}
     if on_gpu and setup.device.memory_bytes:

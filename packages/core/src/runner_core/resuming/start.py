@@ -10,8 +10,8 @@ from runner_core.cli.start import Started, start_new
 
 SHORT = {
     "train": {"epochs": 2, "steps_per_epoch": 12, "deterministic": True},
-    # Checkpoints within an epoch and within a line of the log, all of them kept; none falls on each beat of the others.
-    "checkpoint": {"every": 1, "every_steps": 5, "keep": 1_000_000},
+    # Checkpoints within an epoch and within a line of the log; all six are kept.
+    "checkpoint": {"every": 1, "every_steps": 5, "keep": 6},
     "validate": {"every": 1},
     "log": {"every": 2, "snapshots_every": 4, "tensorboard": False, "wandb": "off", "mlflow": None},
     "health": {"mode": "warn"},  # so short a training need not get anywhere

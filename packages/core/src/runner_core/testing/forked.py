@@ -1,51 +1,69 @@
-"""Command lines of `runner` in processes that begin with everything imported.
+"""Processes that begin with everything imported.
 
 A process that trains with torch imports for seconds; tests start many. Here one process imports, and forks itself for
-each command: it has folder, environment, output and end of its own, as one that was started anew.
+each: that has folder, environment, output and end of its own, as one that was started anew.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-_CODE = "from runner_core.testing.forked import serve; serve({0})"  # -c: spawned workers have no main module to import
-_MODULES = ("numpy", "tyro", "yaml", "runner_core.cli.train", "runner_core.cli.evaluate", "runner_core.training")
-_WITH_TORCH = ("runner_core.engines.torch.engine", "torch._dynamo", "torch._inductor.config")
-"""The last two come with the first optimizer, and take as long as torch."""
+COMMANDS = ("numpy", "tyro", "yaml", "runner_core.cli.train", "runner_core.cli.evaluate", "runner_core.training")
+TORCH = ("runner_core.engines.torch.engine", "torch._dynamo", "torch._inductor.config")
+"""The last two come with the first optimizer, and take as long as torch. TensorFlow cannot be forked."""
+_CODE = "from runner_core.testing.forked import serve; serve({0}, {1})"  # spawned workers have no main module to import
 _MOST = 1 << 17
 """Bytes of a request: words, folder, environment."""
 
 
 class Forked:
-    """Runs command lines one after another; `environment`: that of the process in which everything is imported.
+    """Runs processes one after another; `environment`: that of the one in which `modules` are imported.
 
-    Commands may have others, but for what is read while Python starts or frameworks are imported: numbers of threads,
-    and what begins with PYTHON, PYTHONPATH apart."""
+    The others may have their own, but for what is read while Python starts or frameworks are imported: PYTHONPATH and
+    OMP_NUM_THREADS count, others that begin with PYTHON do not."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-c", _CODE.format(theirs.fileno())]
+            command = [sys.executable, "-c", _CODE.format(theirs.fileno(), [*modules])]
             null = subprocess.DEVNULL
             self._process = subprocess.Popen(
                 command, env=dict(environment), stdin=null, stdout=null, pass_fds=[theirs.fileno()]
             )
 
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.wait()
+
     def run(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        timeout: float,
+        call: str = "runner_core.cli:main",
     ) -> subprocess.CompletedProcess[str]:
-        """`runner WORD…` in `folder`. Raises subprocess.TimeoutExpired."""
-        request = json.dumps({"words": list(words), "folder": str(folder), "environment": dict(environment)}).encode()
+        """`runner WORD…` in `folder`; or another function, which reads `sys.argv` and returns the exit code. Raises
+        subprocess.TimeoutExpired."""
+        asked = {"call": call, "words": [*words], "folder": str(folder), "environment": dict(environment)}
+        request = json.dumps(asked).encode()
         with TemporaryFile() as out, TemporaryFile() as err:
             socket.send_fds(self._socket, [request], [out.fileno(), err.fileno()])
             pid = int(self._answer(None))
@@ -68,14 +86,10 @@ class Forked:
             raise RuntimeError(f"the process that forks has ended with {self._process.wait()}")
         return answer
 
-    def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
 
-
-def serve(number: int) -> None:
+def serve(number: int, modules: Sequence[str]) -> None:
     """Fork for each request that comes through the inherited socket of this number, until it is closed."""
-    for name in (*_MODULES, *(_WITH_TORCH if find_spec("torch") else ())):
+    for name in modules:
         importlib.import_module(name)
     own = [entry for entry in sys.path if entry not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     with socket.socket(fileno=number) as requests:
@@ -107,6 +121,23 @@ def _become(request: Mapping[str, object], files: Sequence[int], path: Sequence[
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *path]
     sys.argv = ["runner", *words]
     importlib.invalidate_caches()
-    from runner_core.cli import main
+    if (torch := sys.modules.get("torch")) and (threads := environment.get("OMP_NUM_THREADS")):
+        torch.set_num_threads(int(threads))
+    gc.freeze()
+    _leave(pkgutil.resolve_name(str(request["call"])))
 
-    sys.exit(main())
+
+def _leave(call: Callable[[], object]) -> None:
+    """Call it, and end as Python ends, but without taking all modules apart, which takes longer than most commands."""
+    try:
+        code = call()
+    except SystemExit as error:
+        code = error.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -55,5 +55,11 @@ def main(name: str, folder: Path, run: Path, last: int) -> None:
     training.train(case.setup, case.data, made, Sinks(case.setup.sinks(run)), Nobody(), resume)
 
 
+def run() -> None:
+    """As the command line says."""
+    _, name, folder, path, last = sys.argv
+    main(name, Path(folder), Path(folder) / path, int(last))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[2]) / sys.argv[3], int(sys.argv[4]))
+    run()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from runner_core.protocols import State, Tensors, Trainer
 from runner_core.resuming.differences import differences
 from runner_core.snapshots import Snapshots
 from runner_core.testing.case import STEPS, Case
+from runner_core.testing.forked import TORCH, Forked
 
 _KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older
+_PATIENCE = 3600.0  # seconds: a test's own limit comes first
 
 
 def two_steps_train(case: Case) -> None:
@@ -69,12 +70,13 @@ def killed_and_resumed_equals_never_killed(case: Case) -> None:
     """kill -9 between two checkpoints, then again: the same log, weights and optimizer, bit for bit. For more of that,
     at random moments: `runner verify-resume`."""
     assert case.records
-    _run(case, "whole", 0)
-    _run(case, "killed", _KILLED_AT, expected=-signal.SIGKILL)
     whole, killed = case.folder / "whole", case.folder / "killed"
-    saved = case.newest(killed / "checkpoints").values["loop"]["step"]
-    assert 0 < saved < _KILLED_AT, f"killed in step {_KILLED_AT}, its newest checkpoint is of step {saved}"
-    _run(case, "killed", 0)
+    with Forked(os.environ, TORCH if case.project.framework == "torch" else ()) as forked:
+        _run(forked, case, "whole", 0)
+        _run(forked, case, "killed", _KILLED_AT, expected=-signal.SIGKILL)
+        saved = case.newest(killed / "checkpoints").values["loop"]["step"]
+        assert 0 < saved < _KILLED_AT, f"killed in step {_KILLED_AT}, its newest checkpoint is of step {saved}"
+        _run(forked, case, "killed", 0)
     found = differences(whole, killed, case.setup.checkpoint_format.read)
     assert not found, (
         f"a run that was killed and resumed differs from one that was not, first in the {found[0].text()}: something "
@@ -126,10 +128,9 @@ def _two_steps(case: Case, between: Callable[[Trainer, int], None]) -> State:
     return trainer.state()
 
 
-def _run(case: Case, run: str, kill_at: int, expected: int = 0) -> None:
+def _run(forked: Forked, case: Case, run: str, kill_at: int, expected: int = 0) -> None:
     words = [case.kind.name, str(case.folder), run, str(kill_at)]
-    command = [sys.executable, "-m", "runner_core.testing.killed", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run(words, Path.cwd(), os.environ, _PATIENCE, "runner_core.testing.killed:run")
     said = f"training in a process of its own ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     assert done.returncode == expected, said
 

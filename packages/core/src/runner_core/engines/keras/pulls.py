@@ -16,6 +16,10 @@ from runner_core.engines.pulls import HALF_SCALE, MEASURED_AT, Measured, PullLog
 from runner_core.project import Project, overrides
 from runner_core.protocols import Metric, Progress, Tensors
 
+_AT_ONCE = 8_000_000
+"""Bytes of samples that are looked at; one sample, where that has more. Uncompiled, a network and its losses keep all
+that they compute: of two volumes that is more than a training step takes."""
+
 
 class Pulls(PullLog):
     """Measures at `MEASURED_AT`, where the backend can: on the step's batch, in evaluation mode, uncompiled. `metrics`
@@ -41,7 +45,7 @@ class Pulls(PullLog):
         return self._possible and number in MEASURED_AT
 
     def measure(self, arrays: Tensors, size: int, progress: Progress) -> None:
-        """Of the first `size` samples, on the device. Waits for it."""
+        """Of the first `size` samples at most, on the device. Waits for it."""
         tape = self._backend.tape()
         assert tape is not None
         few = {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in arrays.items()}
@@ -53,7 +57,7 @@ class Pulls(PullLog):
 
     def _measure(self, tape: Tape, arrays: Tensors, progress: Progress) -> Measured:
         tensors = dict(arrays) if self._gather is None else self._gather(arrays)
-        batch = self._project.on_device(tensors, dict(self._statistics), None)
+        batch = self._project.on_device(_few(tensors), dict(self._statistics), None)
         network = _Watched(self._network, tape)
         now = [keras.ops.cast(number, "float32") for number in (progress.step, progress.epoch)]  # as in a compiled step
         with tape:
@@ -85,6 +89,14 @@ class Pulls(PullLog):
         turned = keras.ops.where(marks, -prediction, prediction)
         seen = changed(self._metrics, prediction, turned, batch)
         return {"share": float(marks.mean()), "pull": pull, "metrics": seen}
+
+
+def _few(tensors: Tensors) -> Tensors:
+    """The first samples, as many as `_AT_ONCE` allows."""
+    whole = {name: tensor for name, tensor in tensors.items() if len(tensor.shape)}
+    dtypes = {name: np.dtype(keras.backend.standardize_dtype(tensor.dtype)) for name, tensor in whole.items()}
+    one = sum(math.prod(tensor.shape[1:]) * dtypes[name].itemsize for name, tensor in whole.items())
+    return {**tensors, **{name: tensor[: max(1, _AT_ONCE // max(1, one))] for name, tensor in whole.items()}}
 
 
 class _Watched(Bound):

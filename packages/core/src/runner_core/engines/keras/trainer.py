@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -101,18 +101,21 @@ class KerasTrainer:
             self._waiting.append(({name: array.copy() for name, array in batch.arrays.items()}, moment, self._rate))
             batch.release()
             self.phase(MOVE)
-            if self._pulls.due(step):
-                self._measure_pulls(host_arrays(self._waiting[-1][0], self._backend), step)
             inside = (step + 1) % self._per_epoch
             if inside % self.block and inside:
                 return
-            numbers = self._run_block()
+            taken, self._waiting = self._waiting, []
+            numbers = self._run_block(taken)
+            for number, (arrays, *_) in enumerate(taken, step + 1 - len(taken)):
+                if self._pulls.due(number):
+                    self._measure_pulls(host_arrays(arrays, self._backend), number)
         self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
         if self._device.kind == "cuda":
             self._computed = self._backend.watch(numbers)
         self.phase(OPTIMIZER)
 
     def _measure_pulls(self, tensors: Tensors, step: int) -> None:
+        """After the step was taken: only then is it known, in every start alike, which weights have a gradient."""
         self._pulls.look(self._learning.untaught)
         with self._undisturbed():
             self._pulls.measure(tensors, self._micro.size, Progress(step, self.steps, step // self._per_epoch))
@@ -128,9 +131,8 @@ class KerasTrainer:
             self._micro.shrink(tensors, moment, step)  # outside: the exception keeps the failed step's memory alive
             self._step = self._compile()
 
-    def _run_block(self) -> Any:
-        batches, moments, rates = zip(*self._waiting, strict=True)
-        self._waiting = []
+    def _run_block(self, taken: Sequence[tuple[Arrays, Any, float]]) -> Any:
+        batches, moments, rates = zip(*taken, strict=True)
         stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
         try:
             tensors = host_arrays(stacked, self._backend)

@@ -44,22 +44,22 @@ def footprint(
     if loss is None:
         return Footprint(**known)
     taken: dict[int, int] = {}
+    too_large = False
     with _undisturbed(network, device):
         for samples in _sizes(micro):
             try:
                 taken[samples] = _measured(loss, samples, network, trained, device)
             except torch.OutOfMemoryError:
+                too_large = True
                 break
             except Exception:  # one sample is too few for BatchNorm, say: whatever is wrong, the first step says it
                 continue
             finally:
                 free(device)
-            if len(taken) == 2 or samples == micro:
+            if len(taken) == 2:
                 break
-        else:
-            return Footprint(**known)
     if not taken:
-        return Footprint(**known, too_large=True, how="measured")
+        return Footprint(**known, too_large=True, how="measured") if too_large else Footprint(**known)
     (fewest, first), (most, last) = min(taken.items()), max(taken.items())
     # A single measurement says nothing of what does not grow with the batch: all of it does then.
     sample = (last - first) // (most - fewest) if most > fewest else max(0, last - gradients) // most
@@ -68,8 +68,8 @@ def footprint(
 
 
 def _sizes(micro: int) -> tuple[int, ...]:
-    """Batches to try, smallest first: at most one step's work in all."""
-    return (micro,) if micro <= 2 else (1, 2, 4)[: 3 if micro >= 4 else 2]
+    """Batches to try, smallest first, until two could be: where two samples do not fit, one may."""
+    return tuple(size for size in (1, 2, 4) if size <= micro)
 
 
 def _measured(loss: Loss, samples: int, network: nn.Module, trained: list[nn.Parameter], device: torch.device) -> int:

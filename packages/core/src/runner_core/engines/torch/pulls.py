@@ -37,9 +37,10 @@ class Pulls(PullLog):
             torch.cuda.empty_cache()
 
     def taught(self, number: int, network: nn.Module, trained: Sequence[nn.Parameter]) -> None:
-        """Once in the same steps, after the backward pass: which of the weights that are trained have no gradient."""
+        """Once in the same steps, after the backward pass: which of the weights that are trained have no gradient;
+        frozen ones (`requires_grad`) may be among an optimizer's."""
         if number in MEASURED_AT:
-            silent = {id(parameter) for parameter in trained if parameter.grad is None}
+            silent = {id(parameter) for parameter in trained if parameter.requires_grad and parameter.grad is None}
             named = network.named_parameters() if silent else ()
             found = {name: parameter.numel() for name, parameter in named if id(parameter) in silent}
             foreign = len(silent) - len(found)
