@@ -141,13 +141,13 @@ def test_killed_and_resumed_has_the_same_files_and_lines(kind, tmp_path):
     """Step 8 was drawn when it was killed in step 10, and its newest checkpoint is that of step 6."""
     needs(kind)
     config = toy.small(train__epochs=4, checkpoint__every=2, validate__every=2, log__snapshots_every=2)
-    toy.run(config, tmp_path / "whole", project=kind, rules=[])
+    toy.run(config, tmp_path / "whole", project=kind, rules=[Bomb(None)])
     with pytest.raises(KeyboardInterrupt):
         toy.run(config, tmp_path / "killed", project=kind, rules=[Bomb(10)])
     assert figures(tmp_path / "killed")[-1]["step"] == 8
     for old in (tmp_path / "killed" / "figures").glob("*-00000008.png"):
         old.write_bytes(b"half a picture")
-    toy.run(config, tmp_path / "killed", project=kind, rules=[], resume=True)
+    toy.run(config, tmp_path / "killed", project=kind, rules=[Bomb(None)], resume=True)
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
     toy.assert_equal_runs(tmp_path / "killed", tmp_path / "whole")
 

@@ -354,6 +354,8 @@ class Loop:
         if self.recall is None or self.unsaved or self.state.validated != self.state.step:
             return
         facts, self.recall = self.recall(self.state.step), None
+        if self.fetching is not None:  # what was fetched for it is not what training needs
+            self.fetching.forget()
         error = None if facts is None else self._observe("checkpoint", facts)
         if error is not None:
             errors.append(error)

@@ -88,6 +88,8 @@ class Row:
     times: dict[str, Times] = field(default_factory=dict)
     parity: Parity | None = None
     seconds_per_epoch: float = math.nan
+    epoch_ratio: float = math.nan
+    """How many times as long it takes: the ratio of paired steps, times that of steps in an epoch."""
     host_bytes: int = 0
     device_bytes: int = 0
 
@@ -208,7 +210,9 @@ class Ablation:
             for quantity in quantities:
                 self._pair(row, off, quantity, rounds, found)
             longest, rounds = max(longest, time.monotonic() - begun), rounds + 1
-        row.seconds_per_epoch = spread(row.times[STEP].off).median * off.ready.steps_per_epoch
+        steps = off.ready.steps_per_epoch
+        row.seconds_per_epoch = spread(row.times[STEP].off).median * steps
+        row.epoch_ratio = row.times[STEP].comparison.ratio * steps / self._on.ready.steps_per_epoch
         row.host_bytes, row.device_bytes = off.trial.memory()
 
     def _pair(self, row: Row, off: _Side, quantity: str, number: int, found: Found) -> None:

@@ -82,7 +82,7 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
         yield (
             row.case.name + (" *" if row.alone else ""),
             *(_with_ratio(quantity, row.times.get(quantity)) for quantity in QUANTITIES),
-            f"{_long(row.seconds_per_epoch)} {_times(row.seconds_per_epoch / found.seconds_per_epoch)}",
+            f"{_long(row.seconds_per_epoch)} {_times(row.epoch_ratio)}",
             _memory_ratio(found, row),
             _losses(row),
         )
@@ -171,7 +171,7 @@ def _row_json(row: Row) -> dict[str, Json]:
         return told
     told |= {quantity: _times_json(times) for quantity, times in row.times.items()}
     told["losses"] = None if parity is None else {**asdict(parity), "difference": _finite(parity.difference)}
-    return told | _memory_and_epoch(row)
+    return told | _memory_and_epoch(row) | {"epoch_ratio": row.epoch_ratio}
 
 
 def _memory_and_epoch(of: Found | Row) -> dict[str, Json]:
@@ -185,6 +185,10 @@ def _times_json(times: Times) -> dict[str, Json]:
     found = times.comparison
     interval = {"low": found.low or None, "high": _finite(found.high), "rounds": found.rounds}
     return {"with": _spread(times.on), "without": _spread(times.off), "ratio": found.ratio, **interval}
+
+
+def _over(on: int, off: int) -> float | None:
+    return off / on if on else None
 
 
 def _spread(values: Sequence[float]) -> dict[str, Json]:
@@ -206,13 +210,14 @@ def as_csv(found: Found) -> str:
             limits = [c.low or None, _finite(c.high), c.rounds]
             writer.writerow([row.case.name, quantity, _UNITS[quantity], on, off, c.ratio, *limits])
         if not row.failed:
-            memory = [
-                ("epoch", "seconds", found.seconds_per_epoch, row.seconds_per_epoch),
-                ("host memory", "bytes, at most", found.host_bytes, row.host_bytes),
-                ("device memory", "bytes, at most", found.device_bytes, row.device_bytes),
+            host, device = (found.host_bytes, row.host_bytes), (found.device_bytes, row.device_bytes)
+            rest = [
+                ("epoch", "seconds", found.seconds_per_epoch, row.seconds_per_epoch, row.epoch_ratio),
+                ("host memory", "bytes, at most", *host, _over(*host)),
+                ("device memory", "bytes, at most", *device, _over(*device)),
             ]
-            for quantity, unit, on, off in memory:
-                writer.writerow([row.case.name, quantity, unit, on, off, off / on if on else None, None, None, None])
+            for cells in rest:
+                writer.writerow([row.case.name, *cells, None, None, None])
     return text.getvalue()
 
 
