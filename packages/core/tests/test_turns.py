@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
 from runner_core.measure.trial import TrialFailed, Turn
 from runner_core.measure.turns import LEAST, Contender, Rounds, compare, spread
-from scipy import stats
 
 
 class Fake:
@@ -44,6 +43,7 @@ class Fake:
 
 def test_interval_is_that_of_the_signed_rank_test():
     """Faster is what SciPy's exact test calls significant at 2.5 %, one-sided."""
+    stats = pytest.importorskip("scipy.stats")
     rng = np.random.default_rng(3)
     for rounds in (5, 6, 7, 8, 12, 16):
         for _ in range(60):
