@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,9 @@ def failing(tmp_path: Path) -> Path:
 
 
 def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
-    done = runner("toy", "train", "--run-dir", "run", *TWO, "--train.epochs", "1", "--log.tensorboard")
+    tracked = find_spec("tensorboard") is not None
+    words = ["--log.tensorboard"] if tracked else []
+    done = runner("toy", "train", "--run-dir", "run", *TWO, "--train.epochs", "1", *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for line in ("toy: preset demo", "device: 2 × ", "together: ddp", "train: 8 records", "scored 2/2", "run folder:"):
@@ -82,7 +85,7 @@ def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
     assert (summary["status"], summary["devices"], summary["steps"]) == ("done", 2, 40)
     events = [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
     assert (events.count("start"), events.count("validation"), events.count("end")) == (1, 1, 1)
-    assert len(list(run.glob("tensorboard/events*"))) == 1
+    assert len(list(run.glob("tensorboard/events*"))) == int(tracked)
     assert "devices: 2" in (run / "config.yaml").read_text()
     again = runner("toy", "evaluate", "run")  # in one process, on the settings of two
     assert again.returncode == 0, again.stderr
