@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,3 +71,22 @@ def write_volumes(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return write
+
+
+@pytest.fixture(scope="session")
+def betti_matching_3d() -> Any:
+    """The extension module of topolosses by itself: the package around it wants torchvision, and it loads only once."""
+    package = importlib.util.find_spec("topolosses")
+    if package is None or package.origin is None:
+        pytest.skip("topolosses is not installed")
+    (file,) = (
+        file
+        for file in Path(package.origin).parent.glob("losses/betti_matching/src/betti_matching.*")
+        if file.suffix in importlib.machinery.all_suffixes()
+    )
+    spec = importlib.util.spec_from_file_location("betti_matching", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -3,10 +3,7 @@ surface-distance (DeepMind's), scikit-image, connected-components-3d, and MONAI,
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,25 +53,11 @@ def masks(case):
     return make(*arguments)
 
 
-def betti_matching_3d():
-    """The extension module within topolosses by itself: the package around it wants torchvision."""
-    package = importlib.util.find_spec("topolosses")
-    files = Path(package.origin).parent.glob("losses/betti_matching/src/betti_matching.*") if package else ()
-    for file in files:
-        if file.suffix in importlib.machinery.all_suffixes():
-            spec = importlib.util.spec_from_file_location("betti_matching", file)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module
-    return pytest.skip("topolosses is not installed")
-
-
-def test_betti_matching_3d():
-    library = betti_matching_3d()
+def test_betti_matching_3d(betti_matching_3d):
     for case in CASES:
         predicted, truth = masks(case)
         fields = [np.ascontiguousarray(1 - mask.astype(np.float64)) for mask in (predicted, truth)]
-        found = library.compute_matching(*fields, include_input2_unmatched_pairs=True)
+        found = betti_matching_3d.compute_matching(*fields, include_input2_unmatched_pairs=True)
         matched = np.array(found.num_matched)
         ours, theirs = matched + found.num_unmatched_input1, matched + found.num_unmatched_input2
         np.testing.assert_array_equal(betti_counts(predicted, truth).T, [matched, ours, theirs], str(case[1:]))

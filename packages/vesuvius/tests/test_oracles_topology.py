@@ -39,14 +39,9 @@ def values(volume: np.ndarray, births: np.ndarray, deaths: np.ndarray) -> list[t
 
 
 @pytest.mark.parametrize("number", range(60))
-def test_matching_equals_that_of_the_authors(number: int) -> None:
-    library: Any = pytest.importorskip(
-        "topolosses.losses.betti_matching.src.betti_matching",
-        reason="topolosses is not installed",
-        exc_type=ImportError,
-    )
+def test_matching_equals_that_of_the_authors(number: int, betti_matching_3d: Any) -> None:
     first, second = case(number)
-    theirs = library.compute_matching(first, second, include_input2_unmatched_pairs=True)
+    theirs = betti_matching_3d.compute_matching(first, second, include_input2_unmatched_pairs=True)
     for k, ours in enumerate(match(first, second)):
         same = [
             values(first, theirs.input1_matched_birth_coordinates[k], theirs.input1_matched_death_coordinates[k]),
