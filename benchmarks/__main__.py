@@ -8,31 +8,17 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from benchmarks import NAMES
-from benchmarks.harness import Options, machine
-from benchmarks.page import PAGE, ROOT, keep, page, table
+from benchmarks.harness import ROOT, Options, command_line, machine
+from benchmarks.page import PAGE, keep, page, table
 
 LIMIT = 400
 """Seconds after which one benchmark of several is given up."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="see that they work: small, nothing is kept or written")
-    parser.add_argument("--render", action="store_true", help="only write the page from the results that are kept")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data")),
-        help="folder with the real data brainunet/ and openkbp/ (default: $RUNNER_TEST_DATA, ../shared/data); "
-        "where there is none, the projects' phantoms",
-    )
-    options = parser.parse_args()
-    if unknown := set(options.names) - set(NAMES):
-        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    options = command_line(__doc__, NAMES, "python -m benchmarks").parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow talks before anyone asks
     failed: list[str] = []
     if not options.render:

@@ -11,31 +11,29 @@ machine that takes 100 ms to answer.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
-import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is no package that one installs
 
-from benchmarks.harness import Aim, Options, machine, number
-from benchmarks.page import ROOT, table, wrapped
+from benchmarks.bucket import BUCKET, LATENCY, served
+from benchmarks.harness import ROOT, Aim, Options, command_line, machine, number, taken
+from benchmarks.page import table, wrapped
+
+if TYPE_CHECKING:
+    from runner_core.testing.s3 import S3
 
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "ablations", ROOT / "docs" / "ablations.md"
 PIXELS, LENGTH, FILTERS = 512, 425, 24
-LATENCY, SIDE, PLATES, FIELDS = 0.1, 1080, 4, 8
+SIDE, PLATES, FIELDS = 1080, 4, 8
 KEPT_GB = 0.22
 """Of fields of 11.7 MB: 18, fewer than the 24 that train, so that all are fetched anew in each epoch."""
 HEAD = """\
@@ -89,20 +87,9 @@ SPECTRAL = "spectral"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join((*RUNS, SPECTRAL))}; default: all")
+    parser = command_line(__doc__, (*RUNS, SPECTRAL))
     parser.add_argument("--minutes", type=float, default=10.0, help="for each project, about")
-    parser.add_argument("--quick", action="store_true", help="see that they work: small, nothing is kept or written")
-    parser.add_argument("--render", action="store_true", help="only write the page from the results that are kept")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data")),
-        help="folder with the real data brainunet/ and openkbp/ (default: $RUNNER_TEST_DATA, ../shared/data)",
-    )
     options = parser.parse_args()
-    if unknown := set(options.names) - {*RUNS, SPECTRAL}:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join((*RUNS, SPECTRAL))}")
     for name in () if options.render else options.names or (*RUNS, SPECTRAL):
         found = spectral(options.quick) if name == SPECTRAL else ablated(RUNS[name], options)
         if not options.quick:
@@ -117,7 +104,7 @@ def ablated(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """What `runner PROJECT ablate` found: its ablate.json, with the machine."""
     source = Options(options.quick, options.data).folder(run.real) if run.real else None
     before = machine()
-    with tempfile.TemporaryDirectory() as folder, bucket() if run.bucket else nullcontext() as endpoint:
+    with tempfile.TemporaryDirectory() as folder, served(plates) if run.bucket else nullcontext() as endpoint:
         words = ["--preset", run.preset, "--out", f"{folder}/found", "--cache.dir", f"{folder}/cache", *run.words]
         words += ["--minutes", str(0.05 if options.quick else options.minutes)]
         if endpoint:
@@ -131,48 +118,19 @@ def ablated(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     return found | {"machine": before | {"load": [before["load"], machine()["load"]]}}
 
 
-# ---------------------------------------------------------------- dinocell's bucket
-
-BUCKET = "fields"
-
-
-@contextmanager
-def bucket() -> Iterator[str]:
-    """The endpoint of an S3 server in a process of its own, with fields of five channels that dinocell knows."""
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours.recv()
-    finally:
-        ours.close()
-        process.join(10)
-        process.kill()
-
-
-def serve(pipe: Connection) -> None:
-    """The process with the bucket; it ends when the pipe does."""
+def plates(s3: S3) -> None:
+    """Fields of five channels that dinocell knows."""
     import io
 
     import numpy as np
     import tifffile
-    from runner_core.testing.s3 import S3
 
     rng = np.random.default_rng(0)
-    with S3() as s3:
-        for plate, field, channel in np.ndindex(PLATES, FIELDS, 5):
-            buffer = io.BytesIO()
-            tifffile.imwrite(buffer, rng.integers(0, 2**16, (SIDE, SIDE), dtype=np.uint16))
-            folder = f"source_1/images/Batch01/images/BR{plate:04d}__Measurement1/Images"
-            s3.put(BUCKET, f"{folder}/r01c{field + 1:02d}f01p01-ch{channel + 1}sk1fk1fl1.tiff", buffer.getvalue())
-        s3.latency = LATENCY
-        pipe.send(s3.endpoint)
-        while pipe.poll(None):
-            try:
-                pipe.recv()
-            except EOFError:
-                return
+    for plate, field, channel in np.ndindex(PLATES, FIELDS, 5):
+        buffer = io.BytesIO()
+        tifffile.imwrite(buffer, rng.integers(0, 2**16, (SIDE, SIDE), dtype=np.uint16))
+        folder = f"source_1/images/Batch01/images/BR{plate:04d}__Measurement1/Images"
+        s3.put(BUCKET, f"{folder}/r01c{field + 1:02d}f01p01-ch{channel + 1}sk1fk1fl1.tiff", buffer.getvalue())
 
 
 # ---------------------------------------------------------------- ssmunet's spectral layers
@@ -207,33 +165,11 @@ def spectral(quick: bool) -> dict[str, Any]:
     for found, true in zip(fast[0].result, slow.result, strict=True):
         torch.testing.assert_close(found, true, rtol=1e-3, atol=1e-6 + 1e-3 * float(true.abs().max()))
     seconds = [statistics.median(one.seconds for one in fast), slow.seconds]
-    peaks = [max(one.peak for one in fast), slow.peak]
+    peaks = [max(one.peak or 0 for one in fast), slow.peak or 0]
     told = {"pixels": pixels, "length": length, "filters": FILTERS, "threads": torch.get_num_threads()}
     told |= {"seconds": seconds, "bytes": peaks, "machine": before | {"load": [before["load"], machine()["load"]]}}
     print(json.dumps({name: told[name] for name in ("pixels", "seconds", "bytes")}))
     return told
-
-
-class Taken(NamedTuple):
-    """`peak`: bytes that it had at most above what there was before."""
-
-    seconds: float
-    peak: int
-    result: Any
-
-
-def taken(work: Callable[[], Any]) -> Taken:
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what others gave back must not count as there before
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins at what is resident now
-    status = Path("/proc/self/status")
-
-    def resident(name: str) -> int:
-        return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1]) * 1024
-
-    before, begun = resident("VmRSS"), time.perf_counter()
-    result = work()
-    return Taken(time.perf_counter() - begun, resident("VmHWM") - before, result)
 
 
 # ---------------------------------------------------------------- the page

@@ -15,7 +15,7 @@ from runner_core import defaults, discovery
 from runner_core._files import whole_folder
 from runner_core.cli.data import open_data
 from runner_core.config.resolve import from_preset
-from runner_core.config.values import overlay
+from runner_core.config.values import overlay_named
 from runner_core.discovery import Plugin
 from runner_core.loader import Loader
 from runner_core.measure.limits import chunks
@@ -24,7 +24,8 @@ from runner_core.project import overrides
 from runner_core.protocols import HostBatch
 from runner_core.setup import Data, Setup
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.harness import ROOT
+
 COPY = "copy, GB/s (read and written)"
 
 
@@ -124,14 +125,8 @@ def setup_of(case: Case, device: str, cache: Path, quick: bool) -> Setup:
     plugins.add(find_projects()[case.project])
     kind = plugins.project()
     preset = "demo" if quick else case.preset
-    nested: dict[str, Any] = {"train": {"device": device}, "cache": {"dir": str(cache)}, "data": {"split": "none"}}
-    for name, value in case.settings.items():
-        *sections, key = name.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[key] = value
-    config = overlay(from_preset(kind, preset), nested, f"case {case.name}")
+    settings = {"train.device": device, "cache.dir": str(cache), "data.split": "none", **case.settings}
+    config = overlay_named(from_preset(kind, preset), settings, f"case {case.name}")
     folder = None
     if case.data is not None:
         folder = cache / "data" / case.project / case.data.__name__

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import gc
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+ROOT = Path(__file__).resolve().parents[1]
 Way = Callable[[Any], Any]
 """One contender: does the work on what the turn brings (a list of rows, say). What it returns is dropped, once its
 time is taken."""
@@ -32,6 +35,29 @@ class Options:
         """The real data of a project, where it is at hand."""
         folder = self.data / project if self.data else None
         return folder if folder and folder.is_dir() else None
+
+
+def command_line(about: str, names: Sequence[str], program: str | None = None) -> argparse.ArgumentParser:
+    """What every command here takes; `about` is its module's docstring."""
+    parser = argparse.ArgumentParser(prog=program, description=about.splitlines()[0])
+    there = ", ".join(names)
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"there is no {name}; there are {there}")
+        return name
+
+    parser.add_argument("names", nargs="*", type=known, metavar="NAME", help=f"of {there}; default: all")
+    parser.add_argument("--quick", action="store_true", help="see that they work: small, nothing is kept or written")
+    parser.add_argument("--render", action="store_true", help="only write the page from the results that are kept")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data")),
+        help="folder with the real data brainunet/ and openkbp/ (default: $RUNNER_TEST_DATA, ../shared/data); "
+        "where there is none, the projects' phantoms",
+    )
+    return parser
 
 
 @dataclass
@@ -171,23 +197,39 @@ def number(value: Cell) -> str:
     return f"{value:.3g}"
 
 
-def peak_bytes(work: Callable[[], object]) -> int | None:
-    """Most memory that `work` had above what there was before; None where the kernel does not say."""
-    work()
-    ctypes.CDLL(None).malloc_trim(0)  # what `work` gave back must not count as there before
+class Taken(NamedTuple):
+    """`peak`: bytes that it had at most above what there was before; None where the kernel does not say."""
+
+    seconds: float
+    peak: int | None
+    result: Any
+
+
+def taken(work: Callable[[], Any]) -> Taken:
+    """What it takes to do it once."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what others gave back must not count as there before
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
         forget.write_text("5")  # the high-water mark begins at what is resident now
+        told = True
     except OSError:
-        return None
+        told = False
 
     def resident(name: str) -> int:
         line = next(line for line in status.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024
 
-    before = resident("VmRSS")
+    before, begun = resident("VmRSS") if told else 0, time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - begun
+    return Taken(seconds, resident("VmHWM") - before if told else None, result)
+
+
+def peak_bytes(work: Callable[[], object]) -> int | None:
+    """Most memory that `work` has above what there was before, from its second time on."""
     work()
-    return resident("VmHWM") - before
+    return taken(work).peak
 
 
 def machine() -> dict[str, Any]:

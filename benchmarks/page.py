@@ -10,9 +10,8 @@ from textwrap import fill
 from typing import Any
 
 from benchmarks import NAMES
-from benchmarks.harness import Result, number, versions
+from benchmarks.harness import ROOT, Result, number, versions
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md"
 HEAD = """\
 # Benchmarks

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from runner_core import Decoded, PatchSamples, Project, Record, RunConfig
@@ -23,10 +21,13 @@ from runner_core.loader import Loader
 from runner_core.location import Location, Url
 from runner_core.pipeline import RecordPipeline
 
+from benchmarks.bucket import BUCKET, LATENCY, served
 from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, compared
 
-BUCKET, SIDE, CHANNELS = "fields", 1080, 5
-LATENCY, CONNECTIONS = 0.1, 16
+if TYPE_CHECKING:
+    from runner_core.testing.s3 import S3
+
+SIDE, CHANNELS, CONNECTIONS = 1080, 5, 16
 A_TURN, KEEPS = 8, 16
 """Fields that a turn reads, and that the bounded store keeps: fewer than there are, so that all are fetched anew."""
 BATCH, CROP, COMPUTE, WARMUP = 4, 224, 0.5, 3
@@ -57,44 +58,21 @@ def key(field: int, channel: int) -> str:
     return f"f{field:03}-ch{channel}.tif"
 
 
-def serve(pipe: Connection, count: int, side: int, rate: float | None) -> None:
-    """A process with the bucket; it ends when the pipe does."""
+def fill(s3: S3, count: int, side: int, rate: float | None = None) -> None:
+    """`count` fields; `rate`: bytes a second that the link lets through."""
     import tifffile
-    from runner_core.testing.s3 import S3
 
     buffer = io.BytesIO()
     tifffile.imwrite(buffer, np.random.default_rng(0).integers(0, 2**16, (side, side), dtype=np.uint16))
-    with S3() as s3:
-        for field in range(count):
-            for channel in range(CHANNELS):
-                s3.put(BUCKET, key(field, channel), buffer.getvalue())
-        for field in range(count):  # from now on the server has the answers
-            for channel in range(CHANNELS):
-                for headers in ({}, {"Authorization": "AWS4-HMAC-SHA256 Credential=x/x/us-east-1/s3/aws4_request"}):
-                    url = f"{s3.endpoint}/{BUCKET}/{key(field, channel)}"
-                    urllib.request.urlopen(urllib.request.Request(url, headers=headers)).read()
-        s3.latency, s3.rate = LATENCY, rate
-        pipe.send(s3.endpoint)
-        while pipe.poll(None):
-            try:
-                pipe.recv()
-            except EOFError:
-                return
-
-
-@contextmanager
-def bucket(count: int, side: int, rate: float | None = None) -> Iterator[str]:
-    """The endpoint of an S3 server in a process of its own, with `count` fields; `rate`: its bytes a second."""
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, count, side, rate), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours.recv()
-    finally:
-        ours.close()
-        process.join(10)
-        process.kill()
+    for field in range(count):
+        for channel in range(CHANNELS):
+            s3.put(BUCKET, key(field, channel), buffer.getvalue())
+    for field in range(count):  # from now on the server has the answers
+        for channel in range(CHANNELS):
+            for headers in ({}, {"Authorization": "AWS4-HMAC-SHA256 Credential=x/x/us-east-1/s3/aws4_request"}):
+                url = f"{s3.endpoint}/{BUCKET}/{key(field, channel)}"
+                urllib.request.urlopen(urllib.request.Request(url, headers=headers)).read()
+    s3.rate = rate
 
 
 class Images:
@@ -188,7 +166,7 @@ def trained(store: Any, steps: int, compute: float) -> tuple[float, float]:
 def run(options: Options) -> Result:
     count, side, turns, steps = (24, 128, 1, 3) if options.quick else (48, SIDE, 24, 30)
     with tempfile.TemporaryDirectory() as name:
-        with bucket(count, side) as endpoint:
+        with served(partial(fill, count=count, side=side)) as endpoint:
             images = Images(endpoint, Path(name), count, side)
             contenders = Turns(turns)
             contenders.add(OURS, lambda: images.runner(KEEPS))
@@ -199,7 +177,7 @@ def run(options: Options) -> Result:
             times = contenders.run(images.fields)
             fetching = trained(images.store("fetching", KEEPS), 2 * steps, 0.0)
             wide = trained(images.store("wide", KEEPS), steps, COMPUTE)
-        with bucket(count, side, NARROW * 2 * side**2) as endpoint:
+        with served(partial(fill, count=count, side=side, rate=NARROW * 2 * side**2)) as endpoint:
             images = Images(endpoint, Path(name), count, side)
             alone = trained(images.store("alone", KEEPS), steps, 0.0)
             narrow = trained(images.store("narrow", KEEPS), steps, COMPUTE / 5)

@@ -8,17 +8,17 @@ and the training of the same length without it must say nothing. A `Bench` share
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from runner_core import BadInput, discovery
 from runner_core._errors import Unhealthy
 from runner_core.cli.data import open_data
-from runner_core.config.values import overlay
+from runner_core.config.values import overlay_named
 from runner_core.plugins import Plugins
 from runner_core.project import Project
 from runner_core.protocols import Finding, Json
@@ -105,6 +105,34 @@ class Fault:
     missed: str = ""
 
 
+class Seeded(Protocol):
+    """What a fault of a training and one of the data have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Json]: ...
+    @property
+    def quick(self) -> bool: ...
+
+
+def seeded(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
+    """(project, fault) of each; only the quick ones whenever tests run."""
+    for project, own in faults.items():
+        for fault in own:
+            marks = () if fault.quick else pytest.mark.slow
+            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=marks)
+
+
+def sound(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
+    """(project, settings) under which faults are looked for, each once."""
+    for project, own in faults.items():
+        kinds: list[dict[str, Json]] = [{}, *(dict(fault.settings) for fault in own if fault.settings)]
+        for number, settings in enumerate(kinds):
+            if settings not in kinds[:number]:
+                yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
+
+
 class Bench:
     """Short trainings of one project, which share phantom and cache in `folder`."""
 
@@ -131,7 +159,7 @@ class Bench:
 
     def _train(self, kind: type[Project], settings: Mapping[str, Json]) -> dict[str, Any]:
         """The run's summary."""
-        config = overlay(kind.presets["demo"](), nested(settings), "a fault's settings")
+        config = overlay_named(kind.presets["demo"](), settings, "a fault's settings")
         config.cache.dir, config.cache.workers = self.folder / "cache", 1
         config.train.device = "cpu"
         setup = Setup(kind(config), config, "demo", None, self._plugins)
@@ -147,21 +175,6 @@ class Bench:
             return summary
         finally:
             sinks.close()
-
-
-def nested(settings: Mapping[str, Json]) -> dict[str, Json]:
-    """
-    >>> nested({"train.epochs": 2, "train.clip": 1.0})
-    {'train': {'epochs': 2, 'clip': 1.0}}
-    """
-    out: dict[str, Json] = {}
-    for name, value in settings.items():
-        *sections, last = name.split(".")
-        place = out
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return out
 
 
 # ---------------------------------------------------------------- faults that any project can have

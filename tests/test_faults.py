@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import seeded_dinocell
 import seeded_openkbp
 import seeded_ssmunet
 import seeded_vesuvius
-from faults import PROPERTY, Bench, Fault
+from faults import PROPERTY, Bench, Fault, seeded, sound
 
 SEEDED: dict[str, list[Fault]] = {
     "brainunet": seeded_brainunet.FAULTS,
@@ -25,23 +25,7 @@ SEEDED: dict[str, list[Fault]] = {
 }
 
 
-def seeded() -> Iterator[Any]:
-    for project, faults in SEEDED.items():
-        for fault in faults:
-            marks = () if fault.quick else pytest.mark.slow
-            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=marks)
-
-
-def sound() -> Iterator[Any]:
-    """The settings under which faults are looked for, each once."""
-    for project, faults in SEEDED.items():
-        kinds = [{}, *(dict(fault.settings) for fault in faults if fault.settings)]
-        for number, settings in enumerate(kinds):
-            if settings not in kinds[:number]:
-                yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("project, fault", list(seeded()))
+@pytest.mark.parametrize("project, fault", list(seeded(SEEDED)))
 def test_a_fault_is_found(
     benches: Callable[[str], Bench], project: str, fault: Fault, record_property: Callable[[str, object], None]
 ) -> None:
@@ -54,7 +38,7 @@ def test_a_fault_is_found(
         assert told, f"{fault.rule!r} says nothing; said was: {found}"
 
 
-@pytest.mark.parametrize("project, settings", list(sound()))
+@pytest.mark.parametrize("project, settings", list(sound(SEEDED)))
 def test_a_sound_training_is_silent(
     benches: Callable[[str], Bench],
     project: str,

@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import seeded_data
 import seeded_tiffs
-from faults import PROPERTY, Bench
+from faults import PROPERTY, Bench, seeded, sound
 from runner_core import BadInput, discovery
 from runner_core.cli.check import check
 from runner_core.phantoms import phantom_folder
@@ -86,22 +85,7 @@ def audits(benches: Callable[[str], Bench]) -> Callable[[str], Audits]:
     return cache(lambda name: Audits(name, benches(name).folder))
 
 
-def seeded() -> Iterator[Any]:
-    for project, faults in SEEDED.items():
-        for fault in faults:
-            marks = () if fault.quick else pytest.mark.slow
-            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=marks)
-
-
-def sound() -> Iterator[Any]:
-    """The settings under which faults are looked for, each once."""
-    for project, faults in SEEDED.items():
-        kinds = [{}, *(dict(fault.settings) for fault in faults if fault.settings)]
-        for settings in kinds:
-            yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("project, fault", [*seeded()])
+@pytest.mark.parametrize("project, fault", list(seeded(SEEDED)))
 def test_a_fault_is_found(
     audits: Callable[[str], Audits],
     project: str,
@@ -118,7 +102,7 @@ def test_a_fault_is_found(
     assert code == fault.code, told
 
 
-@pytest.mark.parametrize("project, settings", [*sound()])
+@pytest.mark.parametrize("project, settings", [*sound(SEEDED)])
 def test_sound_data_are_not_warned_of(
     audits: Callable[[str], Audits],
     project: str,

@@ -24,6 +24,7 @@ from runner_core.measure.trial import Base, TrialFailed, Turn
 from runner_core.plugins import Plugins
 from runner_core.protocols import Optimisation
 from runner_core.report.bars import Bar, bar_chart
+from runner_core.runfolder import json_text
 from runner_core.setup import Setup
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
@@ -388,7 +389,7 @@ def test_json_and_csv_hold_the_same(setup, fake):
     fake.slower = {"model.width": 3.0}
     fake.fails = {"cache: start": TrialFailed("no")}
     found = run(setup)
-    kept = json.loads(json.dumps(report.as_json(report.head(setup, found), found), allow_nan=False))
+    kept = json.loads(json_text(report.as_json(report.head(setup, found), found)))
     kernel, _, cache, *_ = kept["without"]
     assert kernel["off"] == {"model.width": 5}
     assert kernel["step"]["ratio"] == pytest.approx(3)

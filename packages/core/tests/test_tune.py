@@ -22,9 +22,10 @@ from runner_core.measure.agreement import same_samples, same_steps
 from runner_core.measure.candidates import Candidate, Facts, LeftOut, systematic, with_fixes
 from runner_core.measure.trial import Base, TrialFailed, Turn
 from runner_core.measure.tune import Tuning
-from runner_core.measure.tune_report import facts, lines, nested, verdict
+from runner_core.measure.tune_report import facts, lines, verdict
 from runner_core.project import Project
 from runner_core.protocols import Fix
+from runner_core.runfolder import json_text
 
 
 class World:
@@ -274,8 +275,7 @@ def test_what_is_so_already_is_not_tried(world):
 def test_report_holds_all_that_was_found(world, tmp_path):
     world.speed = {("train.workers", 2): 1.4, ("train.channels_last", "on"): 0.7}
     found = tuned(WORKERS, LAYOUT)
-    told = facts(found, BASE)
-    json.dumps(told, allow_nan=False)
+    told = json.loads(json_text(facts(found, BASE)))
     assert told["settings"] == {"train.workers": 2}
     assert [row["outcome"] for row in told["tried"]] == ["kept", "slower"]
     text = "\n".join(lines(found, tmp_path, "toy"))
@@ -428,10 +428,3 @@ def test_nonsense_is_refused(here, capsys, flags, message):
     assert main(["toy", "tune", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (here / "runs").exists()
-
-
-def test_nested():
-    assert nested({"train.workers": 2, "cache.mode": "memory"}) == {
-        "train": {"workers": 2},
-        "cache": {"mode": "memory"},
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from runner_core.measure import ablate_report as report
 from runner_core.measure.ablate import Ablation, Found
 from runner_core.measure.optimisations import cases, refuse_unknown
 from runner_core.measure.trial import TrialFailed
-from runner_core.runfolder import replace_text
+from runner_core.runfolder import json_text, replace_text
 from runner_core.setup import Setup
 from runner_core.toolfolder import tool_folder
 
@@ -71,7 +70,6 @@ def _tell(setup: Setup, found: Found) -> None:
 
 def _write(setup: Setup, found: Found, folder: Path) -> None:
     told = report.head(setup, found)
-    text = json.dumps(report.as_json(told, found), indent=1, ensure_ascii=False)
-    replace_text(folder / "ablate.json", text + "\n")
+    replace_text(folder / "ablate.json", json_text(report.as_json(told, found)) + "\n")
     replace_text(folder / "ablate.csv", report.as_csv(found))
     replace_text(folder / "report.html", report.as_page(told, found))

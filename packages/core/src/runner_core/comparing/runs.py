@@ -12,6 +12,7 @@ from runner_core._errors import BadInput
 from runner_core._text import counted
 from runner_core.cli.sides import Sides, read_sides
 from runner_core.config.resolve import read_settings
+from runner_core.config.values import flat_items
 from runner_core.protocols import Json
 from runner_core.report.page import is_number
 from runner_core.runfolder import RunFolder
@@ -107,7 +108,9 @@ def read_run(path: Path) -> Run:
         raise BadInput(f"{folder.config_file} does not say of which project the run is")
     plugins = {f"plugin {name}": version for name, version in saved.plugins.items()}
     about = {"preset": saved.preset, "data": saved.source, **plugins, **_versions(summary)}
-    return Run(folder, project, about, _flat(saved.sections), summary, folder.events(), read_sides(folder.path))
+    return Run(
+        folder, project, about, dict(flat_items(saved.sections)), summary, folder.events(), read_sides(folder.path)
+    )
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -132,13 +135,3 @@ def _versions(summary: Mapping[str, Any]) -> dict[str, Json]:
     found = dict(summary.get("versions") or {})
     found.pop("plugins", None)
     return {f"version of {name}": version for name, version in found.items()}
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found

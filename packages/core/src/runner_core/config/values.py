@@ -47,11 +47,23 @@ def overlay_named(base: Config, values: Mapping[str, Any], where: str) -> Config
     >>> overlay_named(RunConfig(), {"train.batch_size": 8, "cache.mode": "off"}, "these").train.batch_size
     8
     """
+    return overlay(base, nested(values), where)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """By section, of values by dotted name.
+
+    >>> nested({"train.workers": 2, "train.prefetch": 4})
+    {'train': {'workers': 2, 'prefetch': 4}}
+    """
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        base = overlay(base, value, where)
-    return base
+        *sections, key = name.split(".")
+        place = found
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -72,15 +84,16 @@ def flat(config: object) -> dict[str, Any]:
     >>> flat(RunConfig())["train.batch_size"]
     32
     """
-    return dict(_flatten(plain(config), ""))
+    return dict(flat_items(plain(config)))
 
 
-def _flatten(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flatten(item, f"{prefix}{key}.")
+def flat_items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Of nested mappings, by dotted name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_items(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{key}", item
+            yield f"{prefix}{name}", value
 
 
 def _dotted(path: str, key: object) -> str:

@@ -2,76 +2,89 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from runner_core.protocols import Finding, HealthEvent
 
 
-class Starved:
-    """Training waits for its data: a warning, once for as long as it lasts.
+class _Standstill(ABC):
+    """A warning, once for as long as it lasts: a share of the time, a fact of log lines, is beyond its limit in `LINES`
+    lines one after the other, for long enough. The first line is apart: workers start, files are opened."""
 
-    Facts used: `data_wait_share` and `seconds` of log lines, the first apart (workers start, files are opened). More
-    than `SHARE` of the time, for `LINES` lines and `SECONDS` seconds of waiting.
-    """
-
-    name = "data starved"
-    SHARE, LINES, SECONDS = 0.5, 3, 5.0
+    name: str
+    fact: str
+    LINES = 3
 
     def __init__(self) -> None:
         self._seen_first = self._told = False
-        self._lines, self._waited, self._total = 0, 0.0, 0.0
+        self._lines, self._seconds, self._part = 0, 0.0, 0.0
+
+    @abstractmethod
+    def beyond(self, share: float) -> bool: ...
+
+    @abstractmethod
+    def long_enough(self, seconds: float, part: float) -> bool:
+        """`part`: of the seconds, those of which the fact tells."""
+
+    @abstractmethod
+    def message(self, share: str, seconds: str) -> str: ...
 
     def observe(self, event: HealthEvent) -> Finding | None:
-        share = event.facts.get("data_wait_share")
+        share = event.facts.get(self.fact)
         if event.moment != "log" or share is None:
             return None
-        if not self._seen_first or share <= self.SHARE:
-            self._seen_first, self._told = True, self._told and share > self.SHARE
-            self._lines, self._waited, self._total = 0, 0.0, 0.0
+        if not (self._seen_first and self.beyond(share)):
+            self._seen_first, self._told = True, self._told and self.beyond(share)
+            self._lines, self._seconds, self._part = 0, 0.0, 0.0
             return None
-        self._lines += 1
-        self._total += event.facts["seconds"]
-        self._waited += share * event.facts["seconds"]
-        if self._told or self._lines < self.LINES or self._waited < self.SECONDS:
+        seconds = event.facts["seconds"]
+        self._lines, self._seconds, self._part = self._lines + 1, self._seconds + seconds, self._part + share * seconds
+        if self._told or self._lines < self.LINES or not self.long_enough(self._seconds, self._part):
             return None
         self._told = True
-        return Finding(
-            self.name, "warning",
-            f"{self._waited / self._total:.0%} of the time of the last {self._total:.0f} s training waited for data. "
-            "`profile` says what takes so long; train.workers and train.prefetch bring batches ahead, and `tune` tries",
-            timed=True,
-        )  # fmt: skip
+        message = self.message(f"{self._part / self._seconds:.0%}", f"{self._seconds:.0f} s")
+        return Finding(self.name, "warning", message, timed=True)
 
 
-class Idle:
-    """The GPU stands still most of the time: a warning, once for as long as it lasts.
+class Starved(_Standstill):
+    """Training waits for its data: more than `SHARE` of the time, for `SECONDS` seconds of waiting.
 
-    Facts used: `gpu_busy` (0…1, while training) and `seconds` of log lines, the first apart. Less than `BUSY`, for
-    `LINES` lines and `SECONDS` seconds.
+    Facts used: `data_wait_share` and `seconds` of log lines.
     """
 
-    name = "GPU idle"
-    BUSY, LINES, SECONDS = 0.3, 3, 20.0
+    name, fact = "data starved", "data_wait_share"
+    SHARE, SECONDS = 0.5, 5.0
 
-    def __init__(self) -> None:
-        self._seen_first = self._told = False
-        self._lines, self._busy, self._total = 0, 0.0, 0.0
+    def beyond(self, share: float) -> bool:
+        return share > self.SHARE
 
-    def observe(self, event: HealthEvent) -> Finding | None:
-        busy = event.facts.get("gpu_busy")
-        if event.moment != "log" or busy is None:
-            return None
-        if not self._seen_first or busy >= self.BUSY:
-            self._seen_first, self._told = True, self._told and busy < self.BUSY
-            self._lines, self._busy, self._total = 0, 0.0, 0.0
-            return None
-        self._lines += 1
-        self._total += event.facts["seconds"]
-        self._busy += busy * event.facts["seconds"]
-        if self._told or self._lines < self.LINES or self._total < self.SECONDS:
-            return None
-        self._told = True
-        return Finding(
-            self.name, "warning",
-            f"the GPU was busy for {self._busy / self._total:.0%} of the last {self._total:.0f} s. `profile` says what "
-            "it waits for: data, or a processor that gives it its work too slowly (larger batches, train.compile)",
-            timed=True,
-        )  # fmt: skip
+    def long_enough(self, seconds: float, part: float) -> bool:
+        return part >= self.SECONDS
+
+    def message(self, share: str, seconds: str) -> str:
+        return (
+            f"{share} of the time of the last {seconds} training waited for data. `profile` says what takes so long; "
+            "train.workers and train.prefetch bring batches ahead, and `tune` tries"
+        )
+
+
+class Idle(_Standstill):
+    """The GPU stands still most of the time: less than `BUSY` of it, for `SECONDS` seconds.
+
+    Facts used: `gpu_busy` (0…1, while training) and `seconds` of log lines.
+    """
+
+    name, fact = "GPU idle", "gpu_busy"
+    BUSY, SECONDS = 0.3, 20.0
+
+    def beyond(self, share: float) -> bool:
+        return share < self.BUSY
+
+    def long_enough(self, seconds: float, part: float) -> bool:
+        return seconds >= self.SECONDS
+
+    def message(self, share: str, seconds: str) -> str:
+        return (
+            f"the GPU was busy for {share} of the last {seconds}. `profile` says what it waits for: data, or a "
+            "processor that gives it its work too slowly (larger batches, train.compile)"
+        )

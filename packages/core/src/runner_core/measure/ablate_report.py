@@ -170,7 +170,7 @@ def _row_json(row: Row) -> dict[str, Json]:
     if row.failed:
         return told
     told |= {quantity: _times_json(times) for quantity, times in row.times.items()}
-    told["losses"] = None if parity is None else {**asdict(parity), "difference": _finite(parity.difference)}
+    told["losses"] = None if parity is None else asdict(parity)
     return told | _memory_and_epoch(row) | {"epoch_ratio": row.epoch_ratio}
 
 
@@ -183,7 +183,7 @@ def _memory_and_epoch(of: Found | Row) -> dict[str, Json]:
 
 def _times_json(times: Times) -> dict[str, Json]:
     found = times.comparison
-    interval = {"low": found.low or None, "high": _finite(found.high), "rounds": found.rounds}
+    interval = {"low": found.low or None, "high": found.high, "rounds": found.rounds}
     return {"with": _spread(times.on), "without": _spread(times.off), "ratio": found.ratio, **interval}
 
 
@@ -195,10 +195,6 @@ def _spread(values: Sequence[float]) -> dict[str, Json]:
     return asdict(spread(values))
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def as_csv(found: Found) -> str:
     """A line a row and quantity: medians with and without, the ratio and its limits."""
     text = io.StringIO()
@@ -207,7 +203,7 @@ def as_csv(found: Found) -> str:
     for row in found.rows:
         for quantity, times in row.times.items():
             on, off, c = spread(times.on).median, spread(times.off).median, times.comparison
-            limits = [c.low or None, _finite(c.high), c.rounds]
+            limits = [c.low or None, c.high if math.isfinite(c.high) else None, c.rounds]
             writer.writerow([row.case.name, quantity, _UNITS[quantity], on, off, c.ratio, *limits])
         if not row.failed:
             host, device = (found.host_bytes, row.host_bytes), (found.device_bytes, row.device_bytes)

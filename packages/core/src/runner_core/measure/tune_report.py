@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -15,7 +13,7 @@ from runner_core._files import size_text
 from runner_core._text import aligned, counted, typed
 from runner_core.config import RunConfig
 from runner_core.config.resolve import PHANTOM, differences, from_preset
-from runner_core.config.values import overlay
+from runner_core.config.values import nested, overlay_named
 from runner_core.display import duration, speed
 from runner_core.measure.trial import Base
 from runner_core.measure.tuned import Found, Row, interval
@@ -23,7 +21,7 @@ from runner_core.project import Project
 from runner_core.protocols import Json
 from runner_core.report.charts import Series, line_chart
 from runner_core.report.page import page, section, table
-from runner_core.runfolder import replace_text
+from runner_core.runfolder import json_text, replace_text
 
 SETTINGS, FACTS, REPORT = "settings.yaml", "tune.json", "report.html"
 
@@ -79,57 +77,37 @@ def write(found: Found, base: Base, project: type[Project], config: RunConfig, f
     """settings.yaml, tune.json and report.html into `folder`. `config`: the settings that tuning began with."""
     text = settings_text(found, base, project, config)
     replace_text(folder / SETTINGS, text)
-    replace_text(folder / FACTS, json.dumps(facts(found, base), indent=1, allow_nan=False) + "\n")
+    replace_text(folder / FACTS, json_text(facts(found, base)) + "\n")
     replace_text(folder / REPORT, _page(found, base, text))
 
 
 def settings_text(found: Found, base: Base, project: type[Project], config: RunConfig) -> str:
     """A settings file: in what the tuned settings differ from the preset, whether tuning or the user has changed it."""
-    tuned = config
-    for name, value in found.settings.items():
-        tuned = overlay(tuned, nested({name: value}), "tune")
+    tuned = overlay_named(config, found.settings, "tune")
     changed = {name: now for name, (_, now) in differences(from_preset(project, base.preset), tuned).items()}
     head = {"project": base.project, "preset": base.preset, "source": base.source or PHANTOM}
     about = "".join(f"# {line}\n" for line in (f"runner {base.project} train --config THIS_FILE", verdict(found)))
     return about + str(yaml.safe_dump({**head, **nested(changed)}, sort_keys=False))
 
 
-def nested(settings: Mapping[str, Json]) -> dict[str, Json]:
-    """By section, of settings by dotted name.
-
-    >>> nested({"train.workers": 2, "train.prefetch": 4})
-    {'train': {'workers': 2, 'prefetch': 4}}
-    """
-    found: dict[str, Json] = {}
-    for name, value in settings.items():
-        *sections, last = name.split(".")
-        place = found
-        for part in sections:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return found
-
-
 def facts(found: Found, base: Base) -> dict[str, Json]:
-    """All that was found, as JSON."""
+    """All that was found, for JSON."""
     ready = asdict(found.ready)
-    return _finite(
-        {
-            "project": base.project,
-            "preset": base.preset,
-            "source": base.source or PHANTOM,
-            "settings": found.settings,
-            "verdict": verdict(found),
-            "final": None if found.final is None else asdict(found.final),
-            "samples_per_second": found.speeds and dict(zip(_SIDES, found.speeds, strict=True)),
-            "dropped": found.dropped,
-            "interrupted": found.interrupted,
-            "rounds": dict(zip(_SIDES, found.turns, strict=True)),
-            "tried": [asdict(row) for row in found.rows],
-            "began_with": ready | {"data_wait_share": found.wait_share},
-            "seconds": found.seconds,
-        }
-    )
+    return {
+        "project": base.project,
+        "preset": base.preset,
+        "source": base.source or PHANTOM,
+        "settings": found.settings,
+        "verdict": verdict(found),
+        "final": None if found.final is None else asdict(found.final),
+        "samples_per_second": found.speeds and dict(zip(_SIDES, found.speeds, strict=True)),
+        "dropped": found.dropped,
+        "interrupted": found.interrupted,
+        "rounds": dict(zip(_SIDES, found.turns, strict=True)),
+        "tried": [asdict(row) for row in found.rows],
+        "began_with": ready | {"data_wait_share": found.wait_share},
+        "seconds": found.seconds,
+    }
 
 
 def _page(found: Found, base: Base, settings: str) -> str:
@@ -199,12 +177,3 @@ def _memory(row: Row) -> str:
 
 def _typed(settings: Mapping[str, Json]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, float) and value - value != 0:
-        return None
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
