@@ -16,11 +16,12 @@ from runner_core._loaders import samples
 from runner_core.memory.asked import Asked, Facts
 from runner_core.memory.footprint import Footprint
 from runner_core.memory.parts import parts, total
-from runner_core.memory.plan import judged
+from runner_core.memory.plan import MemoryPlan, judged
 from runner_core.memory.remedy import remedies
 from runner_core.project import Project
 from runner_core.protocols import CachePlan
 from runner_core.report.memory import memory as section
+from runner_core.team import Alone
 
 MB = 1_000_000
 NET = Footprint(
@@ -397,6 +398,17 @@ def test_a_run_that_cannot_fit_is_refused_before_its_first_step(tmp_path, monkey
     assert summary["status"] == "done"
     assert summary["memory_plan"]["refusal"] is not None
     assert any(text.startswith("ERROR: this training takes") for text in display.said)
+
+
+def test_what_does_not_fit_for_one_of_several_processes_is_refused_in_all():
+    class Team(Alone):
+        def every(self, value):
+            return [value, "the other takes too much", value]
+
+    fits = MemoryPlan(parts=(), has={})
+    fits.refuse(Alone())
+    with pytest.raises(OutOfSpace, match="the other takes too much"):
+        fits.refuse(Team())
 
 
 # ---------------------------------------------------------------- keras

@@ -127,7 +127,7 @@ class _Run:
             return None
         found = plan(self.setup, self.data, trainer=self.trainer, folder=self.folder.path)
         if mode == "refuse":
-            found.refuse()
+            found.refuse(self.team)
         for text in (found.line(), *found.remarks()):
             self.display.say(text)
         return found

@@ -157,7 +157,7 @@ class _Run:
             return None
         found = plan(self.setup, self.data, trainer=self.trainer, folder=place)
         if mode == "refuse":
-            found.refuse()
+            found.refuse(self.setup.team)
         say("\n".join([found.line(), *found.remarks()]))
         return found.json()
 

@@ -18,6 +18,7 @@ from runner_core.memory.survey import survey
 from runner_core.protocols import Json
 from runner_core.runfolder import RUNS
 from runner_core.setup import Data, Setup
+from runner_core.team import Team
 
 _TITLES: Mapping[Place, str] = {"host": "RAM", "device": "device", "disk": "disk", "cache": "disk of the cache"}
 _NOUNS: Mapping[Place, str] = {
@@ -76,10 +77,10 @@ class MemoryPlan:
         told = [f"WARNING: {text}" for text in self.warnings]
         return [*told, f"ERROR: {self.refusal}"] if self.refusal else told
 
-    def refuse(self) -> None:
-        """Raises OutOfSpace where the training does not fit."""
-        if self.refusal is not None:
-            raise OutOfSpace(self.refusal)
+    def refuse(self, team: Team) -> None:
+        """Raises OutOfSpace, in all of a training's processes, where it does not fit for one of them."""
+        for refusal in filter(None, team.every(self.refusal)):
+            raise OutOfSpace(refusal)
 
     def json(self) -> dict[str, Json]:
         return {
