@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from runner_core.config.resolve import from_preset
 from runner_core.loader import Loader
 from runner_core.plugins import Plugins
 from runner_core.setup import Setup
-from runner_ssmunet import scan
 from runner_ssmunet.network import SSMUNetwork
 
 from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, number, peak_bytes
@@ -28,12 +25,14 @@ SHIPPED, EVERY_PIXEL, KEPT, EAGER, THREE = (
 )  # fmt: skip
 
 
-def network(length: int, filters: int = 24, chunk: int | None = None, tissue_only: bool = True) -> SSMUNetwork:
+def network(
+    length: int, filters: int = 24, chunk: int | None = None, tissue_only: bool = True, scan: str = "auto"
+) -> SSMUNetwork:
     torch.manual_seed(0)
     shipped = from_preset(Plugins.load("ssmunet").project(), "default").model
     return SSMUNetwork(
         np.linspace(900, 1800, length).tolist(), 8, filters=filters, dropout=0.0, tissue_only=tissue_only,
-        chunk=shipped.chunk if chunk is None else chunk,
+        chunk=shipped.chunk if chunk is None else chunk, scan=scan,
     )  # fmt: skip
 
 
@@ -42,19 +41,6 @@ def patch(length: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     made = torch.Generator().manual_seed(0)
     tissue = torch.rand(1, side, side, generator=made) < TISSUE
     return torch.randn(1, side, side, length, generator=made) * tissue[..., None], tissue
-
-
-@contextmanager
-def eager_scan() -> Iterator[None]:
-    """The layers as they are where nothing can be compiled."""
-    from runner_ssmunet import mamba
-
-    compiled = mamba.selective_scan
-    mamba.selective_scan = lambda *given, **named: scan.selective_scan(*given, **named, how="eager")  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        mamba.selective_scan = compiled
 
 
 def learned(model: SSMUNetwork, spectra: torch.Tensor, tissue: torch.Tensor) -> list[torch.Tensor]:
@@ -66,25 +52,22 @@ def learned(model: SSMUNetwork, spectra: torch.Tensor, tissue: torch.Tensor) -> 
 def layers(options: Options) -> tuple[Table, list[Aim]]:
     length, side = (65, 8) if options.quick else (LENGTH, SIDE)
     spectra, tissue = patch(length, side)
-    cases: dict[str, tuple[SSMUNetwork, bool]] = {
-        SHIPPED: (network(length), False),
-        EVERY_PIXEL: (network(length, tissue_only=False), False),
-        KEPT: (network(length, chunk=0), False),
-        EAGER: (network(length), True),
-        THREE: (network(length, filters=3, chunk=0, tissue_only=False), False),
+    cases = {
+        SHIPPED: network(length),
+        EVERY_PIXEL: network(length, tissue_only=False),
+        KEPT: network(length, chunk=0),
+        EAGER: network(length, scan="eager"),
+        THREE: network(length, filters=3, chunk=0, tissue_only=False),
     }
     turns = Turns(2 if options.quick else 4)
     peaks: dict[str, int | None] = {}
-    expected = learned(cases[SHIPPED][0], spectra, tissue)
+    expected = learned(cases[SHIPPED], spectra, tissue)
 
     def contender(name: str) -> Way:
-        model, eager = cases[name]
+        model = cases[name]
 
         def work(turn: int = 0) -> list[torch.Tensor]:
-            if not eager:
-                return learned(model, spectra, tissue)
-            with eager_scan():
-                return learned(model, spectra, tissue)
+            return learned(model, spectra, tissue)
 
         if name != THREE:
             for found, true in zip(work(), expected, strict=True):

@@ -45,7 +45,7 @@ def put(code: str, project: Path) -> None:
             last = max(n.end_lineno or 0 for n in scope.body if isinstance(n, (ast.Import, ast.ImportFrom)))
             lines[last:last] = ["", *indented]
         else:
-            lines[scope.body[-1].end_lineno :] = ["", *indented]
+            lines[scope.body[-1].end_lineno :] = [""] * (1 if where else 2) + indented
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
