@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is no package that one installs
+
+from runner_core.measure.ablate_report import agreement, from_to, sign
 
 from benchmarks.bucket import BUCKET, LATENCY, served
 from benchmarks.harness import ROOT, Aim, Options, command_line, machine, number, taken
@@ -46,11 +49,13 @@ with it: the same samples in the same order, both alive at once and taking turns
 with, as far as settings reach. Data path, network and loss are measured apart too: a data path that is a thousand
 times as fast makes a step no faster whose network is the limit.
 
-× says how many times as long something takes without, ≈ that it is within the noise. *Data*: the loader alone.
-*Network*: a step of one batch that is there already. *Loss*: the loss alone with its gradient at the network's output.
-*Losses*: do both learn the same (the larger relative difference: of the mean training loss, or of an evaluated batch)?
-*Others*: without it something else is learned, and nothing is claimed. The ways that users had come from, other
-libraries' and their own, are measured in [Benchmarks](benchmarks.md).
+× says how many times as long something takes without, ≈ that it is within the noise, ~ that it comes from fewer than
+6 rounds: too few to know how sure it is. Each row has its own rounds, in which both took turns, so the time with all
+differs from row to row. *Data*: the loader alone. *Network*: a step of one batch that is there already. *Loss*: the
+loss alone with its gradient at the network's output. *Losses*: do both learn the same (the larger relative difference:
+of the mean training loss, or of an evaluated batch)? *Others*: without it something else is learned, and nothing is
+claimed. The ways that users had come from, other libraries' and their own, are measured in
+[Benchmarks](benchmarks.md).
 
 `uv run --group bench python benchmarks/ablations.py` measures all of this again; on your own data, `runner PROJECT
 ablate --data PATH` does.
@@ -193,33 +198,39 @@ def section(name: str, found: Mapping[str, Any]) -> str:
         f"`{found['cache']}`, {found['engine']} on {device}."
     )
     with_all = found["with_all"]
-    columns = ["without", "a step", "data, samples/s", "network", "loss", "peak memory", "losses"]
-    first = ["(nothing)", *(_amount(part, _median(with_all.get(part))) for part in PARTS), _memory(with_all), ""]
+    columns = ["without", "rounds", "a step", "data, samples/s", "network", "loss", "peak memory", "losses"]
+    first = ["(nothing)", "", *(_amount(part, _median(with_all.get(part))) for part in PARTS), _memory(with_all), ""]
     rows = [first, *(_row(row, with_all) for row in found["without"])]
     about = "\n".join(
         f"- **{row['name']}**: {row['about']}" for row in found["without"] if not row["name"].startswith("all ")
     )
     aims = "\n".join(f"- Aim: {aim.text} – **{'met' if aim.met else 'NOT met'}**." for aim in AIMS[name](found))
-    return "\n\n".join([f"## {name}", wrapped(what), table(columns, rows), about, aims, _measured(found)]) + "\n"
+    left_out = f"Not measured, for lack of time: {', '.join(found['left_out'])}." if found.get("left_out") else ""
+    parts = [f"## {name}", wrapped(what), table(columns, rows), left_out, about, aims, _measured(found)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _row(row: Mapping[str, Any], with_all: Mapping[str, Any]) -> list[Any]:
     if row["failed"]:
-        return [row["name"], f"failed: {row['failed']}", "", "", "", "", ""]
-    cells = [
-        f"{_amount(part, row[part]['without']['median'])} {_ratio(row[part])}" if part in row else "–" for part in PARTS
-    ]
+        return [row["name"], "", f"failed: {row['failed']}", "", "", "", "", ""]
+    cells = [_with_ratio(part, row[part]) if part in row else "–" for part in PARTS]
     kind = "device" if with_all["peak_memory_bytes"]["device"] else "host"
     memory = row["peak_memory_bytes"][kind] / with_all["peak_memory_bytes"][kind]
     losses = row["losses"]
-    said = f"{'agree' if losses['agree'] else 'DIFFER'} ({losses['difference']:.1g})" if losses else "others"
-    return [row["name"], *cells, f"{_memory(row)} ×{number(memory)}", said]
+    said = agreement(losses["agree"], _finite(losses["difference"])) if losses else "others"
+    return [row["name"], str(row["step"]["rounds"]), *cells, f"{_memory(row)} ×{number(memory)}", said]
 
 
-def _ratio(found: Mapping[str, Any]) -> str:
-    low, high = found["low"] or 0, found["high"] or float("inf")
-    noise = found["rounds"] >= 6 and low <= 1 <= high
-    return f"{'≈' if noise else '×'}{number(found['ratio'])}"
+def _with_ratio(part: str, found: Mapping[str, Any]) -> str:
+    """Time with all in the same rounds, that without as the ratio says, and the ratio: as `ablate` shows it."""
+    on, ratio = found["with"]["median"], found["ratio"]
+    mark = sign(found["low"] or 0.0, _finite(found["high"]), found["rounds"])
+    return f"{from_to(_amount(part, on), _amount(part, on * ratio))} {mark}{number(ratio)}"
+
+
+def _finite(value: float | None) -> float:
+    """JSON has no infinity."""
+    return math.inf if value is None else value
 
 
 def _median(found: Mapping[str, Any] | None) -> float | None:

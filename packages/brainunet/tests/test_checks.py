@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import nibabel
 import numpy as np
+import pytest
 
 
 def rules(project, scan) -> dict[str, str]:
@@ -46,6 +47,31 @@ def test_a_mask_in_pieces(project, write_head) -> None:
     mask[1:7, 1:7, 1:7] = 1
     nibabel.save(nibabel.Nifti1Image(mask, image.affine), path)
     assert "2 separate pieces; the second has 216 voxels" in rules(project, scan)["pieces"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        (
+            "labels",
+            "9 values (0, 1, 2, 3, 4, 5, 6, 7, 8) where a brain mask has two, 0 and another: all above 0 is taken",
+        ),
+        ("shares", "4 values (0, 0.25, 0.75, 1) where a brain mask has two, 0 and another: all above 0.5 is taken"),
+        ("255", ""),
+    ],
+)
+def test_a_mask_of_more_than_two_values(inside: str, said: str, project, write_head) -> None:
+    mask = np.zeros((40, 48, 36), np.float32)
+    mask[10:30, 10:38, 8:28] = 255 if inside == "255" else 1
+    if inside == "labels":
+        mask[10:30, 10:38, 8:28] = 1 + np.arange(20) // 3 + (np.arange(20) == 19)
+    elif inside == "shares":
+        mask[10], mask[29] = mask[10] / 4, mask[29] * 0.75
+    scan = write_head(mask=mask)
+    found = rules(project, scan)
+    assert set(found) == ({"mask"} if said else set())
+    if said:
+        assert found["mask"].startswith(f"{scan.name.replace('.nii', '_brainmask.nii')}: {said} as brain. ")
 
 
 def test_a_label_map_instead_of_a_scan(project, write_head) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 import time
 from dataclasses import replace
@@ -18,7 +19,7 @@ from runner_core.config.values import plain
 from runner_core.location import Url
 from runner_core.measure import ablate as ablation
 from runner_core.measure import ablate_report as report
-from runner_core.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity
+from runner_core.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity, Times
 from runner_core.measure.optimisations import ALL, SAME, cases, refuse_unknown
 from runner_core.measure.trial import Base, TrialFailed, Turn
 from runner_core.plugins import Plugins
@@ -186,6 +187,7 @@ def fake(monkeypatch):
         monkeypatch.setattr(Fake, name, [])
     for name in ("slower", "fails", "learns"):
         monkeypatch.setattr(Fake, name, {})
+    monkeypatch.setattr(ablation, "_BEGUN", -math.inf)  # all are measured, however little time there is
     monkeypatch.setattr(ablation, "Trial", Fake)
     return Fake
 
@@ -210,7 +212,7 @@ def test_each_case_takes_turns_with_the_run_as_it_is(setup, fake):
         assert row.times[STEP].comparison.ratio == pytest.approx(21)
     assert LOSS not in found.times  # the engine cannot tell
     assert found.seconds_per_epoch == pytest.approx(0.1)
-    assert cache.seconds_per_epoch == pytest.approx(0.7)
+    assert cache.epoch.usual == pytest.approx((0.1, 0.7))
     assert (found.host_bytes, kernel.host_bytes) == (1000, 3000)
     assert few.parity is None
     assert not any(trial.alive for trial in fake.made)
@@ -259,7 +261,7 @@ def test_a_case_that_fails_is_a_row_and_no_end(setup, fake):
     found = run(setup, say=said.append)
     assert found.rows[0].failed == "it crashed\nhere"
     assert [bool(row.failed) for row in found.rows] == [True, False, False, False, False]
-    assert list(report.rows(found))[1][:3] == ("kernel", "failed", "")
+    assert list(report.rows(found))[1][:4] == ("kernel", "", "failed", "")
     assert "without kernel: it crashed\nhere" in report.footnotes(found)
 
 
@@ -376,13 +378,67 @@ def test_the_table_names_what_was_measured_and_how_much_longer_it_takes(setup, f
         assert part in line
     table = list(report.rows(found))
     assert all(len(row) == len(report.COLUMNS) for row in table)
-    assert table[0][:4] == ("(nothing)", "10 ms", "1,000", "5 ms")
-    assert table[1][:5] == ("kernel", "30 ms ×3", "–", "15 ms ×3", "–")
-    assert table[1][5:] == ("300 ms ×3", "3.0 kB ×3", "agree (0)")
-    assert table[2][1] in ("10 ms ≈1", "10 ms ×1")  # after six rounds it is known to be noise
-    assert table[2][7] == "others"
-    assert table[3][2] == "1.4 ×700"
-    assert table[3][5] == "1:10 ×700"
+    _, rounds, *cells = table[0]
+    few = "~" if int(rounds) < 6 else ""
+    assert cells[:1] == [f"{few}10 ms"]
+    assert (cells[1].strip("~"), cells[2].strip("~")) == ("1,000", "5 ms")
+    sign, nothing = "~" if int(table[1][1]) < 6 else "×", "~" if int(table[2][1]) < 6 else "≈"
+    assert table[1][2:6] == (f"10 → 30 ms {sign}3", "–", f"5 → 15 ms {sign}3", "–")
+    assert table[1][6:] == (f"100 → 300 ms {sign}3", "3.0 kB ×3", "equal")
+    assert table[2][2] == f"10 → 10 ms {nothing}1"
+    assert table[2][8] == "others"
+    assert table[3][3][:-4] == "1,000 → 1.4 "
+    assert table[3][6][:-4] == "100 ms → 1:10 "
+
+
+def test_of_few_rounds_it_is_said_that_nobody_knows_how_sure_they_are(setup, fake):
+    fake.slower = {"model.width": 1.05}
+    found = run(setup, only=("kernel",))
+    nothing, kernel = report.rows(found)
+    assert nothing[1:3] == ("2", "~10 ms")
+    assert kernel[1:3] == ("1", "10 → 10.5 ms ~1.05")
+    assert "~ that it comes from fewer than 6 rounds" in " ".join(report.footnotes(found))
+    found.rows[0].times[STEP] = Times([0.01] * 6, [0.0105] * 6)
+    assert list(report.rows(found))[1][1:3] == ("6", "10 → 10.5 ms ×1.05")
+    found.rows[0].times[STEP] = Times([0.01] * 6, [0.0105, 0.0095] * 3)
+    assert "≈" in list(report.rows(found))[1][2]
+
+
+def test_a_row_agrees_with_itself_however_its_rounds_differ(setup, fake):
+    """The machine was fast in one round and slow in another: the ratio of medians is not that of the pairs."""
+    found = run(setup, only=("kernel",))
+    found.times[STEP] = [0.137] * 9
+    found.rows[0].times[STEP] = Times([0.1, 0.1, 0.2], [0.12, 0.25, 0.21])
+    _, kernel = report.rows(found)
+    on, off, ratio = (float(word) for word in re.findall(r"[\d.]+", kernel[2]))
+    assert on == 100
+    assert off / on == pytest.approx(ratio, rel=0.01)
+    assert [float(word) for word in re.findall(r"[\d.]+", kernel[6])][2] == ratio
+    (line,) = [one for one in csv.DictReader(report.as_csv(found).splitlines()) if one["quantity"] == "epoch"]
+    assert float(line["median without"]) / float(line["median with"]) == pytest.approx(float(line["ratio"]))
+
+
+def test_what_there_is_no_time_for_is_left_out_and_named(setup, fake, monkeypatch):
+    monkeypatch.setattr(ablation, "_BEGUN", 0.5)
+    said = []
+    found = run(setup, say=said.append)
+    assert names(row.case for row in found.rows) == ["kernel"], "the first one in any case"
+    assert found.left_out == ["few", "cache", SAME, ALL]
+    told = " ".join(report.footnotes(found))
+    assert f"Not measured: few, cache, {SAME}, {ALL}. Each takes" in told
+    assert "about --minutes 1 would do for all" in told
+    assert report.as_json({}, found)["left_out"] == found.left_out
+    assert said == ["with all optimisations", "without kernel"]
+    found = run(setup, 60.0, only=("nothing",))
+    assert not found.left_out
+
+
+def test_much_more_time_than_asked_for_is_said(setup, fake, monkeypatch):
+    monkeypatch.setattr(ablation, "_OVER", 0.0)
+    said = []
+    run(setup, say=said.append)
+    assert "with all off" in said
+    assert "more than asked for: most of it to start trainings" in said[-1]
 
 
 def test_json_and_csv_hold_the_same(setup, fake):
@@ -395,6 +451,8 @@ def test_json_and_csv_hold_the_same(setup, fake):
     assert kernel["step"]["ratio"] == pytest.approx(3)
     assert kernel["step"]["low"] is None  # after one round nothing can be said of it
     assert kernel["losses"]["agree"]
+    assert kernel["losses"]["difference"] == 0
+    assert kept["left_out"] == []
     assert cache["failed"] == "no"
     assert kept["with_all"]["peak_memory_bytes"] == {"host": 1000, "device": 0}
     assert kept["units"]["data"] == "seconds of a sample"

@@ -16,12 +16,14 @@ from runner_core import Annotation, BadInput, Decoded, Finding, Original, Projec
 from runner_core.audit.checked import Checked
 from runner_core.audit.examine import Examine, Examined
 from runner_core.audit.facts import ArrayFacts, RecordFacts, record_facts
+from runner_core.audit.fits import prepared_already
 from runner_core.audit.levels import Levels, digest, levels
 from runner_core.audit.others import other_files
 from runner_core.audit.outliers import outliers
 from runner_core.audit.rules import set_rules
 from runner_core.audit.tables import tables
 from runner_core.cli import main
+from runner_core.protocols import CachePlan
 
 # ---------------------------------------------------------------- grey values
 
@@ -220,6 +222,14 @@ def test_a_class_that_one_side_lacks() -> None:
     assert "c: " not in said(set_rules(plain(), checked(known[:1])))  # nothing validates: that is said elsewhere
 
 
+def test_what_a_faulty_record_could_refute_is_not_claimed() -> None:
+    known = [labelled(a=5, b=0, c=1), labelled(a=4, b=2, c=0)]
+    text = said(set_rules(plain(), replace(checked(known, [1]), faulty=1)))
+    assert "b: no training record that can be used has it (1 of the validation's do): it cannot be learned, " in text
+    assert "c: 1 training record has it, none of the validation's that can be used: no score will speak of it" in text
+    assert text.count(", unless one that cannot has it.") == 2
+
+
 def test_a_project_says_itself_which_classes_there_are_nowhere() -> None:
     assert not set_rules(plain("check_set"), checked([labelled(a=5, b=0)] * 2, [1]))
 
@@ -405,6 +415,70 @@ def test_a_refusal_is_in_the_report(here: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be used" in page
 
 
+def test_the_last_lines_say_that_training_refuses_and_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the records and of the set alike; what is said of all records says that it leaves some out."""
+    assert main(["toy", "phantom", "data"]) == 0
+    words = ["toy", "check", "--data", "data", "--cache.workers", "1"]
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2] == "0 faulty records, 0 errors, 0 warnings, 0 notes"
+    (here / "data" / "p2_a.npy").write_bytes(b"not numpy")
+    assert main([*words, "--data.split", "group:p77", "--out", "audit"]) == 2
+    *_, counts, first, second, report = capsys.readouterr().out.splitlines()
+    assert counts == "1 faulty record, 2 errors, 0 warnings, 0 notes"
+    assert first == "training refuses: 1 faulty record (p2_a): repair it, or move it out of the folder"
+    assert second.startswith("training refuses: data.split: unknown group 'p77'")
+    assert report.startswith("report: ")
+    told = audit(here)
+    assert (told["status"], told["levels"]["error"]) == ("refused", 2)
+
+
+def test_streamed_records_of_which_none_can_be_read_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer than three are no reason to stop, but where nothing is left."""
+    assert main(["toy", "phantom", "data"]) == 0
+    for file in (here / "data").glob("*.npy"):
+        if not file.name.startswith("p0_a"):
+            file.unlink()
+    (here / "data" / "p0_a.npy").write_bytes(b"not numpy")
+    assert main(["toy", "check", "--data", "data", "--cache.mode", "stream", "--out", "audit"]) == 2
+    said = capsys.readouterr().out
+    assert "1 faulty record, 1 error, 1 warning, 0 notes" in said
+    assert "training reads other records" not in said
+    assert "training refuses: not one record can be read: there is nothing to train on" in said
+    assert audit(here)["status"] == "refused"
+
+
+def test_what_is_said_of_all_leaves_out_the_faulty_and_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy
+
+    def check_set(self: Any, records: Sequence[Record]) -> Sequence[Finding]:
+        return [Finding("surface", "warning", "none has a surface")]
+
+    monkeypatch.setattr(Toy, "check_set", check_set)
+    assert main(["toy", "phantom", "data"]) == 0
+    (here / "data" / "p2_a.npy").write_bytes(b"not numpy")
+    assert main(["toy", "check", "--data", "data", "--cache.workers", "1"]) == 2
+    note = (
+        "note     what is said of the records together leaves out 1 faulty record: what the others lack may be there\n"
+    )
+    assert f"{note}warning  none has a surface" in capsys.readouterr().out
+
+
+def test_the_cache_takes_what_was_prepared_and_a_streamed_one_no_more() -> None:
+    def corrected(mode: str, disk: int, ram: int = 0, device: int = 0) -> tuple[int, int, int]:
+        found = prepared_already(CachePlan(mode, 10, 0, disk, ram, device, None), 50_000)
+        return found.disk_bytes, found.ram_bytes, found.device_bytes
+
+    assert corrected("memmap", 60_889) == (50_000, 0, 0)
+    assert corrected("device", 60_889, device=60_889) == (50_000, 0, 50_000)
+    assert corrected("memory", 7_000, ram=60_889) == (7_000, 50_000, 0)
+    assert corrected("blosc2", 7_000) == (7_000, 0, 0)  # nobody knows how it is compressed
+    assert 50_000 < corrected("stream", 10**9)[0] < 150_000
+    assert corrected("stream", 40_000) == (40_000, 0, 0)
+
+
 def test_without_out_the_report_lies_among_the_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["toy", "check"]) == 0
     (folder,) = (here / "runs" / "toy").iterdir()
@@ -454,7 +528,9 @@ def test_what_fits_is_told_where_the_network_may_be_built(here: Path, capsys: py
 
 
 @pytest.mark.torch
-def test_a_training_that_does_not_fit_is_an_error(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_does_not_fit_is_an_error(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from runner_core.memory import MemoryPlan
 
     full = MemoryPlan((), {"host": 1}, refusal="this takes 2 B, 1 B are free: set train.batch_size to 1")
@@ -464,3 +540,5 @@ def test_a_training_that_does_not_fit_is_an_error(here: Path, monkeypatch: pytes
     assert told["status"] == "refused"
     assert told["findings"] == [{"record": None, "level": "error", "rule": "memory", "message": full.refusal}]
     assert told["memory"]["refusal"] == full.refusal
+    said = capsys.readouterr().out
+    assert "0 faulty records, 1 error, 0 warnings, 0 notes\ntraining refuses: this takes 2 B, 1 B are free" in said

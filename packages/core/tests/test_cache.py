@@ -735,3 +735,16 @@ def test_default_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert folder.cache_root(None) == tmp_path / ".cache" / "runner"
     assert manage.entries(tmp_path / "absent") == []
+
+
+def test_files_whose_names_are_no_text_are_remembered_too(tmp_path: Path) -> None:
+    """Latin-1 names; and, in a locale without UTF-8, all that are not ASCII."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/Gr\xf6\xdfe"))
+    folder.mkdir()
+    (folder / "a.npy").write_bytes(b"content")
+    record = Record("a", "a", {"image": folder / "a.npy"})
+    index = identity.Identities(folder)
+    known = identity.identify(record)
+    index.remember(known.marks)
+    (found,) = index.lookup([record])
+    assert found == known

@@ -51,7 +51,7 @@ def test_faults_of_the_set_are_told_by_check_and_at_the_start(
     (here / "data" / "p0_a.npy").unlink()
     (here / "data" / "p0_a_mask.npy").unlink()
     assert main(["toy", "check", "--data", "data"]) == 0
-    assert "0 faulty records, 1 warning, 1 note" in capsys.readouterr().out
+    assert "0 faulty records, 0 errors, 1 warning, 1 note" in capsys.readouterr().out
     level = "error"
     assert main(["toy", "check", "--data", "data"]) == 2
     assert "error    9 records have two axes" in capsys.readouterr().out

@@ -460,7 +460,7 @@ def test_check_lists_every_faulty_record_the_split_and_the_cost(runner: Runner, 
     assert bad.returncode == 2
     assert "error    p0_b" in bad.stdout
     assert "error    p2_a" in bad.stdout
-    assert "2 faulty records, 1 warning, 0 notes" in bad.stdout
+    assert "2 faulty records, 2 errors, 1 warning, 0 notes" in bad.stdout
 
 
 # ---------------------------------------------------------------- evaluate, predict, export, report

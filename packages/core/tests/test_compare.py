@@ -166,3 +166,14 @@ def test_the_default_folder_is_beside_the_runs(tmp_path: Path, monkeypatch: pyte
     (folder,) = (tmp_path / "runs" / "toy").glob("compare-*")
     assert {path.name for path in folder.iterdir()} == {"compare.json", "report.html"}
     assert RunFolder.latest("toy").path.name in ("one", "two")
+
+
+def test_a_full_folder_is_refused_before_anything_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [written(tmp_path / name) for name in ("one", "other")]
+    assert main(["compare", *map(str, runs), "--out", "one"]) == 2
+    said = capsys.readouterr()
+    assert said.err == "runner: one: the folder is not empty; name another one with --out\n"
+    assert not said.out

@@ -105,7 +105,7 @@ def test_a_copy_on_the_other_side_is_refused_before_training(mode: str, runner: 
     checked = runner("toy", "check", *together)
     assert checked.returncode == 0
     assert f"warning  {told}" in checked.stdout
-    assert "0 faulty records, 1 warning" in checked.stdout
+    assert "0 faulty records, 0 errors, 1 warning" in checked.stdout
     if mode == "memory":
         short = ["--train.epochs", "1", "--train.steps-per-epoch", "2"]
         trained = runner("toy", "train", *together, "--run-dir", "run", *short)

@@ -65,6 +65,14 @@ def test_the_parts_of_a_training_on_the_processor():
     assert sizes(found, "disk") == {"checkpoints": 150}  # 3, the best, and the one that is being written
 
 
+def test_the_cache_is_an_estimate_or_a_limit():
+    for mode, known in (("memmap", "estimated"), ("stream", "at most")):
+        (part,) = (
+            part for part in parts(asked(cache=mode), facts(to_cache=MB)) if part.name == "cache of prepared data"
+        )
+        assert (part.known, part.bytes) == (known, MB)
+
+
 def test_the_parts_of_a_training_on_a_gpu():
     found = parts(asked(cache="device"), facts(on_gpu=True, footprint=NET))
     assert sizes(found, "device") == {

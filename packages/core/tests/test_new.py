@@ -142,6 +142,33 @@ print(Segmentation.phantom_version, *np.unique(draw(120, 120, np.random.default_
     assert len({two[0], three[0], turned[0]}) == 3, "what is kept of one would be read as another"
 
 
+def test_the_untouched_example_checks_clean(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    folder = write_project("cells", "torch", tmp_path)
+    code = """
+import sys
+from pathlib import Path
+import numpy as np
+from runner_cells.project import Segmentation, Settings
+from runner_core.audit.checked import Checked
+from runner_core.audit.examine import Examine
+from runner_core.audit.rules import set_rules
+from runner_core.crop import NoCrop
+from runner_core.pipeline import RecordPipeline
+project, data = Segmentation(Settings()), Path(sys.argv[1])
+data.mkdir()
+project.phantom(data, np.random.default_rng(0))
+records = project.records(data)
+found = [Examine(RecordPipeline(project, NoCrop()))((0, record))[1] for record in records]
+print(len(records), *[finding.message for own in found for finding in own.findings])
+for finding in set_rules(project, Checked(records, found, {"train": range(12), "validation": range(12, 15)})):
+    print(finding.message)
+"""
+    words = [sys.executable, "-B", "-c", code, str(tmp_path / "data")]
+    env = os.environ | {"PYTHONPATH": str(folder / "src")}
+    assert subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout == "15\n"
+
+
 def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runner-cells").symlink_to("gone")
     with pytest.raises(BadInput, match="runner-cells: is a link to what is not there"):

@@ -17,6 +17,7 @@ from runner_core._errors import BadInput
 from runner_core.cli import main
 from runner_core.engines.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, PARTS, unnoticed
 from runner_core.measure import profiling
+from runner_core.measure.profile_report import lines
 from runner_core.measure.profiling import profile_run, remedies
 from runner_core.plugins import Plugins
 from runner_core.protocols import Cost, HostBatch, Step
@@ -68,6 +69,7 @@ def test_the_parts_of_a_step_add_up_to_it():
     between = [event["seconds"] / event["every"] for event in facts["events"].values()]
     assert sum(facts["parts"].values()) == pytest.approx(sum(training) + sum(between))
     assert facts["seconds"] == pytest.approx(facts["step"] + sum(between))
+    assert facts["seconds"] == pytest.approx(sum(facts["parts"].values())), "one length of a step, however it is told"
     assert set(facts["events"]) == {"logging", "metrics", "checkpoint"}
     assert facts["events"]["checkpoint"]["size"] > 0
     assert all(facts["parts"][part] > 0 for part in PARTS)
@@ -299,6 +301,7 @@ def few(monkeypatch):
     from runner_core.engines.keras import phases
 
     monkeypatch.setattr(phases, "_MOST", 8)
+    monkeypatch.setattr(phases, "_LOSS_TIMES", 3)
     monkeypatch.setattr(phases, "limits", partial(phases.limits, seconds=0.01))
 
 
@@ -308,9 +311,39 @@ def test_the_parts_of_a_keras_step_add_up_to_it(few):
     assert facts["engine"] == "keras"
     assert set(facts["losses"]) == {"bce", "spread", "loss"}
     assert facts["parts"][BACKWARD] + facts["parts"][OPTIMIZER] + facts["parts"][FORWARD] > 0
+    assert facts["seconds"] == pytest.approx(sum(facts["parts"].values()))
     assert set(facts["events"]) == {"logging", "metrics", "checkpoint"}
     assert facts["work"]["flops"] > 0
     json.dumps(facts, allow_nan=False)
+
+
+def test_a_term_of_a_keras_loss_is_timed_without_the_network(few, monkeypatch):
+    """A term that sleeps is found, and the others are far below it."""
+    tf = pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("keras")
+
+    def napping(seconds):
+        def nap(value):
+            time.sleep(seconds)
+            return value
+
+        return lambda value: tf.ensure_shape(tf.numpy_function(nap, [value], tf.float32, stateful=False), value.shape)
+
+    class Slow(keras_toy()):
+        def step(self, model, batch, progress):
+            made = super().step(model, batch, progress)
+            still = keras.ops.stop_gradient(made.loss)
+            return made._replace(terms={**made.terms, "slow": made.loss + 0 * napping(SLOW)(still)})
+
+    ours = trainer(Slow)
+    ours.train_step(host_batch(), 0)
+    phases = ours.phases()
+    phases.prepare(host_batch(), 1)
+    monkeypatch.setattr(type(phases), "_usual", None)  # whole steps, whose difference would be noise, are not timed
+    found = phases.losses(host_batch(), 2)
+    assert set(found) == {"loss", "bce", "spread", "slow"}
+    assert found["slow"].seconds > 0.9 * SLOW
+    assert max(found[name].seconds for name in ("loss", "bce", "spread")) < 0.5 * SLOW
 
 
 def test_a_slow_on_device_in_keras(few):
@@ -355,10 +388,13 @@ def test_operations_of_a_keras_step_are_those_of_its_convolutions():
 # ---------------------------------------------------------------- the command line
 
 
-def test_the_command_says_it_and_writes_it(here, capsys):
+def test_the_command_says_it_and_writes_it(here, capfd):
     assert main(["toy", "profile", "--steps", "8", "--trace", "--out", "found"]) == 0
-    said = capsys.readouterr().out
-    for word in ("forward", "backward", "bound by", "report: found/report.html", "trace: found/trace"):
+    said, complaints = capfd.readouterr()
+    assert "gpuGetDeviceCount" not in complaints
+    terms = "Each is timed by itself. A step counts their gradients as backward"
+    watching = "the parts add up to that: their shares are of steps that were taken apart"
+    for word in ("forward", "backward", "bound by", "report: found/report.html", "trace: found/trace", terms, watching):
         assert word in said
     facts = json.loads(Path("found/profile.json").read_text())
     assert facts["project"] == "toy"
@@ -395,7 +431,14 @@ def test_the_profile_s_keys_are_those_that_its_docstring_names():
     facts = profiled(toy.Toy)
     for name in (
         *("parts", "events", "seconds", "step", "covered", "watching", "samples_per_second", "first_step", "loader"),
-        *("host", "losses", "work", "roofline", "limits", "use", "memory", "bound", "reason"),
+        *("host", "losses", "work", "roofline", "limits", "use", "memory", "bound", "reason", "asked", "took"),
     ):
         assert name in facts
         assert f"`{name}`" in profiling.profile_run.__doc__
+
+
+def test_much_more_time_than_asked_for_is_said(tmp_path):
+    facts = profiled(toy.Toy)
+    assert "--minutes is for the steps" not in "\n".join(lines(facts, [], tmp_path))
+    told = "\n".join(lines(facts | {"asked": 12.0, "took": 46.0}, [], tmp_path))
+    assert "this took 0:46: --minutes is for the steps" in told

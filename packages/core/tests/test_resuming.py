@@ -13,7 +13,8 @@ import pytest
 from runner_core import BadInput
 from runner_core.cli import main
 from runner_core.protocols import State
-from runner_core.resuming.differences import differences
+from runner_core.resuming.campaign import Campaign, Campaigns
+from runner_core.resuming.differences import Difference, differences
 from runner_core.resuming.moments import PHASES, Kill, Moment, choose
 from runner_core.runfolder import RunFolder
 
@@ -274,8 +275,36 @@ def test_a_training_that_fails_says_why(here: Path, capsys: pytest.CaptureFixtur
         (data / name).write_bytes(b"not an array")
     assert main(["verify-resume", "toy", "--data", "data", *SMALL]) == 2
     said = capsys.readouterr().err
-    assert "the training in out/reference ended with code 2" in said
+    assert said.startswith("runner: 2 records cannot be used")
     assert "a_1.npy: not a whole .npy file" in said
+    assert not (here / "out").exists(), "nothing is left of what was refused"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+def test_of_what_is_interrupted_only_runs_that_differ_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    def write(run: Path) -> list[tuple[Moment, float]]:
+        run.mkdir()
+        (run / "log.jsonl").touch()
+        run.with_name(f"{run.name}.out").touch()
+        return [(Moment(1, STEP), 0.0), (Moment(2, STEP), 1.0)]
+
+    def campaign(self: Campaigns, number: int, *_: object) -> Campaign:
+        write(self._run(number))
+        if number == 3:
+            raise stop
+        return Campaign(number, differs=[found] if number == differing else [])
+
+    found = Difference("log", 1, "loss", "1", "2")
+    monkeypatch.setattr(Campaigns, "_to_the_end", lambda self, run: write(run))
+    monkeypatch.setattr(Campaigns, "_campaign", campaign)
+    for differing, kept in ((0, set()), (1, {"reference", "reference.out", "killed-1", "killed-1.out"})):
+        folder = tmp_path / str(differing)
+        folder.mkdir()
+        with pytest.raises(type(stop)):
+            Campaigns("toy", [], folder, lambda path: State({}, {}), lambda text: None).run(3, 1, 0)
+        assert {path.name for path in folder.iterdir()} == kept
 
 
 @pytest.mark.parametrize(

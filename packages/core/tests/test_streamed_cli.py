@@ -139,13 +139,17 @@ def test_check_says_what_training_will_replace(here: Path, s3: S3, capsys: pytes
     assert main(words) == 0
     said = capsys.readouterr().out
     assert f"warning  p3_a: {URL}/p3_a.npy: not a whole .npy file" in said
-    assert "1 faulty record, 1 warning" in said
+    assert "1 faulty record, 0 errors, 1 warning" in said
     assert "cache (stream): at most " in said
     assert "training reads other records in place of the 1 that cannot be read" in said
     for name in ("p4_a", "p4_b"):
         s3.put("cells", f"toy/{name}.npy", b"no numpy")
     assert main(words) == 2
-    assert "training refuses" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    why = "3 of 20 files cannot be used: more than 1%, and not fewer than 3, so that no others are taken in their place"
+    assert f"error    {why}" in said
+    assert "3 faulty records, 1 error, 3 warnings" in said
+    assert f"training refuses: {why}" in said
 
 
 def test_faulty_files_are_replaced_and_listed(here: Path, s3: S3, capsys: pytest.CaptureFixture[str]) -> None:

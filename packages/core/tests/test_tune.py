@@ -6,7 +6,9 @@ import json
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -140,8 +142,8 @@ def test_what_is_faster_is_kept_and_the_rest_is_not(world):
     world.speed = {("train.workers", 2): 1.4, ("train.channels_last", "on"): 0.7}
     found = tuned(WORKERS, LAYOUT, COMPILE)
     assert found.settings == {"train.workers": 2}
-    assert [row.outcome for row in found.rows] == ["kept", "slower", "no faster"]
-    assert [row.reason for row in found.rows][1:] == ["", ""]
+    assert [row.outcome for row in found.rows] == ["kept", "given up", "no faster"]
+    assert [row.reason for row in found.rows][1:] == ["slower in each of 3 rounds", ""]
     assert found.final.low > 1
     assert found.final.ratio == pytest.approx(1.4, rel=0.1)
     assert not world.alive
@@ -235,10 +237,49 @@ def test_another_batch_size_must_learn_as_much_of_as_many_samples(world, togethe
     assert found.settings == {}
 
 
-def test_without_time_nothing_is_tried(world):
+def test_without_time_nothing_is_tried(world, tmp_path):
     found = tuned(WORKERS, minutes=0.01)
     assert outcome(found, "workers").outcome == "not tried"
-    assert "--minutes" in outcome(found, "workers").reason
+    text = "\n".join(lines(found, tmp_path, "toy"))
+    assert "Nothing was tried, since 0.01 minutes did not suffice for any remedy: the settings stay. About" in text
+    assert "--minutes 1 would do for all that was left out" in text
+    assert "next:" not in text
+
+
+def test_a_short_time_is_used_for_the_first_remedy(world):
+    """What would be kept for the last comparison too, where nothing could be tried otherwise; a profile is not."""
+    said = []
+    with Tuning(BASE, 14.0, None, said.append) as tuning:
+        tuning.begin()
+        tuning.ready = replace(tuning.ready, seconds=1.0)
+        assert tuning.fixes() == []
+        tuning.try_all(SETTINGS, [Candidate(WORKERS), Candidate(COMPILE)], [])
+        found = tuning.finish()
+    assert "no time for a profile" in said[0]
+    assert outcome(found, "workers").outcome == "no faster"
+
+
+def test_while_nothing_is_kept_less_is_put_aside_for_the_last_comparison(world):
+    with Tuning(BASE, 60.0) as tuning:
+        tuning.begin()
+        before = tuning._final_seconds()
+        tuning.kept = {"train.workers": 2}
+        assert before == pytest.approx(tuning._final_seconds() / 2)
+
+
+def test_slower_is_said_only_beyond_the_noise(world):
+    world.speed = {("train.workers", 2): 0.7}
+    world.random = SimpleNamespace(gauss=lambda *_: 0.0)
+    row = outcome(tuned(WORKERS), "workers")
+    assert (row.outcome, row.comparison.high < 1) == ("given up", False)
+    world.speed = {("train.workers", 2): 0.97}
+    row = outcome(tuned(WORKERS), "workers")
+    assert (row.outcome, row.comparison.high < 1) == ("slower", True)
+
+
+def test_where_there_is_nothing_to_try_no_time_is_asked_for(world):
+    assert verdict(tuned()) == "Nothing was tried, since there is nothing to try: the settings stay."
+    assert "--minutes" not in verdict(tuned(WORKERS))
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
@@ -277,10 +318,11 @@ def test_report_holds_all_that_was_found(world, tmp_path):
     found = tuned(WORKERS, LAYOUT)
     told = json.loads(json_text(facts(found, BASE)))
     assert told["settings"] == {"train.workers": 2}
-    assert [row["outcome"] for row in told["tried"]] == ["kept", "slower"]
+    assert [row["outcome"] for row in told["tried"]] == ["kept", "given up"]
     text = "\n".join(lines(found, tmp_path, "toy"))
     assert "workers" in text
-    assert "× (" in text
+    assert "× (3 rounds)" in text
+    assert "given up: slower in each of 3 rounds" in text
     assert f"runner toy train --config {tmp_path}/settings.yaml" in text
 
 

@@ -161,7 +161,7 @@ def test_a_class_that_nobody_has_and_one_that_a_single_patient_has(write_set, ma
         {"core_1": "P1", "core_2": "P2", "core_3": "P2"}, {"core_1": few, "core_2": alone, "core_3": alone}
     )
     faults = together(root, data)
-    assert "warning classes: class 3 blue: not one annotated pixel in the whole set." in faults
+    assert "warning classes: class 3 blue: not one annotated pixel in all cores that can be read." in faults
     assert any("class 2 green: only group P1 has it" in fault for fault in faults)
     assert "warning groups: 1 group with annotated pixels of one class only: P2." in faults
 

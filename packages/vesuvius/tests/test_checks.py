@@ -233,7 +233,7 @@ def test_shares_of_the_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_no_surface_in_the_whole_set(tmp_path: Path) -> None:
     label = np.zeros(SHAPE, np.uint8)
     records = several(tmp_path, "A_1", "A_2", "B_1", "B_2", label=label)
-    assert only(set_told(records)).startswith("surface error: no volume has a surface voxel")
+    assert only(set_told(records)).startswith("surface error: no volume that can be read has a surface voxel")
 
 
 def test_scrolls_of_different_brightness(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 LITRES = (0.7, 2.2)
 """Volumes that a brain has, children's included."""
+SHOWN = 10
+"""Values of a mask that are named."""
 THICK = 5.0
 """Spacing (mm) beyond which a slice hides too much."""
 
@@ -28,7 +30,10 @@ def findings(image_path: Path, mask_path: Path | None) -> Iterator[Finding]:
     yield from _geometry(name, image, spacing)
     yield from _intensity(name, scan)
     if mask_path is not None:
-        yield from _mask(mask_path.name, nifti.read_mask(mask_path, image, image_path), spacing)
+        values = nifti.read_mask_values(mask_path, image, image_path)
+        mask = nifti.brain_of(values, mask_path)
+        yield from _values(mask_path.name, values, mask)
+        yield from _mask(mask_path.name, mask, spacing)
 
 
 def predicted(mask: Array, spacing: Sequence[float]) -> Iterator[Finding]:
@@ -68,6 +73,19 @@ def _intensity(name: str, scan: Array) -> Iterator[Finding]:
     outside = float(np.count_nonzero(scan == scan.min())) / scan.size
     if outside > 0.85:
         yield _warning("intensity", f"{name}: {outside:.0%} of the voxels are empty; is the skull already stripped?")
+
+
+def _values(name: str, values: Array, mask: Array) -> Iterator[Finding]:
+    """More than one value for the brain, or for what is none: labels, or shares of voxels."""
+    if all(float(part.min()) == float(part.max()) for part in (values[mask], values[~mask])):
+        return
+    found = np.unique(values)
+    shown = ", ".join(f"{value:g}" for value in found[:SHOWN]) + (", …" if found.size > SHOWN else "")
+    taken = f"all above {nifti.threshold(values):g} is taken as brain"
+    whole = bool(np.all(found == np.round(found)))
+    asked = "Is it an atlas, or a parcellation?" if whole else "Was it resampled, or does it hold probabilities?"
+    text = f"{name}: {found.size:,} values ({shown}) where a brain mask has two, 0 and another: {taken}. {asked}"
+    yield _warning("mask", text)
 
 
 def _mask(name: str, mask: Array, spacing: Array) -> Iterator[Finding]:

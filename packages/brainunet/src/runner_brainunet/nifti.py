@@ -103,6 +103,11 @@ def read_mask(path: Path, scan: Any, scan_path: Path) -> Array:
 
     Raises BadInput when the mask is empty, everything, or lies on another grid than the scan.
     """
+    return brain_of(read_mask_values(path, scan, scan_path), path)
+
+
+def read_mask_values(path: Path, scan: Any, scan_path: Path) -> Array:
+    """A mask's values (x, y, z) as the file has them. Raises BadInput when it lies on another grid than the scan."""
     image = open_image(path)
     if image.shape[:3] != scan.shape[:3]:
         raise BadInput(
@@ -115,8 +120,17 @@ def read_mask(path: Path, scan: Any, scan_path: Path) -> Array:
             f"{path}: the mask's affine puts its voxels up to {distance:.1f} mm away from the scan's "
             f"({scan_path.name}). Resample the mask onto the scan, or correct its header."
         )
-    data = read_data(image, path)
-    mask = data > (0.5 if data.max() <= 1 else 0)
+    return read_data(image, path)
+
+
+def threshold(values: Array) -> float:
+    """What a mask's values are above in the brain: half of 1 where none is above 1, else 0."""
+    return 0.5 if values.max() <= 1 else 0
+
+
+def brain_of(values: Array, path: Path) -> Array:
+    """The brain (bool) in a mask's values. Raises BadInput when it is nothing, or everything."""
+    mask = values > threshold(values)
     if not mask.any():
         raise BadInput(f"{path}: the mask is empty.")
     if mask.all():

@@ -84,7 +84,8 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
 
 
 def _digest(data: Data, numbers: list[int]) -> str:
-    return xxhash.xxh3_64_hexdigest("\n".join(data.store.keys[n] for n in numbers).encode())
+    names = "\n".join(data.store.keys[n] for n in numbers)
+    return xxhash.xxh3_64_hexdigest(names.encode(errors="backslashreplace"))
 
 
 def _shown(settings: Mapping[str, Json], name: str) -> str:

@@ -71,7 +71,7 @@ def _glance(place: Path) -> str | None:
             with file.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 stream.seek(max(0, (size - _MIDDLE) // 2))
-                seen.update(f"{file.relative_to(place)} {size} ".encode())
+                seen.update(os.fsencode(f"{file.relative_to(place)} {size} "))
                 seen.update(stream.read(_MIDDLE))
     except OSError:
         return None  # said when the record is prepared

@@ -44,7 +44,7 @@ class Display:
         """Print a line (above the bar, if there is one) and keep it in train.log."""
         if self._log is not None:
             try:
-                with self._log.open("a", encoding="utf-8") as file:
+                with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
             except OSError:  # a full disk: the run goes on, and its summary says how it ended
                 pass

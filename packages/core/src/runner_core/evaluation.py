@@ -175,7 +175,7 @@ def no_better(project: Project, scores: Scores) -> Finding | None:
 def write_scores(scores: Scores, folder: Path) -> list[Path]:
     """scores.csv (a row a record, worst first), a CSV for each further table, and scores.json with all of it."""
     table, summary = folder / "scores.csv", folder / "scores.json"
-    with table.open("w", newline="", encoding="utf-8") as file:
+    with table.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         baseline = [name for name in scores.names if any(name in row.baseline for row in scores.rows)]
         writer.writerow(["record", "group", *scores.names, *(f"baseline_{name}" for name in baseline), "trained_on"])
@@ -199,7 +199,7 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
 
 def _write_table(table: Table, folder: Path) -> Path:
     path = folder / f"scores-{file_name(table.name)}.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         csv.writer(file).writerows([table.columns, *table.rows])
     return path
 

@@ -152,7 +152,7 @@ def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -
         own = counts[:, label]
         where = f"in {counted(int((own > 0).sum()), 'core')} of {counted(len(set(groups[own > 0])), 'group')}"
         if not own.any():
-            yield _warning("classes", f"class {label} {name}: not one annotated pixel in the whole set.")
+            yield _warning("classes", f"class {label} {name}: not one annotated pixel in all cores that can be read.")
         elif len(set(groups[own > 0])) == 1:
             text = f"class {label} {name}: only group {groups[own > 0][0]} has it, so that it cannot be trained and "
             yield _warning("classes", f"{text}validated both.")

@@ -71,7 +71,8 @@ def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
     counts = {place: found for place in some if (found := _counts(labelled[place])) is not None}
     others = (_counts(label) for place, label in enumerate(labelled) if place not in some)
     if labelled and not any(found is not None and found[SURFACE] for found in chain(counts.values(), others)):
-        yield Finding("surface", "error", "no volume has a surface voxel (label 1): there is nothing to learn.")
+        text = "no volume that can be read has a surface voxel (label 1): there is nothing to learn."
+        yield Finding("surface", "error", text)
     if counts:
         yield _shares(np.array(list(counts.values())), len(labelled))
 

@@ -20,6 +20,8 @@ class Checked:
     records: Sequence[AnyRecord]
     found: Sequence[Examined]
     sides: Mapping[str, Sequence[int]]
+    faulty: int = 0
+    """Records that cannot be used: nobody knows what they hold."""
 
     @property
     def parts(self) -> dict[str, Sequence[int]]:

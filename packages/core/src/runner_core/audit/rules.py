@@ -65,14 +65,19 @@ def _name(group: str) -> str:
 def _classes(checked: Checked, told: bool) -> Iterator[Finding]:
     """Classes that one side lacks; `told`: the project itself says which there are nowhere."""
     train, validation = (checked.balance(checked.sides.get(side, ())) for side in ("train", "validation"))
+    usable, unless = (" that can be used", ", unless one that cannot has it") if checked.faulty else ("", "")
     for name in checked.balance().counts:
         taught, asked = train.having.get(name, 0), validation.having.get(name, 0)
         if train.records and not taught and (asked or not told):
             where = f"{asked} of the validation's do" if asked else "and no other"
-            yield _warning("classes", f"{name}: no training record has it ({where}): it cannot be learned.")
+            yield _warning(
+                "classes", f"{name}: no training record{usable} has it ({where}): it cannot be learned{unless}."
+            )
         elif taught and validation.records and not asked:
             have = f"{counted(taught, 'training record')} {'has' if taught == 1 else 'have'} it"
-            yield _warning("classes", f"{name}: {have}, none of the validation's: no score will speak of it.")
+            yield _warning(
+                "classes", f"{name}: {have}, none of the validation's{usable}: no score will speak of it{unless}."
+            )
 
 
 def _ignored(checked: Checked) -> Iterator[Finding]:

@@ -65,7 +65,7 @@ def unchanged(marks: Iterable[FileMark]) -> bool:
 def _known(record: Record, marks: Sequence[FileMark]) -> Known:
     digests = {m.path: m.digest for m in marks}
     content = {
-        role: [(str(file.relative_to(path)), digests[str(file)]) for file in files_below(path)]
+        role: [(_text(file.relative_to(path)), digests[str(file)]) for file in files_below(path)]
         for role, path in sorted(_absolute(record).items())
     }
     return Known(digest_json(content), marks)
@@ -101,21 +101,36 @@ class Identities:
                 database.execute(
                     "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INT, mtime_ns INT, digest TEXT)"
                 )
-                database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", marks)
+                rows = ((_name(mark.path), *mark[1:]) for mark in marks)
+                database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", rows)
         except sqlite3.Error:
             return  # a full or read-only disk: the next start hashes again
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{quote(str(self._path))}?mode={mode}", uri=True, timeout=30)
+        return sqlite3.connect(f"file:{quote(os.fsencode(self._path))}?mode={mode}", uri=True, timeout=30)
 
     def _lookup(self, database: sqlite3.Connection, record: Record) -> Known | None:
         marks = []
         for path in _files(record):
-            row = database.execute("SELECT * FROM files WHERE path = ?", (str(path),)).fetchone()
+            row = database.execute("SELECT * FROM files WHERE path = ?", (_name(str(path)),)).fetchone()
             if row is None or _stat(path) != (row[1], row[2]):
                 return None
-            marks.append(FileMark(*row))
+            marks.append(FileMark(str(path), *row[1:]))
         return _known(record, marks)
+
+
+def _name(path: str) -> str | bytes:
+    """A path as the index has it: as bytes, where it is no text."""
+    name = os.fsencode(path)
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name
+
+
+def _text(path: Path) -> str:
+    """As Python has it where file names are UTF-8, whatever they are for this process."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
 def _absolute(record: Record) -> Mapping[str, Path]:

@@ -50,9 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        return 130
+    except (KeyboardInterrupt, _Terminated) as stop:
+        terminated = isinstance(stop, _Terminated)
+        told = "stopped by SIGTERM" if terminated else "interrupted"
+        _complain("; ".join([told, *getattr(stop, "__notes__", ())]))  # what commands noted of what is left
+        return 143 if terminated else 130
     except BrokenPipeError:  # `runner … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -122,4 +124,8 @@ def _complain(message: str) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """SIGTERM outside training (which handles it itself): leave through every `finally`."""
-    raise SystemExit(128 + number)
+    raise _Terminated(128 + number)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came."""

@@ -11,22 +11,26 @@ from runner_core._text import aligned
 from runner_core.cli.data import data_folder, open_data
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import AblateOptions
-from runner_core.cli.start import start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.measure import ablate_report as report
 from runner_core.measure.ablate import Ablation, Found
 from runner_core.measure.optimisations import cases, refuse_unknown
 from runner_core.measure.trial import TrialFailed
 from runner_core.runfolder import json_text, replace_text
 from runner_core.setup import Setup
-from runner_core.toolfolder import tool_folder
+from runner_core.toolfolder import claimed
 
 
 def ablate(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "ablate", AblateOptions, arguments)
-    setup, options = started.setup, started.options
     refuse("ablate", started)
-    refuse_unknown(setup, options.only)
-    folder = tool_folder(name, "ablate", options.out)
+    refuse_unknown(started.setup, started.options.only)
+    with claimed(name, "ablate", started.options.out) as folder:
+        return _ablate(started, folder)
+
+
+def _ablate(started: Started[AblateOptions], folder: Path) -> int:
+    setup, options = started.setup, started.options
     open_data(setup, print).store.close()  # before anything is measured: the cache is built, and faulty data refused
     base = replace(base_of(started), source=str(data_folder(setup, print)))  # one phantom, wherever trials cache
     measured, code = Ablation(base, 60 * options.minutes, print), 0

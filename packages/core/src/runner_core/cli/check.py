@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from runner_core._errors import BadInput
-from runner_core._text import about, aligned, counted
+from runner_core._text import about, aligned, counted, some
 from runner_core.audit.checked import Checked
-from runner_core.audit.examine import Examined, examine
-from runner_core.audit.fits import fits, memory_plan
+from runner_core.audit.examine import DECODE, Examined, examine
+from runner_core.audit.fits import fits, memory_plan, prepared_already
 from runner_core.audit.others import other_files
 from runner_core.audit.page import write_audit
 from runner_core.audit.result import Audit
@@ -27,29 +28,36 @@ from runner_core.project import AnyRecord, Table
 from runner_core.protocols import CachePlan, Finding
 from runner_core.setup import Setup
 from runner_core.splits import split
-from runner_core.stream.bad import too_many
-from runner_core.toolfolder import tool_folder
+from runner_core.stream.bad import too_many, too_many_text
+from runner_core.toolfolder import claimed, tool_folder
+
+_REFUSALS = 5
+"""Reasons that are told once more in the end."""
 
 
 def check(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "check", CheckOptions, arguments)
     setup, out = started.setup, started.options.out
-    if out is not None:
-        tool_folder(name, "check", out)  # refused before anything is read
+    # refused before anything is read
+    with nullcontext() if out is None else claimed(name, "check", out):
+        return _check(setup, started.options)
+
+
+def _check(setup: Setup, options: CheckOptions) -> int:
     folder = data_folder(setup, print)
     records = read_records(setup, folder)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
     auditor = Auditor(setup, records)
     auditor.each()
     auditor.together()
-    if started.options.fit:
+    if options.fit:
         auditor.fit()
     result = auditor.result(folder)
     for shown in result.tables:
         _show(shown)
     auditor.conclude(result)
     try:
-        page = write_audit(result, out or tool_folder(name, "check", None))
+        page = write_audit(result, options.out or tool_folder(setup.name, "check", None))
         print(f"report: {page}")
     except (BadInput, OSError) as error:  # what it would say is on the screen
         print(f"NOTE: there is no report: {error}")
@@ -77,7 +85,9 @@ class Auditor:
                 mild = self.streaming and found.unreadable  # training goes on without a few of these
                 self.tell(replace(finding, level="warning") if mild else finding, record.key)
         usable = [record for record in self.records if self.found[record.key].usable]
-        self.checked = Checked(usable, [self.found[record.key] for record in usable], {})
+        self.checked = Checked(
+            usable, [self.found[record.key] for record in usable], {}, len(self.records) - len(usable)
+        )
 
     def together(self) -> None:
         """What those that can be used are together: their split, cache and copies, and what rules say of the set."""
@@ -85,13 +95,18 @@ class Auditor:
         if usable:
             self._or_error("split", self._split)
             self._or_error("cache", self._plan)
+        self._refuse_unreadable()
         copies = find_copies(usable, _digests(self.checked), self.checked.sides)
-        for finding in [*copies, *set_faults(project, usable), *set_rules(project, self.checked)]:
+        of_all = [*set_faults(project, usable), *set_rules(project, self.checked)]
+        if of_all and self.faulty:
+            text = f"what is said of the records together leaves out {counted(self.faulty, 'faulty record')}"
+            of_all.insert(0, Finding("together", "note", f"{text}: what the others lack may be there"))
+        for finding in [*copies, *of_all]:
             self.tell(finding)
 
     def fit(self) -> None:
         """What a training takes of RAM, device and disk, of data that it would take."""
-        if self.cache is None or not self.checked.sides or self.refused:
+        if self.cache is None or not self.checked.sides or self.faulty > self.replaced:
             return
         try:
             self.memory = memory_plan(self.setup, self.checked, self.cache)
@@ -109,13 +124,11 @@ class Auditor:
 
     def result(self, folder: Location) -> Audit:
         others = other_files(folder, self.records)
-        of_the_set = any(finding.level == "error" for key, finding in self.told if key is None)
-        refused = self.refused or of_the_set or not self.checked.records
         return Audit(
             project=self.setup.name,
             preset=self.setup.preset,
             data=str(folder),
-            status="refused" if refused else "ready",
+            status="refused" if self._refusals() else "ready",
             records=self.records,
             found=self.found,
             checked=self.checked,
@@ -128,25 +141,56 @@ class Auditor:
         )
 
     def conclude(self, result: Audit) -> None:
-        levels, faulty = result.levels(), len(self.records) - len(self.checked.records)
-        counts = [counted(faulty, "faulty record"), *(counted(levels[level], level) for level in ("warning", "note"))]
-        print(", ".join(counts))
+        """The counts, and below them why training refuses the data, where it does."""
+        levels = result.levels()
+        counts = [counted(levels[level], level) for level in ("error", "warning", "note")]
+        print(", ".join([counted(self.faulty, "faulty record"), *counts]))
         if self.replaced:
             print(f"training reads other records in place of the {self.replaced} that cannot be read")
-        if self.refused:
-            print("training refuses these records: repair them, or move them out of the folder")
+        refusals = self._refusals()
+        for text in refusals[:_REFUSALS]:
+            print(f"training refuses: {text}")
+        if len(refusals) > _REFUSALS:
+            print(f"training refuses: {counted(len(refusals) - _REFUSALS, 'more error')}, above")
+
+    @property
+    def faulty(self) -> int:
+        """Records that cannot be used."""
+        return len(self.records) - len(self.checked.records)
 
     @property
     def replaced(self) -> int:
         """Records that cannot be read, in whose place a training reads others."""
-        unreadable = sum(found.unreadable for found in self.found.values())
-        files = sum(len(record.files) for record in self.records)
-        return unreadable if self.streaming and not too_many(unreadable, files) else 0
+        some_left = bool(self.checked.records) and not too_many(self._unreadable, self._files)
+        return self._unreadable if self.streaming and some_left else 0
 
     @property
-    def refused(self) -> int:
-        """Records that training refuses."""
-        return len(self.records) - len(self.checked.records) - self.replaced
+    def _unreadable(self) -> int:
+        return sum(found.unreadable for found in self.found.values())
+
+    @property
+    def _files(self) -> int:
+        return sum(len(record.files) for record in self.records)
+
+    def _refuse_unreadable(self) -> None:
+        """Tell why a training of streamed records cannot take others in place of those that cannot be read."""
+        if not self.streaming:
+            return
+        if too_many(self._unreadable, self._files):
+            self.tell(Finding(DECODE, "error", too_many_text(self._unreadable, self._files)))
+        elif not self.checked.records and self.faulty == self._unreadable:
+            self.tell(Finding(DECODE, "error", "not one record can be read: there is nothing to train on"))
+
+    def _refusals(self) -> list[str]:
+        """Why training refuses the data: the first line of each error of the set, and all faulty records in one."""
+        errors = [(key, finding) for key, finding in self.told if finding.level == "error"]
+        alone = list(dict.fromkeys(key for key, _ in errors if key is not None))
+        found = [finding.message.partition("\n")[0] for key, finding in errors if key is None]
+        if alone:
+            them = "it, or move it" if len(alone) == 1 else "them, or move them"
+            text = f"{counted(len(alone), 'faulty record')} ({some(alone)}): repair {them} out of the folder"
+            found.insert(0, text)
+        return found
 
     def _split(self) -> None:
         setup, usable = self.setup, self.checked.records
@@ -157,7 +201,8 @@ class Auditor:
             self._say(line)
 
     def _plan(self) -> None:
-        self.cache = self.setup.cache.plan(self.setup.pipeline, self.checked.records)
+        plan = self.setup.cache.plan(self.setup.pipeline, self.checked.records)
+        self.cache = prepared_already(plan, sum(found.prepared_bytes for found in self.checked.found))
         self._say(f"preset {self.setup.preset}: {describe_plan(self.cache)}")
 
     def _say(self, line: str) -> None:

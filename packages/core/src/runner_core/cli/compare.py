@@ -11,7 +11,7 @@ from runner_core.comparing.page import render
 from runner_core.comparing.runs import Run, read_runs
 from runner_core.comparing.tables import Table, notes, tables
 from runner_core.runfolder import json_text, replace_text
-from runner_core.toolfolder import tool_folder
+from runner_core.toolfolder import claimed
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -29,12 +29,12 @@ def compare(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     runs = read_runs(options.runs)
     found, told = tables(runs), notes(runs)
-    for line in _lines(runs, found, told):
-        print(line)
-    folder = tool_folder(runs[0].project, "compare", options.out)
-    replace_text(folder / "compare.json", json_text(_facts(runs, found, told)) + "\n")
-    replace_text(folder / "report.html", render(runs, found, told))
-    print(f"\ncurves: {folder / 'report.html'}")
+    with claimed(runs[0].project, "compare", options.out) as folder:  # refused before anything is said
+        for line in _lines(runs, found, told):
+            print(line)
+        replace_text(folder / "compare.json", json_text(_facts(runs, found, told)) + "\n")
+        replace_text(folder / "report.html", render(runs, found, told))
+        print(f"\ncurves: {folder / 'report.html'}")
     return 0
 
 

@@ -18,7 +18,7 @@ TRACEBACK_FILE = "__runner_traceback__"
 
 def save_traceback(error: BaseException, log: Path) -> None:
     """Append the traceback to `log`, once, and remember where it is."""
-    with log.open("a", encoding="utf-8") as file:
+    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write("".join(traceback.format_exception(error)))
     setattr(error, TRACEBACK_FILE, log)
 

@@ -66,8 +66,8 @@ class ConfigOptions(PresetOptions):
 @dataclass(kw_only=True)
 class CheckOptions(PresetOptions):
     """Audit the data: faulty records, copies, the split, grey values, classes, what the cache will cost; on screen and
-    as report.html and check.json. Exit code 2 where training would refuse the data: streamed ones may have up to 1 % of
-    files that cannot be read."""
+    as report.html and check.json. Exit code 2 where training would refuse the data: of streamed ones two files, or
+    1 % where that is more, may be unreadable."""
 
     out: Path | None = None
     """A new or empty folder for the report. Default: runs/PROJECT/check-TIME."""
@@ -84,7 +84,7 @@ class VerifyResumeOptions(PresetOptions):
     times: int = 3
     """Trainings that are killed."""
     kills: int = 2
-    """Times that each of them is killed."""
+    """Times that each of them is killed at most: a short one may end before."""
     seed: int = 0
     """Of the moments; the training's own is --train.seed."""
     out: Path | None = None
@@ -100,7 +100,7 @@ class AblateOptions(PresetOptions):
     only: UseAppendAction[tuple[str, ...]] = ()
     """Only this optimisation; may be given several times. Default: all that the run has."""
     minutes: float = 10.0
-    """Time that it may take, about; each is measured once in any case."""
+    """Time that it may take, about. They are measured in their order; those for which it does not suffice are named."""
     out: Path | None = None
     """A new or empty folder for the result. Default: runs/PROJECT/ablate-TIME."""
 
@@ -113,7 +113,8 @@ class ProfileOptions(PresetOptions):
     steps: int = 100
     """Training steps that are measured, half of them taken apart."""
     minutes: float = 2.0
-    """Fewer steps are measured where they would take longer."""
+    """Fewer steps are measured where they would take longer. To compile them, and to time what surrounds them, comes on
+    top."""
     at: float = 0.5
     """Moment of the training, 0 its beginning and 1 its end: some losses come in late."""
     trace: FlagCreatePairsOff[bool] = False

@@ -3,36 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from runner_core._errors import BadInput
 from runner_core._memory import available_ram
 from runner_core.cli.data import open_data
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import TuneOptions
-from runner_core.cli.start import start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.config.values import flat
 from runner_core.display import speed
 from runner_core.measure import tune_report
 from runner_core.measure.candidates import Facts, systematic, with_fixes
+from runner_core.measure.trial import Ready, TrialFailed
 from runner_core.measure.tune import Tuning
 from runner_core.measure.turns import spread
-from runner_core.toolfolder import tool_folder
+from runner_core.toolfolder import claimed
 
 
 def tune(name: str, arguments: Sequence[str]) -> int:
     started = start_new(name, "tune", TuneOptions, arguments)
-    options, setup = started.options, started.setup
+    options = started.options
     refuse("tune", started)
     if options.memory_gb is not None and not options.memory_gb > 0:
         raise BadInput(f"--memory-gb must be more than 0, not {options.memory_gb:g}")
-    folder = tool_folder(name, "tune", options.out)
+    with claimed(name, "tune", options.out) as folder:
+        return _tune(started, folder)
+
+
+def _tune(started: Started[TuneOptions], folder: Path) -> int:
+    options, setup = started.options, started.setup
     open_data(setup, print).store.close()  # before the time runs: the cache is built, and faulty data refused
     base = base_of(started)
     memory = None if options.memory_gb is None else int(options.memory_gb * 1e9)
     settings, code = flat(setup.config), 0
-    print(f"tuning for {options.minutes:g} minutes: each remedy takes turns with the best settings so far")
+    print(
+        f"tuning for {tune_report.minutes_text(60 * options.minutes)}: each remedy takes turns with the best settings so far"
+    )
     with Tuning(base, 60 * options.minutes, memory, print) as tuning:
-        ready = tuning.begin()
+        ready = _begun(tuning)
         rate = 1 / spread(tuning.best.per_sample).median
         print(
             f"the settings as they are: {speed(rate)} samples/s, {tuning.wait_share:.1%} of the time waiting for data "
@@ -47,6 +56,16 @@ def tune(name: str, arguments: Sequence[str]) -> int:
         except (KeyboardInterrupt, SystemExit) as stop:
             found, code = tuning.stopped(), exit_code(stop)
     tune_report.write(found, base, type(setup.project), setup.config, folder)
-    for line in tune_report.lines(found, folder, name):
+    for line in tune_report.lines(found, folder, setup.name):
         print(line)
     return code
+
+
+def _begun(tuning: Tuning) -> Ready:
+    """`Tuning.begin`, whose refusal of --memory-gb says what to do."""
+    try:
+        return tuning.begin()
+    except BadInput as error:
+        if isinstance(error.__cause__, TrialFailed) and "--memory-gb" in error.__cause__.reason:
+            error.args = (f"{error}: raise it, or lower train.batch_size",)
+        raise

@@ -14,7 +14,7 @@ from runner_core.resuming.campaign import Campaigns, Result
 from runner_core.resuming.start import start
 from runner_core.runfolder import json_text, replace_text
 from runner_core.setup import Setup
-from runner_core.toolfolder import tool_folder
+from runner_core.toolfolder import claimed
 
 _USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
 
@@ -34,14 +34,14 @@ def verify_resume(arguments: Sequence[str]) -> int:
     for flag, value in (("--times", options.times), ("--kills", options.kills)):
         if value < 1:
             raise BadInput(f"{flag} must be at least 1, not {value}")
-    folder = tool_folder(name, "verify-resume", options.out)
-    print(_described(setup))
-    campaigns = Campaigns(name, rest, folder, setup.checkpoint_format.read, print)
-    result = campaigns.run(options.times, options.kills, options.seed)
-    replace_text(folder / "verify-resume.json", json_text(_facts(setup, result)) + "\n")
-    replace_text(folder / "report.html", _page(setup, result))
-    print(_verdict(result))
-    print(f"report: {folder / 'report.html'}")
+    with claimed(name, "verify-resume", options.out) as folder:
+        print(_described(setup))
+        campaigns = Campaigns(name, rest, folder, setup.checkpoint_format.read, print)
+        result = campaigns.run(options.times, options.kills, options.seed)
+        replace_text(folder / "verify-resume.json", json_text(_facts(setup, result)) + "\n")
+        replace_text(folder / "report.html", _page(setup, result))
+        print(_verdict(result))
+        print(f"report: {folder / 'report.html'}")
     return 0 if result.equal else Unhealthy.exit_code
 
 

@@ -32,6 +32,10 @@ TOLERANCE = 0.01
 """Share by which two losses that mean the same may differ: sums in another order, fewer bits."""
 _SHARE_OF_ALL = 2
 """The case with all off is slow, and everything of it is measured: it gets so many times the time of another."""
+_BEGUN = 0.5
+"""Of what a case takes at least, that must be left of the time for it to be begun."""
+_OVER = 10.0
+"""Seconds more than asked for that are not worth a word."""
 _SHARE_OF_RAM = 0.9
 """Of what is free when a trial begins, that it may take: what takes more is ended before the machine ends others."""
 _PATIENCE = 300.0
@@ -52,6 +56,12 @@ class Times:
     off: list[float] = field(default_factory=list)
     paired: bool = True
     """Were both measured in the same rounds? If not, nothing can be said of how sure their ratio is."""
+
+    @property
+    def usual(self) -> tuple[float, float]:
+        """Seconds with all, and those times the ratio of the pairs: medians of few rounds may say otherwise."""
+        on = spread(self.on).median
+        return on, on * self.comparison.ratio
 
     @property
     def comparison(self) -> Comparison:
@@ -78,31 +88,43 @@ class Parity:
 
 @dataclass
 class Row:
-    """What was found of a case. `seconds_per_epoch`, `host_bytes` and `device_bytes` (both at most): without it."""
+    """What was found of a case. `host_bytes` and `device_bytes` (both at most): without it."""
 
     case: Case
     failed: str = ""
     """Why it could not be measured."""
+    repeated: float = 0.0
+    """Seconds of the rounds after the first."""
     alone: bool = False
     """Both had no room at once: times are of different minutes, compared with those of the beginning."""
     times: dict[str, Times] = field(default_factory=dict)
     parity: Parity | None = None
-    seconds_per_epoch: float = math.nan
-    epoch_ratio: float = math.nan
-    """How many times as long it takes: the ratio of paired steps, times that of steps in an epoch."""
+    steps_per_epoch: tuple[int, int] = (1, 1)
+    """With all optimisations and without this one."""
     host_bytes: int = 0
     device_bytes: int = 0
+
+    @property
+    def epoch(self) -> Times:
+        """Seconds of an epoch: of paired steps, times those in one."""
+        times, (on, off) = self.times[STEP], self.steps_per_epoch
+        return Times([on * seconds for seconds in times.on], [off * seconds for seconds in times.off], times.paired)
 
 
 @dataclass
 class Found:
-    """With all optimisations, and without each."""
+    """With all optimisations, and without each. `left_out`: names of those that are not measured (yet), and `least`:
+    seconds that each of them takes at least."""
 
     ready: Ready
     times: dict[str, list[float]]
     host_bytes: int
     device_bytes: int
     rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    least: float = 0.0
+    seconds: float = 0.0
+    """That all took until now."""
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -116,8 +138,8 @@ class Found:
 
 
 class Ablation:
-    """Of `base`, whose cache should be there, in about `seconds`, a round a case in any case. `say` is told what is
-    done."""
+    """Of `base`, whose cache should be there, in about `seconds`: a round of the first case in any case, and of those
+    after it in their order, as far as there is time. `say` is told what is done."""
 
     def __init__(self, base: Base, seconds: float, say: Callable[[str], None], turn: float = TURN) -> None:
         self._base, self._seconds, self._turn = base, seconds, turn
@@ -135,13 +157,21 @@ class Ablation:
             with self._trial("as set", {}, None) as trial:
                 self._on = _Side(trial, self._turn)
                 found = self.found = self._first()
+                found.seconds = time.monotonic() - begun
                 done(found)
                 wanted = cases(self._on.ready)
                 for number, case in enumerate(wanted):
                     left = self._seconds - (time.monotonic() - begun)
+                    if number and left < _BEGUN * found.least:
+                        break
+                    found.left_out = [one.name for one in wanted[number + 1 :]]
                     shares = sum(_share(c) for c in wanted[number:])
                     found.gather(self._case(case, max(0.0, left) * _share(case) / shares, found))
+                    found.seconds = time.monotonic() - begun
                     done(found)
+        over = found.seconds - self._seconds
+        if over > max(_OVER, 0.2 * self._seconds):
+            self._say(f"this took {over:.0f} s more than asked for: most of it to start trainings and to compile them")
         return found
 
     def _trial(self, name: str, off: Mapping[str, Json], patience: float | None) -> Trial:
@@ -170,9 +200,9 @@ class Ablation:
         return Found(on.ready, times, *on.trial.memory())
 
     def _case(self, case: Case, seconds: float, found: Found) -> Row:
-        self._say(f"without {case.name}")
-        row = Row(case)
-        deadline = time.monotonic() + seconds
+        self._say(spoken(case.name))
+        row, begun = Row(case), time.monotonic()
+        deadline = begun + seconds
         with self._trial(case.name, case.off, max(_PATIENCE, 3 * seconds)) as trial:
             off = _Side(trial, self._turn)
             try:
@@ -187,6 +217,8 @@ class Ablation:
                     self._again_alone(row, off, deadline, found)
         if not self._on.trial.alive:
             self._on.begin()
+        if not row.failed:
+            found.least = max(found.least, time.monotonic() - begun - row.repeated)
         return row
 
     def _again_alone(self, row: Row, off: _Side, deadline: float, found: Found) -> None:
@@ -210,9 +242,8 @@ class Ablation:
             for quantity in quantities:
                 self._pair(row, off, quantity, rounds, found)
             longest, rounds = max(longest, time.monotonic() - begun), rounds + 1
-        steps = off.ready.steps_per_epoch
-        row.seconds_per_epoch = spread(row.times[STEP].off).median * steps
-        row.epoch_ratio = row.times[STEP].comparison.ratio * steps / self._on.ready.steps_per_epoch
+            row.repeated += time.monotonic() - begun if rounds > 1 else 0.0
+        row.steps_per_epoch = self._on.ready.steps_per_epoch, off.ready.steps_per_epoch
         row.host_bytes, row.device_bytes = off.trial.memory()
 
     def _pair(self, row: Row, off: _Side, quantity: str, number: int, found: Found) -> None:
@@ -230,6 +261,15 @@ class Ablation:
             times = row.times.setdefault(quantity, Times())
             times.on.append(with_all)
             times.off.append(without)
+
+
+def spoken(name: str) -> str:
+    """What a case is, in words.
+
+    >>> spoken("cache"), spoken("all off")
+    ('without cache', 'with all off')
+    """
+    return f"{'with' if name in (ALL, SAME) else 'without'} {name}"
 
 
 def _share(case: Case) -> int:

@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import os
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -14,18 +13,23 @@ from typing import Any
 
 from runner_core._files import size_text
 from runner_core.display import duration, speed
-from runner_core.measure.ablate import DATA, LOSS, NETWORK, QUANTITIES, STEP, Found, Row, Times
+from runner_core.measure.ablate import DATA, LOSS, NETWORK, QUANTITIES, STEP, Found, Row, Times, spoken
 from runner_core.measure.turns import LEAST, Comparison, spread
 from runner_core.protocols import Json
 from runner_core.report.bars import Bar, bar_chart
 from runner_core.report.page import page, section, table
 from runner_core.setup import Setup
 
-COLUMNS = ("without", "a step", "data, samples/s", "network", "loss", "an epoch", "peak memory", "losses")
+COLUMNS = ("without", "rounds", "a step", "data, samples/s", "network", "loss", "an epoch", "peak memory", "losses")
+SIGNS = (
+    f"× says how many times as long it takes without, ≈ that it is within the noise, ~ that it comes from fewer than "
+    f"{LEAST} rounds: too few to know how sure it is."
+)
 HOW = (
-    "× says how many times as long it takes without, ≈ that it is within the noise. A step has everything: loader, "
-    "network, loss, update. Data is the loader alone, network a step of one batch that is there already, loss the loss "
-    "alone with its gradient at the network's output."
+    "with → without: each row has its own rounds, in which both took turns; what is within them is compared, so the "
+    "time with all differs from row to row. A step has everything: loader, network, loss, update. Data is the "
+    "loader alone, network a step of one batch that is there already, loss the loss alone with its gradient at the "
+    "network's output."
 )
 _UNITS = {STEP: "seconds of a step", DATA: "seconds of a sample", NETWORK: "seconds of a step", LOSS: "seconds"}
 
@@ -67,34 +71,41 @@ def headline(told: Mapping[str, Any]) -> str:
 
 def rows(found: Found) -> Iterator[tuple[str, ...]]:
     """Cells of each row, in the order of `COLUMNS`; the first row has all optimisations on."""
-    medians = {quantity: spread(values).median for quantity, values in found.times.items()}
     yield (
         "(nothing)",
-        *(_amount(quantity, medians.get(quantity)) for quantity in QUANTITIES),
-        _long(found.seconds_per_epoch),
+        str(len(found.times[STEP])),
+        *(_all_on(quantity, found.times.get(quantity)) for quantity in QUANTITIES),
+        f"{_unsure(found.times[STEP])}{_long(found.seconds_per_epoch)}",
         _memory(found.host_bytes, found.device_bytes),
         "",
     )
     for row in found.rows:
         if row.failed:
-            yield row.case.name, "failed", *[""] * (len(COLUMNS) - 2)
+            yield row.case.name, "", "failed", *[""] * (len(COLUMNS) - 3)
             continue
         yield (
             row.case.name + (" *" if row.alone else ""),
+            str(row.times[STEP].comparison.rounds),
             *(_with_ratio(quantity, row.times.get(quantity)) for quantity in QUANTITIES),
-            f"{_long(row.seconds_per_epoch)} {_times(row.epoch_ratio)}",
+            _epoch(row),
             _memory_ratio(found, row),
             _losses(row),
         )
 
 
 def footnotes(found: Found) -> Iterator[str]:
-    yield HOW
+    yield f"{SIGNS} {HOW}"
+    if found.left_out:
+        enough = math.ceil((found.seconds + len(found.left_out) * found.least) / 60)
+        yield (
+            f"Not measured: {', '.join(found.left_out)}. Each takes {_long(found.least)} at least, most of it to start "
+            f"and to compile: about --minutes {enough} would do for all."
+        )
     if any(row.alone for row in found.rows):
         yield "* Measured by itself, since there was no room for both: its times are of other minutes."
     for row in found.rows:
         if row.failed:
-            yield f"without {row.case.name}: {row.failed}"
+            yield f"{spoken(row.case.name)}: {row.failed}"
         if row.parity and not row.parity.agree:
             (on, off), (before, after) = row.parity.trained, row.parity.evaluated
             yield (
@@ -109,15 +120,48 @@ def _amount(quantity: str, seconds: float | None) -> str:
     return speed(1 / seconds) if quantity == DATA else _short(seconds)
 
 
+def _all_on(quantity: str, values: Sequence[float] | None) -> str:
+    return "–" if values is None else f"{_unsure(values)}{_amount(quantity, spread(values).median)}"
+
+
+def _unsure(values: Sequence[float]) -> str:
+    """~ before what comes from too few rounds."""
+    return "~" if len(values) < LEAST else ""
+
+
 def _with_ratio(quantity: str, times: Times | None) -> str:
     if times is None:
         return "–"
-    return f"{_amount(quantity, statistics.median(times.off))} {_ratio(times.comparison)}"
+    return f"{from_to(*(_amount(quantity, seconds) for seconds in times.usual))} {_ratio(times.comparison)}"
+
+
+def _epoch(row: Row) -> str:
+    return f"{from_to(*map(_long, row.epoch.usual))} {_ratio(row.epoch.comparison)}"
+
+
+def from_to(one: str, other: str) -> str:
+    """The unit once, where both have the same.
+
+    >>> from_to("126 ms", "160 ms"), from_to("126 ms", "1.6 s"), from_to("18,662", "12")
+    ('126 → 160 ms', '126 ms → 1.6 s', '18,662 → 12')
+    """
+    number, _, unit = one.partition(" ")
+    return f"{number if unit == other.partition(' ')[2] else one} → {other}"
 
 
 def _ratio(found: Comparison) -> str:
-    noise = found.rounds >= LEAST and not (found.faster or found.slower)
-    return _times(found.ratio, "≈" if noise else "×")
+    return _times(found.ratio, sign(found.low, found.high, found.rounds))
+
+
+def sign(low: float, high: float, rounds: int) -> str:
+    """What stands before a ratio with this interval: see `SIGNS`.
+
+    >>> sign(1.1, 1.3, 6), sign(0.9, 1.1, 6), sign(0.0, math.inf, 1)
+    ('×', '≈', '~')
+    """
+    if rounds < LEAST:
+        return "~"
+    return "≈" if low <= 1 <= high else "×"
 
 
 def _times(ratio: float, sign: str = "×") -> str:
@@ -149,7 +193,20 @@ def _memory_ratio(found: Found, row: Row) -> str:
 def _losses(row: Row) -> str:
     if row.parity is None:
         return "others"
-    return f"{'agree' if row.parity.agree else 'DIFFER'} ({row.parity.difference:.1g})"
+    return agreement(row.parity.agree, row.parity.difference)
+
+
+def agreement(agree: bool, difference: float) -> str:
+    """
+    >>> agreement(True, 0.0), agreement(True, 0.0004), agreement(False, 0.2), agreement(False, math.inf)
+    ('equal', 'agree (0.04% apart)', 'DIFFER (20% apart)', 'DIFFER (not finite)')
+    """
+    if agree and difference == 0:
+        return "equal"
+    if not math.isfinite(difference):
+        return "DIFFER (not finite)"
+    share = f"{100 * difference:.1g}%" if difference < 0.095 else f"{difference:.0%}"
+    return f"{'agree' if agree else 'DIFFER'} ({share} apart)"
 
 
 # ---------------------------------------------------------------- for programs
@@ -157,8 +214,10 @@ def _losses(row: Row) -> str:
 
 def as_json(told: Mapping[str, Json], found: Found) -> dict[str, Json]:
     everything = {quantity: _spread(values) for quantity, values in found.times.items()}
-    on = {**everything, **_memory_and_epoch(found)}
-    return {**told, "units": _UNITS, "with_all": on, "without": [_row_json(row) for row in found.rows]}
+    on = {**everything, **_memory_and_epoch(found, found.seconds_per_epoch)}
+    rows: list[Json] = [_row_json(row) for row in found.rows]
+    left_out: list[Json] = [*found.left_out]
+    return {**told, "units": _UNITS, "with_all": on, "without": rows, "left_out": left_out}
 
 
 def _row_json(row: Row) -> dict[str, Json]:
@@ -170,20 +229,18 @@ def _row_json(row: Row) -> dict[str, Json]:
     if row.failed:
         return told
     told |= {quantity: _times_json(times) for quantity, times in row.times.items()}
-    told["losses"] = None if parity is None else asdict(parity)
-    return told | _memory_and_epoch(row) | {"epoch_ratio": row.epoch_ratio}
+    told["losses"] = None if parity is None else {**asdict(parity), "difference": parity.difference}
+    epoch = row.epoch
+    return told | _memory_and_epoch(row, epoch.usual[1]) | {"epoch_ratio": epoch.comparison.ratio}
 
 
-def _memory_and_epoch(of: Found | Row) -> dict[str, Json]:
-    return {
-        "seconds_per_epoch": of.seconds_per_epoch,
-        "peak_memory_bytes": {"host": of.host_bytes, "device": of.device_bytes},
-    }
+def _memory_and_epoch(of: Found | Row, seconds: float) -> dict[str, Json]:
+    return {"seconds_per_epoch": seconds, "peak_memory_bytes": {"host": of.host_bytes, "device": of.device_bytes}}
 
 
 def _times_json(times: Times) -> dict[str, Json]:
     found = times.comparison
-    interval = {"low": found.low or None, "high": found.high, "rounds": found.rounds}
+    interval: dict[str, Json] = {"low": found.low or None, "high": found.high, "rounds": found.rounds}
     return {"with": _spread(times.on), "without": _spread(times.off), "ratio": found.ratio, **interval}
 
 
@@ -208,7 +265,7 @@ def as_csv(found: Found) -> str:
         if not row.failed:
             host, device = (found.host_bytes, row.host_bytes), (found.device_bytes, row.device_bytes)
             rest = [
-                ("epoch", "seconds", found.seconds_per_epoch, row.seconds_per_epoch, row.epoch_ratio),
+                ("epoch", "seconds", *row.epoch.usual, row.epoch.comparison.ratio),
                 ("host memory", "bytes, at most", *host, _over(*host)),
                 ("device memory", "bytes, at most", *device, _over(*device)),
             ]
@@ -231,7 +288,7 @@ def as_page(told: Mapping[str, Any], found: Found) -> str:
     charts = "".join(bar_chart(title, list(_bars(found, quantity))) for quantity, title in _CHARTS.items())
     name = f"{told['project']} · ablation"
     body = f"<header><h1>{escape(name)}</h1><p>{escape(headline(told))}</p></header>"
-    body += section("What each is worth", charts) + section("Measured", cells + notes)
+    body += section("What each is worth", charts + f"<p>{escape(SIGNS)}</p>") + section("Measured", cells + notes)
     return page(name, body + section("What is switched off", about))
 
 

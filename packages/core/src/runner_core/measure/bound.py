@@ -16,8 +16,11 @@ _LAUNCHING = 0.8
 """Share of a step in which the host hands out work, above which a GPU waits for the host."""
 _IDLE = 0.05
 """Share of the time that operations would need at what the machine reaches, below which they are not what takes it."""
-_SMALL = 50e-6
-"""Seconds an operation, on average, below which starting them is most of the work."""
+_SMALL, _LITTLE = 50e-6, 0.25
+"""Seconds of an operation, on average, below which it is a small one; of small ones, that share of the time suffices to
+say so: what surrounds each takes the most."""
+_HALF = 0.5
+"""Share of the time that operations would need, below which it is said how many times as long they take."""
 
 
 def bound(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -48,18 +51,34 @@ def _bound(facts: Mapping[str, Any]) -> tuple[str, str]:
         )
     if not lines:
         return COMPUTE, f"{computing / step:.0%} of a step is the network's and the loss's computation"
-    each = computing / work["operations"]
-    needs = sum(lines.values())
-    if lines[LATENCY] >= max(lines[COMPUTE], lines[BANDWIDTH]) or each < _SMALL or needs < _IDLE * computing:
-        many = f"a step is {work['operations']:,} operations of {each * 1e6:.0f} µs on average"
-        return LATENCY, f"{many}: to start them takes longer than what they compute or move"
-    needed = (
-        f"{work['flops'] / 1e9:,.4g} GFLOP and {work['bytes'] / 1e9:,.4g} GB of memory traffic a step; at what this "
-        f"machine reaches, operations that compute take {_ms(lines[COMPUTE])}, those that move memory "
-        f"{_ms(lines[BANDWIDTH])}, of {_ms(computing)}"
+    return _by_lines(lines, work, computing)
+
+
+def _by_lines(lines: Mapping[str, float], work: Mapping[str, Any], computing: float) -> tuple[str, str]:
+    """What most of a step's operations wait for; where that explains little of the `computing` seconds, what surrounds
+    them."""
+    each, explained = computing / work["operations"], sum(lines.values()) / computing
+    needs = (
+        f"at what this machine reaches, those that compute take {_ms(lines[COMPUTE])}, those that move memory "
+        f"{_ms(lines[BANDWIDTH])}, those too small for either {_ms(lines[LATENCY])}, of the {_ms(computing)} of a "
+        "step's computation"
     )
-    return (COMPUTE if lines[COMPUTE] >= lines[BANDWIDTH] else BANDWIDTH), needed
+    many = f"{work['operations']:,} operations of {each * 1e6:.0f} µs on average"
+    longer = f"operations take {_number(1 / explained)} times what this machine needs for them"
+    limit = max((COMPUTE, BANDWIDTH, LATENCY), key=lambda name: lines[name])
+    if explained < (_LITTLE if each < _SMALL else _IDLE):
+        return LATENCY, f"a step is {many}; {needs}: {longer}"
+    if limit == LATENCY:
+        reason = f"a step is {many}, most too small to compute or move much; {needs}"
+    else:
+        traffic = f"{work['flops'] / 1e9:,.4g} GFLOP and {work['bytes'] / 1e9:,.4g} GB of memory traffic"
+        reason = f"a step's {work['operations']:,} operations are {traffic}; {needs}"
+    return limit, f"{reason}; {longer}" if explained < _HALF else reason
 
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:,.4g} ms"
+
+
+def _number(times: float) -> str:
+    return f"{times:,.0f}" if times >= 10 else f"{times:.2g}"

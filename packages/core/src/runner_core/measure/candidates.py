@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from runner_core.measure.devices import usable_cores
+from runner_core.measure.fixes import blocks_may_help
 from runner_core.measure.trial import Ready
 from runner_core.project import Project, overrides
 from runner_core.protocols import Fix, Json
@@ -15,8 +16,6 @@ WAITS = 0.02
 """Share of the time that training waits for data, below which nothing is tried against that."""
 _SHARE_OF_DEVICE = 0.3
 """Of its memory, that the whole set may take there."""
-_SHORT = 0.02
-"""Seconds of a step, below which what surrounds it counts."""
 _BETWEEN = ("validate.", "checkpoint.", "log.", "health.")
 """Sections of what happens between steps."""
 
@@ -170,7 +169,7 @@ def _compilation(facts: Facts) -> Found:
 def _blocks(facts: Facts) -> Found:
     if facts.torch or facts.ready.block > 1:
         return
-    if facts.step_seconds > _SHORT:
+    if not blocks_may_help(facts.step_seconds):
         told = f"a step takes {1000 * facts.step_seconds:.0f} ms: what surrounds it is little"
         yield LeftOut("steps per execution", told)
         return

@@ -18,6 +18,8 @@ _WORTH = 0.02
 """Estimated share of the time below which a remedy is not offered."""
 _FASTER = 1.5
 """How much faster matrix products must be in another precision."""
+_SHORT = 0.02
+"""Seconds of a step, below which what surrounds it counts."""
 _NETWORK = (AUGMENT, FORWARD, LOSS, BACKWARD)
 
 
@@ -84,9 +86,15 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
         on = gpu and "channels_last" in project.faster_with
         why = "convolutions depend on the order of their axes in memory"
         yield Fix("channels last", {"train.channels_last": "off" if on else "on"}, why)
-    if report["engine"] == "keras" and limit == LATENCY and train.steps_per_execution == 1:
+    single = report["engine"] == "keras" and train.steps_per_execution == 1
+    if single and limit == LATENCY and blocks_may_help(report["step"]):
         why = f"a step takes {1000 * report['step']:.3g} ms, of which the host begins each anew"
         yield Fix("steps at once", {"train.steps_per_execution": 8}, why)
+
+
+def blocks_may_help(step: float) -> bool:
+    """Is a step of so many seconds short enough for what surrounds it to count?"""
+    return step <= _SHORT
 
 
 def _precision(report: Mapping[str, Any], network: float) -> Iterator[Fix]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner_core._files import size_text
 from runner_core._text import aligned
-from runner_core.display import speed
+from runner_core.display import duration, speed
 from runner_core.engines.phases import AUGMENT, BACKWARD, FORWARD, LOSS, MOVE, OPTIMIZER, OTHER, WAIT
 from runner_core.measure.between import CHECKPOINT, LOGGING, METRICS, PICTURES
 from runner_core.protocols import Fix
@@ -37,6 +37,13 @@ _ABOUT = {
 }
 _KINDS = {WAIT: "b", MOVE: "b", METRICS: "e", LOGGING: "e", CHECKPOINT: "e", PICTURES: "e", OTHER: "c"}
 """Colours in the chart: of data, of what happens between steps, of what computes (a)."""
+_LOSS_COLUMNS = ("ms by itself", "pulls", "timed")
+_TERMS = (
+    "Each is timed by itself. A step counts their gradients as backward, and terms share work in it: so they may add "
+    "up to more than loss, and loss may take longer than its part above."
+)
+_OVER = 5.0
+"""Seconds more than asked for that are not worth a word."""
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 720, 130, 150, 24, 14
 
 
@@ -52,15 +59,22 @@ def lines(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> Itera
     rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
     yield from aligned([("part", "ms a step", "share", ""), *rows])
     yield f"  {_speed(facts)}"
+    yield f"  {_watching(facts)}"
     if facts["losses"]:
         yield ""
-        yield from aligned([("term of the loss", "ms", "pulls", "measured"), *_losses(facts)])
+        yield from aligned([("term of the loss", *_LOSS_COLUMNS), *_losses(facts)])
+        yield f"  {_TERMS}"
     yield ""
     yield from (f"{what}: {said}" for what, said in _machine(facts))
     yield f"bound by {facts['bound']}: {facts['reason']}"
     if fixes:
-        yield "what might help (`tune` tries it):"
+        yield "what might help (`tune` tries what changes the steps):"
         yield from aligned([*map(_fix, fixes)])
+    if facts["took"] > facts["asked"] + _OVER:
+        yield (
+            f"this took {duration(facts['took'])}: --minutes is for the steps; to compile them, and to time the loss, "
+            "the loader and what happens between steps, came on top"
+        )
     yield f"report: {folder / REPORT}"
     if (trace := folder / "trace").exists():
         yield f"trace: {trace}"
@@ -74,11 +88,12 @@ def render(facts: Mapping[str, Any], fixes: Sequence[Fix]) -> str:
     )
     rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
     limit = f'<p class="finding warning">Bound by <b>{escape(facts["bound"])}</b>: {escape(facts["reason"])}.</p>'
+    times = f"<p>{escape(_speed(facts))}; {escape(_watching(facts))}.</p>"
     advice = table("", ("remedy", "settings", "may save", "why"), map(_fix, fixes), "fixes") if fixes else ""
     body = "".join(
         (
             f"<header><h1>{escape(facts['project'])}: profile</h1><p>{escape(where)}</p></header>",
-            section("Where a step's time goes", chart(facts) + f"<p>{escape(_speed(facts))}</p>" + limit),
+            section("Where a step's time goes", chart(facts) + times + limit),
             section("Parts", table("", ("part", "ms a step", "share", ""), rows, "parts")),
             section("Terms of the loss", _losses_table(facts)),
             section("What might help", advice),
@@ -127,10 +142,10 @@ def _losses_table(facts: Mapping[str, Any]) -> str:
     if not facts["losses"]:
         return ""
     said = (
-        "<p>pulls: norm of the term's gradient at the network's output. loss is all terms together, as they are "
-        "weighted.</p>"
+        f"<p>pulls: norm of the term's gradient at the network's output. loss is all terms together, as they are "
+        f"weighted. {escape(_TERMS)}</p>"
     )
-    return table("", ("term", "ms", "pulls", "measured"), _losses(facts), "losses") + said
+    return table("", ("term", *_LOSS_COLUMNS), _losses(facts), "losses") + said
 
 
 def _machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -188,11 +203,19 @@ def _speed(facts: Mapping[str, Any]) -> str:
     return told
 
 
+def _watching(facts: Mapping[str, Any]) -> str:
+    return (
+        f"the parts add up to that: their shares are of steps that were taken apart, which took "
+        f"{facts['watching']:.2f} times as long as plain ones"
+    )
+
+
 def _how(facts: Mapping[str, Any]) -> str:
     return (
         f"{facts['steps']} training steps from step {facts['at_step']} on, plain ones and ones taken apart by turns. "
         f"The parts of the latter come to {facts['covered']:.1%} of their time, and they took {facts['watching']:.2f} "
-        "times as long as plain ones. What happens between steps was measured alone and is spread over the steps."
+        "times as long as plain ones: what is shown are their shares of a plain step's time. What happens between "
+        "steps was measured alone and is spread over the steps."
     )
 
 

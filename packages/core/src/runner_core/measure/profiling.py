@@ -56,24 +56,27 @@ def profile_run(
     a folder for the framework's own trace. `folder`: where a checkpoint is written to, to see how long that takes, and
     removed again; default: the system's for temporary files. The trainer is made anew, and thrown away.
 
-    The keys: `parts` (seconds a step, in their order; `events` are spread over the steps between them), `seconds` (a
-    step with all of these), `step` (seconds of a plain training step), `covered` (the parts of watched steps over their
-    time by the clock), `watching` (a watched step over a plain one), `samples_per_second`, `first_step` (seconds),
-    `loader` (samples a second of the loader alone), `host` (seconds until the host has given a GPU a step's work),
-    `losses` (by term: `seconds`, `gradient`), `work` (`operations`, `flops`, `bytes` of a step), `roofline` (seconds
-    that it would take at the `limits` of this machine: `compute`, `bandwidth`, `latency`), `use` (of processor and
-    GPU), `memory` (bytes: `host`, `device`), `memory_plan`, `bound` (data, compute, bandwidth, latency), `reason` (one
-    sentence). Raises BadInput, as training would.
+    The keys: `parts` (seconds of a plain step, shared as watched ones share theirs, in their order; `events` are spread
+    over the steps between them), `seconds` (a step with all of these: their sum), `step` (seconds of a plain training
+    step), `covered` (the parts of watched steps over their time by the clock), `watching` (a watched step over a plain
+    one), `samples_per_second`, `first_step` (seconds), `loader` (samples a second of the loader alone), `host` (seconds
+    until the host has given a GPU a step's work), `losses` (by term: `seconds`, `gradient`), `work` (`operations`,
+    `flops`, `bytes` of a step), `roofline` (seconds that it would take at the `limits` of this machine: `compute`,
+    `bandwidth`, `latency`), `use` (of processor and GPU), `memory` (bytes: `host`, `device`), `memory_plan`, `bound`
+    (data, compute, bandwidth, latency), `reason` (one sentence), `asked` (`seconds`) and `took` (seconds of all of it).
+    Raises BadInput, as training would.
     """
     if not 0 <= at <= 1:
         raise BadInput(f"--at {at}: a moment of the training, from 0 (the beginning) to 1 (the end)")
+    begun = perf_counter()
     data.samples = data.samples or samples(setup.project, data)
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runner-profile-")))
         try:
-            run = _Run(setup, data, at)
+            run = _Run(setup, data, at, place, say)
             stack.callback(run.loaders.close)
-            return run.profile(steps, seconds, place, trace, say)
+            facts = run.profile(steps, seconds, place, trace, say)
+            return facts | {"asked": seconds, "took": perf_counter() - begun}
         except OSError as error:
             if full_disk(error):
                 raise OutOfSpace(
@@ -91,7 +94,7 @@ def remedies(setup: Setup, facts: Mapping[str, Json]) -> list[Fix]:
 class _Run:
     """A training's trainer and loaders, from a moment on, as `training.train` makes them."""
 
-    def __init__(self, setup: Setup, data: Data, at: float) -> None:
+    def __init__(self, setup: Setup, data: Data, at: float, place: Path, say: Say) -> None:
         config = setup.config
         self.setup, self.data = setup, data
         self.cadence = Cadence.of(config, steps_per_epoch(config.train, data, 1))
@@ -100,6 +103,7 @@ class _Run:
         if phases is None:
             raise BadInput(f"the engine {setup.engine.name} cannot take its steps apart: nothing to profile")
         self.phases: Phases = phases
+        self.planned = self._memory_plan(place, say)  # before the loaders, which see only their part
         self.loaders: Loaders = loaders(setup, data, self.trainer.block)
         self.step = min(int(config.train.epochs * at), config.train.epochs - 1) * self.cadence.steps_per_epoch
         self._batches = self._endless()
@@ -122,7 +126,6 @@ class _Run:
 
     def profile(self, steps: int, seconds: float, place: Path, trace: Path | None, say: Say) -> dict[str, Json]:
         setup, phases, block = self.setup, self.phases, self.trainer.block
-        planned = self._memory_plan(place, say)
         first = self._timed(block)
         second = self._timed(block) / block
         batch = next(self._batches)
@@ -134,7 +137,7 @@ class _Run:
             self._trace(trace)
         wanted = max(2 * block, min(steps, int(seconds / max(second, 1e-6))))
         each = max(1, wanted // (2 * _TURNS) // block) * block
-        head = self._head() | {"first_step": first, "memory_plan": planned}
+        head = self._head() | {"first_step": first, "memory_plan": self.planned}
         facts = head | self._measured(each, max(2, wanted // (2 * each)))
         facts["memory"] = {"host": peak_host_memory(), "device": self.trainer.peak_memory()}
         events = Between(setup, self.data, self.trainer, self.cadence, self.loaders, place).measure(phases.settle, say)
@@ -197,8 +200,11 @@ class _Run:
                 use["gpu"] = asdict(seen)
         usual, parts = _usual(plain, "seconds"), _usual(watched, "")
         wall = parts.pop("")
-        covered = sum(parts.values()) / wall
-        parts[OTHER] = parts.get(OTHER, 0.0) + max(0.0, wall - sum(parts.values()))
+        taken_apart = sum(parts.values())
+        covered = taken_apart / wall
+        parts[OTHER] = parts.get(OTHER, 0.0) + max(0.0, wall - taken_apart)
+        as_plain = usual["seconds"] / sum(parts.values())
+        parts = {part: as_plain * value for part, value in parts.items()}
         return {
             "steps": 2 * each * turns,
             "step": usual["seconds"],

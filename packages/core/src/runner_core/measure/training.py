@@ -28,6 +28,7 @@ from runner_core.loader import Loader
 from runner_core.location import location
 from runner_core.measure.process import own_memory, rest
 from runner_core.measure.trial import Base, Ready, Turn
+from runner_core.memory import plan
 from runner_core.plugins import Plugins
 from runner_core.protocols import HostBatch, Json, Store, StreamedSamples, is_streamed
 from runner_core.setup import Setup
@@ -62,6 +63,8 @@ class Training:
         cadence = Cadence.of(setup.config, steps_per_epoch(train, data, 1))
         self._trainer = setup.engine.trainer(setup, data, cadence.steps)
         self._cadence = replace(cadence, block=self._trainer.block)
+        if not settings and setup.config.health.memory == "refuse":  # before the loader, which sees only its part
+            plan(setup, data, trainer=self._trainer, folder=Path(folder)).refuse(setup.team)
         self._loader = loaders(setup, data, self._trainer.block).training
         self._lead = _lead(data.samples["train"], setup.config, self._trainer.block)
         self._step = 0

@@ -33,6 +33,8 @@ _FINAL_SHARE = 0.35
 """Of the time, at most, that is kept for the last comparison."""
 _PROFILE_SHARE = 0.15
 """Of the time, at most, for a profile that says what to try first."""
+_PROFILE_STARTS = 3
+"""Times as long as the start of a trial that a profile takes, at least."""
 _EVALUATED = 4
 """Batches by whose loss different batch sizes are compared."""
 _ROUNDS_ONLY = {"precision.mode"}
@@ -69,6 +71,7 @@ class Tuning:
         self.rows: list[Row] = []
         self.ready: Ready | None = None
         """Of the settings that it begins with, once they were started."""
+        self._wanted = 0.0
         self._open = ExitStack()
         self.best = self._contender("the settings as they are", {})
         self.wait_share = 0.0
@@ -99,6 +102,9 @@ class Tuning:
     def fixes(self) -> list[Fix]:
         """What a short profile speaks for; nothing, where that takes more of the time than it is worth."""
         seconds = self.end - self.began
+        if _PROFILE_SHARE * seconds < _PROFILE_STARTS * self._start_seconds():
+            self.say("  no time for a profile: the list is gone through in its own order")
+            return []
         try:
             with Trial(self.base, "profile", {}, timeout=_PROFILE_SHARE * seconds) as trial:
                 return trial.profile(0.1 * _PROFILE_SHARE * seconds)[1]
@@ -109,17 +115,20 @@ class Tuning:
     def try_all(self, settings: Settings, candidates: Sequence[Candidate], left: Sequence[LeftOut]) -> None:
         """One after another, as the time allows. `settings`: those that tuning began with, flat."""
         self.rows += [Row(one.name, {}, "", "not tried", one.reason) for one in left]
-        until = self.end - self._final_seconds()
         for number, candidate in enumerate(candidates):
             now = {**settings, **self.kept}
             wanted = dict(candidate.fix.settings)
             if not candidate.applies(now) or all(now.get(name) == value for name, value in wanted.items()):
                 continue
             fix = candidate.fix
-            row = Row(fix.name, wanted, fix.why, "not tried", "there was no time: raise --minutes")
-            left_seconds = until - time.monotonic()
-            if left_seconds > self._least_seconds():
+            row = Row(fix.name, wanted, fix.why, "not tried", "there was no time")
+            left_seconds = self._left_seconds()
+            if left_seconds <= self._least_seconds():
+                self._wanted += self._usual_seconds()
+            else:
                 slice_seconds = max(left_seconds / (len(candidates) - number), min(left_seconds, self._usual_seconds()))
+                if left_seconds - slice_seconds <= self._least_seconds():  # nothing else has room in what would be left
+                    slice_seconds = left_seconds
                 stepwise = fix.same or set(wanted) <= _ROUNDS_ONLY
                 try:
                     self._try(row, stepwise, time.monotonic() + slice_seconds)
@@ -134,6 +143,7 @@ class Tuning:
         """Measure what stayed against the settings as they were."""
         assert self.ready is not None
         found = Found(dict(self.kept), self.rows, self.ready, self.wait_share)
+        found.given, found.wanted = self.end - self.began, self._wanted
         if self.kept:
             self.say("all that was kept, against the settings as they were")
             self._confirm(found)
@@ -210,7 +220,7 @@ class Tuning:
         while True:
             rounds.round()
             pairs = list(zip(self.best.per_sample, rival.per_sample, strict=True))
-            if rounds.done == _HOPELESS and all(before < 0.95 * after for before, after in pairs):
+            if _hopeless(pairs):
                 return
             comparison = rounds.compare(self.best, rival)
             promising = comparison.ratio >= WORTH and not comparison.faster
@@ -229,8 +239,10 @@ class Tuning:
             self._refuse_more(row.host_bytes, row.device_bytes)
         if comparison.faster and comparison.ratio >= WORTH:
             row.outcome = "kept"
-        elif comparison.slower or (rounds.done == _HOPELESS and comparison.ratio < 1):
+        elif comparison.slower:
             row.outcome = "slower"
+        elif _hopeless(list(zip(self.best.per_sample, rival.per_sample, strict=True))):
+            row.outcome, row.reason = "given up", f"slower in each of {_HOPELESS} rounds"
         elif rounds.done < LEAST or (comparison.ratio >= WORTH and rounds.done < max(_LOOKS)):
             row.outcome, row.reason = "undecided", "not told from noise in this time: raise --minutes"
         else:
@@ -315,6 +327,21 @@ class Tuning:
     def _usual_seconds(self) -> float:
         return self._start_seconds() + (_LOOKS[0] + 1) * self._round_seconds()
 
+    def _left_seconds(self) -> float:
+        """For remedies, without what is kept for the last comparison; of a time that would be too short for even one,
+        all of it."""
+        left = self.end - time.monotonic()
+        kept = self._final_seconds()
+        tried = any(row.outcome != "not tried" for row in self.rows)
+        return left - kept if tried or left - kept > self._least_seconds() else left
+
     def _final_seconds(self) -> float:
-        wanted = self._start_seconds() + (_FINAL_ROUNDS + 1) * self._round_seconds()
-        return min(wanted, _FINAL_SHARE * (self.end - self.began))
+        """While nothing is kept, which alone needs them: of as few rounds as can be, and half of the share."""
+        rounds, share = (_FINAL_ROUNDS, _FINAL_SHARE) if self.kept else (LEAST, _FINAL_SHARE / 2)
+        wanted = self._start_seconds() + (rounds + 1) * self._round_seconds()
+        return min(wanted, share * (self.end - self.began))
+
+
+def _hopeless(pairs: Sequence[tuple[float, float]]) -> bool:
+    """Seconds before and after of the first rounds: were they so much slower in each that no more are worth it?"""
+    return len(pairs) == _HOPELESS and all(before < 0.95 * after for before, after in pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -31,7 +32,8 @@ _HOW = (
     "Each remedy was added to the best settings so far. Both trained from the same seed, in processes of their own, "
     "and took turns; only times of one round were compared. A remedy was kept where the whole 95 % interval of how "
     "many times as fast it is lies above 1 (Wilcoxon's signed-rank test), and the losses of the same steps agree; of "
-    "another batch size, where as much was learned of as many samples. In the end all that was kept took turns with "
+    "another batch size, where as much was learned of as many samples. What was slower in each of the first three "
+    "rounds was given up: they are too few for an interval. In the end all that was kept took turns with "
     "the settings as they were once more, and is written only if it was faster in that too."
 )
 
@@ -50,15 +52,39 @@ def verdict(found: Found) -> str:
             f"they were when measured once more: {interval(found.final)}. They stay as they are."
         )
     if not found.settings:
-        tried = counted(sum(row.outcome != "not tried" for row in found.rows), "remedy", "remedies")
-        return f"None of what was tried ({tried}) is faster beyond the noise and learns the same: the settings stay."
+        count = sum(row.outcome != "not tried" for row in found.rows)
+        tried = counted(count, "remedy", "remedies")
+        told = f"None of what was tried ({tried}) is faster beyond the noise and learns the same: the settings stay."
+        if not count:
+            short = f"{minutes_text(found.given)} did not suffice for any remedy"
+            told = (
+                f"Nothing was tried, since {short if found.wanted else 'there is nothing to try'}: the settings stay."
+            )
+        return told + _more(found)
     assert found.final is not None
     assert found.speeds is not None
     before, after = (speed(value) for value in found.speeds)
     return (
         f"{interval(found.final)} as fast as the settings as they were: {after} instead of {before} samples/s, with "
-        f"{_typed(found.settings)}."
+        f"{_typed(found.settings)}.{_more(found)}"
     )
+
+
+def minutes_text(seconds: float) -> str:
+    """
+    >>> minutes_text(60.0), minutes_text(90.0), minutes_text(0.6)
+    ('1 minute', '1.5 minutes', '0.01 minutes')
+    """
+    minutes = f"{seconds / 60:g}"
+    return f"{minutes} minute{'' if minutes == '1' else 's'}"
+
+
+def _more(found: Found) -> str:
+    """In how many minutes all would have been tried, where the time did not suffice."""
+    if not found.wanted:
+        return ""
+    enough = math.ceil((max(found.given, found.seconds) + found.wanted) / 60)
+    return f" About --minutes {enough} would do for all that was left out."
 
 
 def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
@@ -70,7 +96,8 @@ def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
     yield ""
     yield verdict(found)
     yield f"settings: {folder / SETTINGS}   report: {folder / REPORT}   ({duration(found.seconds)})"
-    yield f"next: runner {project} train --config {typed(folder / SETTINGS)}"
+    if found.settings:
+        yield f"next: runner {project} train --config {typed(folder / SETTINGS)}"
 
 
 def write(found: Found, base: Base, project: type[Project], config: RunConfig, folder: Path) -> None:
@@ -143,7 +170,7 @@ def _reasons(rows: Sequence[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     speeds = (row.samples_per_second, row.before)
     outcome = row.outcome
-    if row.reason and row.outcome in ("failed", "too large", "undecided"):
+    if row.reason and row.outcome in ("failed", "too large", "undecided", "given up"):
         outcome = f"{row.outcome}: {_first(row.reason)}"  # type: ignore[assignment]
     return (
         row.name,

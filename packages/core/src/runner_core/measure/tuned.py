@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from runner_core._text import counted
 from runner_core.measure.agreement import Agreement
 from runner_core.measure.trial import Ready
 from runner_core.measure.turns import Comparison
 from runner_core.protocols import Json
 
-Outcome = Literal["kept", "no faster", "slower", "undecided", "learns otherwise", "failed", "too large", "not tried"]
+Outcome = Literal[
+    "kept", "no faster", "slower", "given up", "undecided", "learns otherwise", "failed", "too large", "not tried"
+]
+"""slower: beyond the noise; given up: slower in each of the first rounds, too few to know how much."""
 
 
 @dataclass
@@ -53,6 +57,10 @@ class Found:
     dropped: dict[str, Json] = field(default_factory=dict)
     """What had stayed and was not faster in the last comparison, or was not compared."""
     seconds: float = 0.0
+    given: float = 0.0
+    """Seconds that it was given."""
+    wanted: float = 0.0
+    """Seconds that all that was not tried for lack of time would have needed besides; 0: nothing was left out so."""
     interrupted: bool = False
     """Did somebody end it before its last comparison?"""
 
@@ -66,6 +74,6 @@ def said(row: Row) -> str:
 
 
 def interval(comparison: Comparison) -> str:
-    """Times as fast, with its limits where there are some."""
-    text = f"{comparison.ratio:.2f} ×"
-    return f"{text} ({comparison.low:.2f}…{comparison.high:.2f})" if comparison.low > 0 else text
+    """Times as fast, with its limits; with the rounds instead, where they are too few for limits."""
+    known = f"{comparison.low:.2f}…{comparison.high:.2f}" if comparison.low > 0 else ""
+    return f"{comparison.ratio:.2f} × ({known or counted(comparison.rounds, 'round')})"

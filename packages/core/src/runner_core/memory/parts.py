@@ -10,8 +10,8 @@ from runner_core.memory.asked import Asked, Facts
 
 Place = Literal["host", "device", "disk", "cache"]
 """cache: the disk of `cache.dir`, where it is another one than the run's."""
-Known = Literal["exact", "measured", "counted", "estimated"]
-SURE = {"exact": 1.0, "measured": 0.8, "counted": 0.6, "estimated": 0.5}
+Known = Literal["exact", "measured", "counted", "estimated", "at most"]
+SURE = {"exact": 1.0, "measured": 0.8, "counted": 0.6, "estimated": 0.5, "at most": 0.0}
 """Share of a part that it takes at least, by how it is known: a run is refused where even these do not fit."""
 
 _LIBRARIES = 100_000_000
@@ -97,7 +97,8 @@ def _batches(asked: Asked, facts: Facts) -> Iterator[Part]:
 def _disk(asked: Asked, facts: Facts) -> Iterator[Part]:
     """A checkpoint is written before an old one goes, and the best one is kept besides."""
     own_disk = "cache" in facts.has
-    yield Part("cache" if own_disk else "disk", "cache of prepared data", facts.to_cache, "measured", "cache.dir")
+    known: Known = "at most" if asked.cache == "stream" else "estimated"
+    yield Part("cache" if own_disk else "disk", "cache of prepared data", facts.to_cache, known, "cache.dir")
     if facts.footprint:
         count = max(0, asked.keep + 2 - facts.kept)
         yield Part("disk", "checkpoints", count * facts.footprint.checkpoint, "exact", "checkpoint.keep")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -21,9 +22,12 @@ from runner_core.display import duration
 from runner_core.protocols import Json
 from runner_core.resuming.differences import Difference, Read, differences
 from runner_core.resuming.moments import PHASES, Kill, Moment, choose
+from runner_core.runfolder import RunFolder
 
 _TOLD = 2000
 """Characters of what a failed training said that its error repeats."""
+_SAID = ".out"
+"""Ending of the file that has what the training of this name said."""
 
 
 @dataclass
@@ -71,11 +75,21 @@ class Campaigns:
 
     def run(self, times: int, kills: int, seed: int) -> Result:
         """Raises BadInput, Unhealthy or RunnerError where a training ends by itself before its last step, with what it
-        said. What is kept in the folder: the runs that differ, and the one they differ from."""
+        said. What is kept in the folder, at the end and where somebody stops it: the runs that differ, and the one they
+        differ from. Nothing, where the first training is refused."""
+        result = Result(0, 0.0, [])
+        try:
+            self._run_all(result, times, kills, seed)
+        except (KeyboardInterrupt, SystemExit):
+            self._drop_unfinished(result)
+            raise
+        return result
+
+    def _run_all(self, result: Result, times: int, kills: int, seed: int) -> None:
         reference = self._folder / "reference"
         begun = time.monotonic()
         durations = self._whole(reference)
-        result = Result(max(durations).step, time.monotonic() - begun, [])
+        result.steps, result.seconds = max(durations).step, time.monotonic() - begun
         self._say(f"reference: {counted(result.steps, 'step')} in {duration(result.seconds)}, never interrupted")
         for number in range(1, times + 1):
             campaign = self._campaign(number, kills, random.Random(f"{seed} {number}"), durations)
@@ -87,7 +101,16 @@ class Campaigns:
             shutil.rmtree(reference)
         else:
             result.repeatable = self._repeated(reference)
-        return result
+
+    def _drop_unfinished(self, result: Result) -> None:
+        """All trainings but those that differ, and the one they differ from."""
+        kept = {self._run(campaign.number) for campaign in result.campaigns if campaign.differs}
+        if kept:
+            kept.add(self._folder / "reference")
+        for path in self._folder.iterdir():
+            run = path.with_suffix("") if path.suffix == _SAID else path
+            if re.match("reference|killed-", run.name) and run not in kept:
+                _drop(run)
 
     def _campaign(self, number: int, kills: int, rng: random.Random, durations: Mapping[Moment, float]) -> Campaign:
         campaign, begun = Campaign(number), time.monotonic()
@@ -132,7 +155,12 @@ class Campaigns:
 
     def _whole(self, run: Path) -> dict[Moment, float]:
         """Seconds of every moment of a training that nobody disturbs."""
-        begun = [*self._to_the_end(run)]
+        try:
+            begun = self._to_the_end(run)
+        except BadInput:
+            if not RunFolder(run).jsonl.exists():  # it was refused
+                _drop(run)
+            raise
         if not begun:
             raise BadInput(f"{self._name} took no step: there is nothing to interrupt")
         ends = [*begun, (begun[-1][0], begun[-1][1])]
@@ -165,7 +193,7 @@ class _Training:
     """`runner_core.resuming.killable` as a process, which does not outlive the context."""
 
     def __init__(self, name: str, arguments: Sequence[str], run: Path, stop: Moment | None) -> None:
-        self._said = run.with_name(f"{run.name}.out")
+        self._run, self._said = run, run.with_name(f"{run.name}{_SAID}")
         self._told, theirs = os.pipe()
         words = [str(theirs), str(run), *map(str, stop or (0, 0)), name, *arguments]
         try:
@@ -216,7 +244,15 @@ class _Training:
         """Raises BadInput, Unhealthy or RunnerError where the training failed."""
         code = self._process.wait()
         if code:
-            said = self._said.read_text(encoding="utf-8", errors="replace").strip()[-_TOLD:]
+            said = self._said.read_text(encoding="utf-8", errors="replace").strip()
+            if code == BadInput.exit_code and not RunFolder(self._run).jsonl.exists():  # no step was taken
+                raise BadInput(re.split("^runner: ", said, flags=re.MULTILINE)[-1])
             kinds: dict[int, type[RunnerError]] = {2: BadInput, 3: Unhealthy}
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            raise kinds.get(code, RunnerError)(f"the training in {self._said.with_suffix('')} {how}:\n{said}")
+            raise kinds.get(code, RunnerError)(f"the training in {self._run} {how}:\n{said[-_TOLD:]}")
+
+
+def _drop(run: Path) -> None:
+    """A training's folder, and what it said."""
+    shutil.rmtree(run, ignore_errors=True)
+    run.with_name(f"{run.name}{_SAID}").unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class _Lines:
 
     def write(self, line: str) -> None:
         """Raises Late when the disk does not take the line."""
-        self._waiting += line.encode() + b"\n"
+        self._waiting += line.encode(errors="backslashreplace") + b"\n"
         try:
             if self._file is None:
                 self._file = self._open()

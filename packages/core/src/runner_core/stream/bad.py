@@ -56,6 +56,12 @@ def too_many(bad: int, files: int) -> bool:
     return bad >= _FEWEST and bad > _MOST * files
 
 
+def too_many_text(bad: int, files: int) -> str:
+    """Why a training stops for them."""
+    text = f"{bad} of {counted(files, 'file')} cannot be used: more than {_MOST:.0%}, and not fewer than {_FEWEST}"
+    return f"{text}, so that no others are taken in their place. Repair them, or leave them out of the data"
+
+
 def stand_ins(epoch: int, position: int, among: Array) -> Iterator[int]:
     """Records that may be at `position` of `epoch`'s sequence instead, always the same, in the order in which to try
     them."""

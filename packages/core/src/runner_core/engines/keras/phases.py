@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 from runner_core.engines.keras.backend import Backend, Function
 from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
 from runner_core.engines.keras.limits import limits
+from runner_core.engines.keras.lossalone import loss_seconds
 from runner_core.engines.keras.network import Bound
 from runner_core.engines.phases import (
     AUGMENT,
@@ -34,15 +34,18 @@ from runner_core.engines.phases import (
     Operation,
     unnoticed,
 )
-from runner_core.protocols import HostBatch, Progress, Tensors
+from runner_core.project import Project
+from runner_core.protocols import HostBatch, Progress, Step, Tensors
 
 if TYPE_CHECKING:
     from runner_core.engines.keras.trainer import KerasTrainer
 
-_FEWEST, _MOST, _SECONDS = 4, 60, 12.0
+_FEWEST, _MOST, _SECONDS = 4, 60, 6.0
 """How often each function is timed, and how long that may take in all."""
 _LOSS_SECONDS = 90.0
 """After which no further term is compiled by itself."""
+_LOSS_TIMES = 10
+"""How often each term is computed to time it."""
 
 
 class KerasPhases:
@@ -120,21 +123,26 @@ class KerasPhases:
     # ------------------------------------------------------------ what a step is made of
 
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
-        """Each term with its gradient at the network's output."""
+        """Each term with its gradient at the network's output, computed by itself from outputs that are there already:
+        a difference of two whole steps would be noise."""
         if not self._shapes:
             return {}
         learning = self._learning
         tensors, moment = self._given(batch, step)
         parts, begun = -(-batch.count // learning.size), perf_counter()
         names = ["loss"]
-        forward = self._timed(lambda *given: self._stepped(*given)[1], tensors, moment)
+        few = self._few(learning.prepared(tensors, moment))
+        progress = Progress(step, learning.steps, step // max(1, learning.steps // learning.config.epochs))
         found: dict[str, LossCost] = {}
         for name in names:
             pull = _Pull(self, name, names)
             run = self._backend.compiled(pull, [*learning.variables, *pull.shifts], self._xla)
             norm = float(keras.ops.convert_to_numpy(run(tensors, moment)))
-            seconds = self._usual({FORWARD: forward, LOSS: partial(run, tensors, moment)})
-            found[name] = LossCost(parts * max(0.0, seconds[LOSS] - seconds[FORWARD]), norm, True)
+            term: Any = _Term(learning.project, name)
+            bound = Bound(learning.network, training=True)
+            seconds = loss_seconds(term, bound, few, progress, _LOSS_TIMES, self._backend, self._xla)
+            if seconds is not None:
+                found[name] = LossCost(parts * seconds, norm, True)
             if perf_counter() - begun > _LOSS_SECONDS:
                 break
         return found
@@ -145,8 +153,7 @@ class KerasPhases:
         rate = np.float32(learning.base_rate)
         if parts == 1:
             return self._backend.operations(learning, (tensors, moment, rate))
-        few = {name: tensor[: learning.size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
-        return parts * self._backend.operations(learning, (few, moment, rate))
+        return parts * self._backend.operations(learning, (self._few(tensors), moment, rate))
 
     def limits(self, precision: str) -> Limits:
         return limits(self._backend, precision)
@@ -163,8 +170,7 @@ class KerasPhases:
     def _stepped(self, arrays: Tensors, moment: Any, shifts: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
         """What the project's `step` returns of a micro-batch, and what the network gave to it."""
         learning = self._learning
-        tensors, size = learning.prepared(arrays, moment), learning.size
-        few = {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
+        few = self._few(learning.prepared(arrays, moment))
         network = _Listening(learning.network, shifts)
         ops = keras.ops
         progress = Progress(ops.cast(moment[0], "float32"), learning.steps, ops.cast(moment[1], "float32"))
@@ -173,6 +179,11 @@ class KerasPhases:
         return made, network.outputs
 
     # ------------------------------------------------------------ timing
+
+    def _few(self, tensors: Tensors) -> Tensors:
+        """Of a micro-batch."""
+        size = self._learning.size
+        return {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
 
     def _given(self, batch: HostBatch, step: int) -> tuple[Tensors, Any]:
         config, steps = self._learning.config, self._learning.steps
@@ -198,6 +209,17 @@ class KerasPhases:
                 taken[name].append(perf_counter() - begun)
             rounds += 1
         return {name: float(np.quantile(times, 0.25)) for name, times in taken.items()}
+
+
+class _Term:
+    """A project of which one term is the loss."""
+
+    def __init__(self, project: Project, name: str) -> None:
+        self._project, self._name = project, name
+
+    def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
+        made = self._project.step(model, batch, progress)
+        return made._replace(loss={"loss": made.loss, **made.terms}[self._name])
 
 
 class _Pull:

@@ -6,6 +6,7 @@ stream of its work: the parts are what the device did from one to the next, gaps
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -126,7 +127,10 @@ class TorchPhases:
     def trace(self, folder: Path) -> Iterator[None]:
         """trace.json: for chrome://tracing, Perfetto, and TensorBoard's profiler plugin."""
         kinds = [torch.profiler.ProfilerActivity.CPU]
-        kinds += [torch.profiler.ProfilerActivity.CUDA] if self._cuda else []
+        if self._cuda:
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        else:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports on the terminal that there is no GPU
         with torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True) as profiler:
             yield
             self.settle()

@@ -12,20 +12,20 @@ from PIL import Image
 
 from runner_newproject.config import CLASSES
 
-# phantoms are kept: another number, another phantom. Raise the 1 when this file changes.
-VERSION = crc32(f"1 {list(CLASSES.values())}".encode())
+# phantoms are kept: another number, another phantom. Raise the 2 when this file changes.
+VERSION = crc32(f"2 {list(CLASSES.values())}".encode())
 
 
 def write(folder: Path, rng: np.random.Generator) -> None:
-    """Five groups of three images of differing size; the last group's have 16 bits."""
+    """Five groups of three images of differing size; the last group's are TIFF."""
     (folder / "images").mkdir()
     (folder / "masks").mkdir()
     for group in "abcde":
         for number in range(3):
             height, width = rng.integers(90, 150, 2)
             image, mask = draw(height, width, rng)
-            bits = (image * 60000).astype(np.uint16) if group == "e" else (image * 255).astype(np.uint8)
-            Image.fromarray(bits).save(folder / "images" / f"{group}_{number}.{'tif' if group == 'e' else 'png'}")
+            file = folder / "images" / f"{group}_{number}.{'tif' if group == 'e' else 'png'}"
+            Image.fromarray((image * 255).astype(np.uint8)).save(file)
             grey = np.array(list(CLASSES.values()), np.uint8)[mask]
             Image.fromarray(grey).save(folder / "masks" / f"{group}_{number}.png")
 
