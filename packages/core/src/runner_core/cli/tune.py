@@ -37,9 +37,8 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
     base = base_of(started)
     memory = None if options.memory_gb is None else int(options.memory_gb * 1e9)
     settings, code = flat(setup.config), 0
-    print(
-        f"tuning for {tune_report.minutes_text(60 * options.minutes)}: each remedy takes turns with the best settings so far"
-    )
+    given = tune_report.minutes_text(60 * options.minutes)
+    print(f"tuning for {given}: each remedy takes turns with the best settings so far")
     with Tuning(base, 60 * options.minutes, memory, print) as tuning:
         ready = _begun(tuning)
         rate = 1 / spread(tuning.best.per_sample).median
