@@ -78,7 +78,8 @@ class Run:
 RUNS = {
     "brainunet": Run("brainunet", "small", real="brainunet"),
     "openkbp": Run("openkbp", "demo", real="openkbp"),
-    "ssmunet": Run("ssmunet", "demo"),
+    # a loop over the wavenumbers takes a minute a step on the demo's own batches
+    "ssmunet": Run("ssmunet", "demo", ("--data.patch", "32", "--train.batch-size", "1")),
     "vesuvius": Run("vesuvius", "demo"),
     "dinocell": Run(
         "dinocell",
