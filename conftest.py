@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def forked() -> Iterator[Forked]:
-    """Imports once what many command lines need: they start in an instant."""
+    """Import once what many command lines need: they start in an instant."""
     from runner_core.testing.forked import COMMANDS, TORCH, Forked
 
     with Forked(os.environ, [*COMMANDS, *(TORCH if find_spec("torch") else ())]) as forked:

@@ -48,7 +48,7 @@ def within(path: str, places: Iterable[str]) -> bool:
 
 
 def affected(paths: list[str] | None, every: list[dict[str, str]]) -> tuple[list[dict[str, str]], str]:
-    """The packages to test alone, and what to run in the workspace: "all", "tests" (those across packages) or "".
+    """Return the packages to test alone, and what to run in the workspace: "all", "tests" (across packages) or "".
 
     A project's change concerns that project and the tests across packages. Whatever is not known to be harmless
     concerns everything: the core, the lock, the root's pyproject.toml, the workflow and .ci among it.

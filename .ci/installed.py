@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from runner_core import discovery
+from runner_core.plugins import discovery
 
 MINE = sorted(d.name for d in importlib.metadata.distributions() if d.name.startswith("runner-"))
 PROJECTS = sorted(discovery.projects())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is no package that one installs
 
-from runner_core.measure.ablate_report import agreement, from_to, sign
+from runner_core.tools.measure.ablate_report import agreement, from_to, sign
 
 from benchmarks.bucket import BUCKET, LATENCY, served
 from benchmarks.harness import ROOT, Aim, Options, command_line, machine, number, taken

@@ -16,12 +16,12 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import torch
-from runner_core.cli.data import data_folder, open_data
-from runner_core.config.resolve import from_preset
-from runner_core.loader import Loader
-from runner_core.plugins import Plugins
-from runner_core.protocols import Progress
-from runner_core.setup import Data, Setup
+from runner_core import Progress
+from runner_core.contract.setup import Data, Setup
+from runner_core.data.loader import Loader
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset
+from runner_core.training.data import data_folder, open_data
 from torch.nn import functional
 
 from benchmarks.harness import Options, Result, Table, Times, Turns, Way, at_least

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from runner_core import Decoded, PatchSamples, Project, Record, RowSamples, RunConfig
-from runner_core.cache import default_cache
 from runner_core.config import CacheConfig
-from runner_core.crop import NoCrop
-from runner_core.loader import Loader
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.cache import default_cache
+from runner_core.data.crop import NoCrop
+from runner_core.data.loader import Loader
+from runner_core.data.pipeline import RecordPipeline
 
 from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, at_least, compared
 

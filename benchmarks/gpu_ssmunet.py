@@ -137,9 +137,9 @@ def scan(dtype: str, device: str, quick: bool) -> Mapping[str, float]:
 
 CASES = [
     Case("ssmunet", "all tissue", data=full_cores),
-    Case("ssmunet", "all tissue, filters 3", preset="ssmunet-3", data=full_cores),
+    Case("ssmunet", "all tissue, filters 3", {"model.filters": 3}, data=full_cores),
     Case("ssmunet", "scan, float32", measure=partial(scan, "float32")),
     Case("ssmunet", "scan, bfloat16", measure=partial(scan, "bfloat16")),
-    Case("ssmunet", "all tissue, filters 3, no checkpointing", {"model.chunk": 0}, preset="ssmunet-3", data=full_cores),
-    Case("ssmunet", "filters 3", preset="ssmunet-3"),
+    Case("ssmunet", "all tissue, filters 3, no checkpointing", {"model.filters": 3, "model.chunk": 0}, data=full_cores),
+    Case("ssmunet", "filters 3", {"model.filters": 3}),
 ]

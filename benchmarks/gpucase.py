@@ -11,18 +11,18 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from runner_core import defaults, discovery
-from runner_core._files import whole_folder
-from runner_core.cli.data import open_data
-from runner_core.config.resolve import from_preset
+from runner_core import HostBatch
+from runner_core.base.files import whole_folder
 from runner_core.config.values import overlay_named
-from runner_core.discovery import Plugin
-from runner_core.loader import Loader
-from runner_core.measure.limits import chunks
-from runner_core.plugins import Plugins
-from runner_core.project import overrides
-from runner_core.protocols import HostBatch
-from runner_core.setup import Data, Setup
+from runner_core.contract.project import overrides
+from runner_core.contract.setup import Data, Setup
+from runner_core.data.loader import Loader
+from runner_core.engines.limits import chunks
+from runner_core.plugins import defaults, discovery
+from runner_core.plugins.discovery import Plugin
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset
+from runner_core.training.data import open_data
 
 from benchmarks.harness import ROOT
 
@@ -172,10 +172,8 @@ def waiter(gpu: bool) -> Callable[[], object]:
 
 
 def compiles(setup: Setup) -> bool:
-    from runner_core.engines.torch.engine import torch_device
-    from runner_core.engines.torch.placement import wanted
 
-    return wanted("compile", setup.project, torch_device(setup.device))
+    return setup.config.train.compile == "on"
 
 
 def forget_peak(setup: Setup) -> None:

@@ -235,8 +235,9 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
 def machine() -> dict[str, Any]:
     """What this was measured on, and how busy it is."""
     import psutil
-    from runner_core.doctor import cpu_name, find_gpus
-    from runner_core.measure.devices import usable_cores
+    from runner_core.cli.doctor import find_gpus
+    from runner_core.engines.device import cpu_name
+    from runner_core.engines.usage import usable_cores
 
     return {
         "cpu": cpu_name(),

@@ -13,10 +13,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from runner_core import Precision, Project, Step
+from runner_core.data.sampling import order
 from runner_core.engines.keras import KerasEngine
-from runner_core.project import Project
-from runner_core.protocols import Precision, Step
-from runner_core.sampling import order
 
 from benchmarks.tiny import BATCH, FEATURES, INPUTS, LOG_EVERY, ROWS, TARGETS, Seconds, runner
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from runner_core import Precision, Project, Step
+from runner_core.data.sampling import order
 from runner_core.engines.torch import TorchEngine
-from runner_core.project import Project
-from runner_core.protocols import Precision, Step
-from runner_core.sampling import order
 from torch import nn
 from torch.nn import functional as F
 

@@ -41,7 +41,7 @@ def numpy_dice(data: Sequence[Batch]) -> Way:
 
 def runner_dice(data: Sequence[Batch]) -> Way:
     import torch
-    from runner_core.engines.torch.metrics import Overlap
+    from runner_core import Overlap
 
     metric = Overlap(lambda logits, batch: (logits > 0, batch["mask"] > 0.5))
     numbered = [
@@ -93,16 +93,18 @@ def numpy_error(data: Sequence[Batch]) -> Way:
 
 
 def runner_torch_error(data: Sequence[Batch]) -> Way:
-    from runner_core.engines.torch.metrics import Function
+    from runner_core import TorchFunctionMetric
 
-    return _runner_error(Function("mae", lambda logits, batch: (logits - batch["mask"]).abs().mean()), data)
+    return _runner_error(TorchFunctionMetric("mae", lambda logits, batch: (logits - batch["mask"]).abs().mean()), data)
 
 
 def runner_keras_error(data: Sequence[Batch]) -> Way:
     from keras import ops
-    from runner_core.engines.keras.metrics import Function
+    from runner_core import KerasFunctionMetric
 
-    return _runner_error(Function("mae", lambda logits, batch: ops.mean(ops.abs(logits - batch["mask"]))), data)
+    return _runner_error(
+        KerasFunctionMetric("mae", lambda logits, batch: ops.mean(ops.abs(logits - batch["mask"]))), data
+    )
 
 
 def _runner_error(metric: Any, data: Sequence[Batch]) -> Way:

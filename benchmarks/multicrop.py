@@ -35,7 +35,7 @@ def stored(count: int, settings: Any) -> dict[str, torch.Tensor]:
 
 
 def ours(batch: dict[str, torch.Tensor], settings: Any) -> Way:
-    from runner_dinocell.augment import on_device
+    from runner_dinocell.batches import on_device
 
     rng = torch.Generator().manual_seed(0)
     return lambda turn: on_device(batch, settings, rng)

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 from runner_core import Record, RowSamples
-from runner_core.cache import default_cache
-from runner_core.config.resolve import from_preset
-from runner_core.crop import NoCrop
-from runner_core.loader import Loader
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.cache import default_cache
+from runner_core.data.crop import NoCrop
+from runner_core.data.loader import Loader
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.plugins.settings import from_preset
 from runner_openkbp import packing
 from runner_openkbp.csvfiles import VOXELS
-from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.phantom import write_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, unpack
@@ -247,7 +247,7 @@ def run(options: Options) -> Result:
         if source is None:
             for number, rng in enumerate(np.random.default_rng(SEED).spawn(2 if options.quick else 4)):
                 write_patient(folder / "phantom" / f"pt_{number + 1}", rng)
-        records = find_patients(source or folder / "phantom")
+        records = find_records(source or folder / "phantom")
         packed = packing.prepare(packing.pack(read_patient(records[0])), 128)
         size = sum(array.nbytes for array in packed.values())
         read, absent = reading(records, options.quick)

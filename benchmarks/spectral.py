@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from runner_core.cli.data import open_data
-from runner_core.config.resolve import from_preset
-from runner_core.loader import Loader
-from runner_core.plugins import Plugins
-from runner_core.setup import Setup
+from runner_core.contract.setup import Setup
+from runner_core.data.loader import Loader
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset
+from runner_core.training.data import open_data
 from runner_ssmunet.network import SSMUNetwork
 
 from benchmarks.harness import Aim, Options, Result, Table, Turns, Way, number, peak_bytes
@@ -118,7 +119,7 @@ def loading(options: Options) -> Table:
 
         def from_files(turn: int) -> float:
             begun = time.perf_counter()
-            setup.pipeline(data.records[turn % len(data.records)])
+            RecordPipeline.of(setup)(data.records[turn % len(data.records)])
             return time.perf_counter() - begun
 
         turns = Turns(2 if options.quick else 5)

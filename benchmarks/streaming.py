@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from runner_core import Decoded, PatchSamples, Project, Record, RunConfig
-from runner_core.cache import default_cache
-from runner_core.config import CacheConfig, RemoteConfig
-from runner_core.crop import NoCrop
-from runner_core.loader import Loader
-from runner_core.location import Location, Url
-from runner_core.pipeline import RecordPipeline
+from runner_core import Decoded, Location, PatchSamples, Project, Record, RemoteConfig, RunConfig, Url
+from runner_core.config import CacheConfig
+from runner_core.data.cache import default_cache
+from runner_core.data.crop import NoCrop
+from runner_core.data.loader import Loader
+from runner_core.data.pipeline import RecordPipeline
 
 from benchmarks.bucket import BUCKET, LATENCY, served
 from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, compared

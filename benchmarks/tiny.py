@@ -7,19 +7,17 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-from runner_core._cadence import Cadence
-from runner_core._signals import Signals
-from runner_core._timing import Timing
-from runner_core._watching import Watching
-from runner_core.config import RunConfig
+from runner_core import Device, Precision, Project, RunConfig, SampleSpec
+from runner_core.contract.setup import Data
+from runner_core.contract.team import ALONE
+from runner_core.data.loader import Loader
 from runner_core.health import Health, default_rules
-from runner_core.loader import Loader
-from runner_core.loop import Loop, LoopState
-from runner_core.metrics import Monitor
-from runner_core.project import Project
-from runner_core.protocols import Device, Precision, SampleSpec
-from runner_core.setup import Data
-from runner_core.team import ALONE
+from runner_core.training.cadence import Cadence
+from runner_core.training.gpu import DeviceUsage
+from runner_core.training.loop import Loop, LoopState
+from runner_core.training.monitor import Monitor
+from runner_core.training.signals import Signals
+from runner_core.training.timing import Timing
 
 BATCH, FEATURES, ROWS, LOG_EVERY = 16, 32, 4096, 50
 INPUTS = np.random.default_rng(0).standard_normal((ROWS, FEATURES), dtype=np.float32)
@@ -96,7 +94,7 @@ def runner(project: type[Project], engine: Callable[[Project, RunConfig], Any], 
             health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
             draw=None,
             recall=None,
-            watching=Watching(setup.device),
+            watching=DeviceUsage(setup.device),
             precision="float32",
             fetching=None,
             save=lambda *_: None,

@@ -1,9 +1,8 @@
-"""Pages of the site that are made of files which stand elsewhere: a hook of MkDocs (mkdocs.yml names it).
+"""Make pages of the site from files outside docs/: a hook of MkDocs (mkdocs.yml names it).
 
-The READMEs are pages as they are, their links turned to the site's pages: README.md is the home page,
-packages/X/README.md is projects/X.md, examples/X/README.md is examples/X.md; what is new is there at the next build.
-The tables of settings, commands and checks are read from the source text, so that building the site imports neither
-runner nor a framework.
+The READMEs become pages, with their links turned to the site's pages: README.md is the home page, packages/X/README.md
+is projects/X.md, examples/X/README.md is examples/X.md. New READMEs appear at the next build. The tables of settings,
+commands and checks are read from the source text, so building the site imports neither runner nor a framework.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ TABLE = re.compile(r"^<!-- (settings|commands|checks|projects) -->$", re.MULTILI
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Every package's page comes under Projects, every example's under Extend."""
+    """Put every package's page under Projects, and every example's under Extend."""
     sections = {title: pages for entry in config.nav or () for title, pages in entry.items()}
     sections["Projects"] += [{p.name: f"projects/{p.name}.md"} for p in PACKAGES]
     sections["Extend"] += [{f"Example: {p.name}": f"examples/{p.name}.md"} for p in EXAMPLES]
@@ -71,7 +70,7 @@ def on_page_markdown(text: str, page: Page, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> None:
-    """The site must work without network: a page that loads something from elsewhere fails a strict build."""
+    """Warn of a page that loads something from another host, for the site must work without network."""
     for tag in re.findall(r"""<(?:script|img|iframe|link)\b[^>]*(?:src|href)=["']?https?://[^>]*>""", output):
         LOG.warning("%s loads from another host: %s", page.file.src_uri, tag)
 
@@ -80,14 +79,14 @@ def on_post_page(output: str, page: Page, **_: Any) -> None:
 
 
 def linked(text: str, page: str) -> str:
-    """`text` with the relative links of its file in the repository turned to pages of the site."""
+    """Return `text` with relative links to files of the repository turned to links to pages of the site."""
     parts = FENCED.split(text)
     parts[::2] = [LINK.sub(lambda found: _link(found, page), part) for part in parts[::2]]
     return "".join(parts)
 
 
 def _link(found: re.Match[str], page: str) -> str:
-    """A link to a page, or the name of a file that is none. What does not exist is left for MkDocs to complain of."""
+    """Return a link to a page, or the name of a file that is not a page; MkDocs reports missing files."""
     image, label, target = found.groups()
     path, hash_, anchor = target.partition("#")
     if not path or "://" in path or path.startswith(("mailto:", "/")):
@@ -126,7 +125,7 @@ def projects_table() -> str:
 
 
 def settings_table() -> str:
-    """A table for each section of RunConfig, then one for what each project adds."""
+    """Return a table for each section of RunConfig, then one for the settings that each project adds."""
     core = kinds(CORE / "config/__init__.py")
     sections = [(f.name, core[ast.unparse(f.type)]) for f in core["RunConfig"].fields]
     parts = [f"## `{name}`\n\n{_settings([(name, kind)], core)}" for name, kind in sections]
@@ -159,7 +158,7 @@ def _leaves(section: str, kind: Kind, own: dict[str, Kind]) -> Iterator[tuple[st
 
 
 def _given(default: ast.expr | None, kind: Kind) -> dict[str, ast.expr]:
-    """What `field(default_factory=lambda: Kind(…))` gives to which field."""
+    """Return the arguments that `field(default_factory=lambda: Kind(…))` gives, by field."""
     made = next((node for node in ast.walk(default) if isinstance(node, ast.Lambda)), None) if default else None
     if made is None or not isinstance(made.body, ast.Call):
         return {}
@@ -182,7 +181,7 @@ def commands_table() -> str:
 
 
 def checks_table() -> str:
-    """The contract test's checks, in their order, as their docstrings have them."""
+    """Return a table of the contract test's checks, in their order, with their docstrings."""
     rows = ["| test | what is tested |", "|---|---|"]
     checks = _constant(CORE / "testing/contract.py", "CHECKS")
     for module, name in (_name(check).split(".") for check in getattr(checks, "elts", ())):
@@ -193,7 +192,7 @@ def checks_table() -> str:
 
 
 def _constant(path: Path, name: str) -> ast.expr:
-    """The value of a module's constant."""
+    """Return the value of a module's constant."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -210,7 +209,7 @@ def _flags(fields: list[Field]) -> str:
 
 
 def _word(field: Field) -> str:
-    """What --help calls an argument that is no flag."""
+    """Return the word that --help uses for a positional argument."""
     found = re.search(r"metavar='(.*?)'", ast.unparse(field.type))
     return found[1] if found else field.name.upper()
 
@@ -230,7 +229,21 @@ def _default(field: Field) -> str:
 def _choices(field: Field) -> str:
     found = re.search(r"Literal\[(.*?)\]", ast.unparse(field.type))
     choices = found[1].replace("'", "").split(", ") if found else []
-    return f"<br>One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+    if choices:
+        return f"<br>One of {', '.join(f'`{choice}`' for choice in choices)}."
+    bounds = re.search(rf"({'|'.join(_BOUNDS)})\(([^()]*)\)", ast.unparse(field.type))
+    return f"<br>{_BOUNDS[bounds[1]].format(*bounds[2].split(', '))}." if bounds else ""
+
+
+_BOUNDS = {
+    "AtLeast": "At least {}",
+    "MoreThan": "More than {}",
+    "Within": "From {} to {}",
+    "Between": "Between {} and {}",
+    "ShareBelow": "From 0 to below {}",
+    "AboveUpTo": "Above {}, up to {}",
+}
+"""How a bound at a setting's field reads in the table of settings."""
 
 
 def _cell(text: str) -> str:
@@ -238,7 +251,7 @@ def _cell(text: str) -> str:
 
 
 def kinds(path: Path) -> dict[str, Kind]:
-    """The classes of a module, with the text below each field."""
+    """Return the classes of a module, with the text below each field."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return {c.name: Kind(ast.get_docstring(c) or "", [_name(b) for b in c.bases], list(_fields(c))) for c in classes}

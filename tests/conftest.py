@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import hostile
 import pytest
 from faults import PROPERTY, Bench, table
 from workspace import SHARED, Runner
@@ -73,10 +74,10 @@ def benches(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The seeded faults that were looked for, and found."""
+    """The seeded faults that were looked for and found, and the hostile cases."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
-    rows = [value for report in reports for name, value in report.user_properties if name == PROPERTY]
-    if rows:
-        terminalreporter.section("seeded faults")
-        for line in table(rows):
-            terminalreporter.write_line(line)
+    for title, lines in ((PROPERTY, table), (hostile.PROPERTY, hostile.table)):
+        if rows := [value for report in reports for name, value in report.user_properties if name == title]:
+            terminalreporter.section(f"{title}s")
+            for line in lines(rows):
+                terminalreporter.write_line(line)

@@ -10,23 +10,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from runner_core import BadInput, discovery
-from runner_core._errors import Unhealthy
-from runner_core.cli.data import open_data
+from runner_core import BadInput, Finding, Json, Project, Sinks, Unhealthy
 from runner_core.config.values import overlay_named
-from runner_core.plugins import Plugins
-from runner_core.project import Project
-from runner_core.protocols import Finding, Json
-from runner_core.runfolder import RunFolder
-from runner_core.setup import Setup
-from runner_core.sinks import Sinks
-from runner_core.testing.case import Nobody
-from runner_core.training import train
+from runner_core.contract.setup import Setup
+from runner_core.output.display import Display
+from runner_core.output.runfolder import RunFolder
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
+from runner_core.training.data import open_data
+from runner_core.training.run import train
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """The function as it is → the function with the fault."""
@@ -111,26 +109,32 @@ class Seeded(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def rule(self) -> str: ...
+    @property
     def settings(self) -> Mapping[str, Json]: ...
     @property
     def quick(self) -> bool: ...
 
 
 def seeded(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
-    """(project, fault) of each; only the quick ones whenever tests run."""
+    """(project, fault) of each. Whenever tests run: the quick ones; in .ci/run: one for each rule of a project; once a
+    week: all."""
     for project, own in faults.items():
+        rules = {fault.rule for fault in own if fault.quick}
         for fault in own:
-            marks = () if fault.quick else pytest.mark.slow
-            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=marks)
+            mark = pytest.mark.weekly if fault.rule in rules else pytest.mark.slow
+            rules.add(fault.rule)
+            yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=() if fault.quick else mark)
 
 
 def sound(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
-    """(project, settings) under which faults are looked for, each once."""
+    """(project, settings) under which faults are looked for, each once; others than a project's own once a week."""
     for project, own in faults.items():
         kinds: list[dict[str, Json]] = [{}, *(dict(fault.settings) for fault in own if fault.settings)]
         for number, settings in enumerate(kinds):
             if settings not in kinds[:number]:
-                yield pytest.param(project, settings, id=f"{project}: {settings}", marks=pytest.mark.slow)
+                mark = pytest.mark.weekly if settings else pytest.mark.slow
+                yield pytest.param(project, settings, id=f"{project}: {settings}", marks=mark)
 
 
 class Bench:
@@ -167,7 +171,7 @@ class Bench:
         run = RunFolder.create(None, self.name, self.folder / f"run-{next(self._numbers)}")
         sinks = Sinks(setup.sinks(run.path), lambda text: None)
         try:
-            return train(setup, data, run, sinks, Nobody(), False)
+            return train(setup, data, run, sinks, Display(stream=StringIO()), False)
         except Unhealthy as error:
             summary: dict[str, Any] = error.summary  # type: ignore[attr-defined]
             if not any(finding["level"] == "error" for finding in summary["health"]):  # of no rule

@@ -14,8 +14,7 @@ from typing import Any
 
 import nibabel
 import numpy as np
-from runner_core import Record
-from runner_core.protocols import Json
+from runner_core import Json, Record
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Change = Callable[[Array], Array]
@@ -141,7 +140,7 @@ SSMUNET = [
     DataFault("unannotated pixels are 255", "decode", cores(y=lambda y: np.where(y, y, 255)), REFUSED),
     DataFault("unannotated pixels of a core are class 1", "unannotated", cores(y=lambda y: np.where(y, y, 1))),
     DataFault(
-        "unannotated pixels of the validation are class 1", "ignore",
+        "unannotated pixels of the validation are class 1", "unannotated",
         cores("validation", EVERY, y=lambda y: np.where(y, y, 1)), quick=True,
     ),
     DataFault("class 1 is in no training core", "classes", cores("train", EVERY, y=lambda y: np.where(y == 1, 0, y))),

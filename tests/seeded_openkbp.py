@@ -77,8 +77,11 @@ FAULTS = [
     Fault("bfloat16 is asked for and never on", "precision", no_policy, wrong={"precision.mode": "bfloat16"}),
     Fault("validation reads training records", "splits", leaking_samples),
     Fault("the schedule divides integers", "learning rate zero", integer_schedule),
-    Fault("doses in cGy", "loss uninformed", dose(lambda gray: gray * 100), missed=SCALE),
+    Fault("doses in cGy", "loss at chance", dose(lambda gray: gray * 100), missed=SCALE),
     Fault(
-        "doses shifted against the patient", "loss uninformed", dose(turned), missed="what is left of them is learned"
+        "doses shifted against the patient",
+        "loss at chance",
+        dose(turned),
+        missed="what is left of them is learned",
     ),
 ]

@@ -82,7 +82,7 @@ VESUVIUS = [
     DataFault("a label lacks a slice", "decode", volumes("label", lambda label: label[:-1]), REFUSED),
     DataFault("all of a label is ignored", "decode", volumes("label", lambda y: np.full_like(y, 2)), REFUSED),
     DataFault(
-        "8 bits in a file of 16", "intensity", volumes("image", lambda image: image.astype(np.uint16)), REFUSED
+        "8 bits in a file of 16", "decode", volumes("image", lambda image: image.astype(np.uint16)), REFUSED
     ),
     DataFault("dark half of a scan is clipped", "clipped", volumes("image", lambda x: np.where(x < 110, 0, x - 110))),
     DataFault("a scan of a dozen grey values", "intensity", volumes("image", lambda image: image // 20)),

@@ -83,7 +83,7 @@ FAULTS = [
     Fault("bfloat16 is asked for and never on", "precision", no_autocast, wrong={"precision.mode": "bfloat16"}),
     Fault("EMA is validated, not saved", "saved is not validated", forgets_average),
     Fault("images are 0", "input ignored", blank("image")),
-    Fault("labels of another patch", "loss uninformed", labels_of_another, missed=CONSTANT),
+    Fault("labels of another patch", "loss at chance", labels_of_another, missed=CONSTANT),
     Fault("validation reads training records", "splits", leaking_samples),
     Fault("the schedule divides integers", "learning rate zero", integer_schedule),
     Fault("clipped to a thousandth", "gradients clipped", wrong={"train.clip": 1e-3}),

@@ -6,11 +6,12 @@ import json
 import sys
 
 import pytest
-from runner_core import discovery
-from runner_core.config.resolve import from_preset, refuse_nonsense
-from runner_core.config.values import flat, overlay_named, plain
-from runner_core.measure.optimisations import CORE
-from runner_core.plugins import Plugins
+from runner_core import flat, plain
+from runner_core.config.values import overlay_named
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset, refuse_nonsense
+from runner_core.tools.measure.optimisations import CORE
 from workspace import ROOT, Runner
 
 sys.path.append(str(ROOT))  # the benchmarks are no package that one installs
@@ -44,7 +45,7 @@ def test_each_can_be_switched_off_alone_and_all_together(name, preset):
         assert {k: v for k, v in flat(changed).items() if k in off} == {k: plain(v) for k, v in off.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("name", "only", "part"),
     [

@@ -166,7 +166,7 @@ def test_time_that_is_up_is_said(monkeypatch, tmp_path, capsys):
     assert "brainunet, preset (no time was left)" in (tmp_path / "gpu.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", NAMES)
 def test_each_benchmark_works(name):
     before = {path: path.read_bytes() for path in (PAGE, *RESULTS.glob("*.json"))}
@@ -204,7 +204,7 @@ def test_a_gpu_s_fields_are_ones_that_dinocell_trains_on(tmp_path, monkeypatch):
     assert decode(records[0]).arrays["image"].shape == (3, 40, 40)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_gpu_s_script_works_on_a_cpu(tmp_path):
     command = [sys.executable, "benchmarks/gpu.py", "--device", "cpu", "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
@@ -215,7 +215,7 @@ def test_the_gpu_s_script_works_on_a_cpu(tmp_path):
     assert not kept["left_out"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_case_brings_data_of_its_own(tmp_path):
     from benchmarks import gpucase
 

@@ -8,6 +8,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackagePath, PathDistribution, distributions
@@ -15,6 +16,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 COMPUTE = {
     "torch": "import torch; assert float(torch.ones(3).square().sum()) == 3",
@@ -38,7 +40,8 @@ TORCH_PROJECTS = {
     "brainunet": (
         "import pathlib, numpy as np; from runner_brainunet.scores import surface_scores\n"
         "surface_scores(np.ones((4, 4, 4), bool), np.ones((4, 4, 4), bool), (1, 1, 1))\n"
-        "from runner_core.sinks.tensorboard import TensorBoardSink; sink = TensorBoardSink(pathlib.Path('events'))\n"
+        "from runner_core.output.sinks.tensorboard import TensorBoardSink\n"
+        "sink = TensorBoardSink(pathlib.Path('events'))\n"
         "sink.event('train', 1, {'loss': 0.5}); sink.close()\n"
         "assert any(pathlib.Path('events').iterdir())\n"
         "assert 'monai' in sys.modules and 'tensorboard' in sys.modules\n"
@@ -122,3 +125,20 @@ def test_an_overwritten_library_would_be_found(tmp_path: Path) -> None:
     assert disputed(installed) == {str(tmp_path / "lib.so"): ["ours", "theirs"]}
     assert changed(installed, every_byte=True) == ["ours: lib.so"]
     assert changed(installed, every_byte=False) == []
+
+
+def test_no_package_takes_a_torch_or_blosc2_that_is_to_be_avoided() -> None:
+    """torch 2.9 is left out, alone or not; before blosc2 4.14.1 opening a file could run code that is stored in it."""
+    root, found = Path(__file__).parent.parent, defaultdict[str, list[Requirement]](list)
+    for file in root.glob("packages/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for lines in (project["dependencies"], *project.get("optional-dependencies", {}).values()):
+            for requirement in map(Requirement, lines):
+                found[requirement.name].append(requirement)
+    assert len(found["torch"]) >= 5
+    assert found["blosc2"]
+    for requirement in found["torch"]:
+        assert not requirement.specifier.contains("2.9.1")
+        assert requirement.specifier.contains("2.10.0")
+    for requirement in found["blosc2"]:
+        assert not requirement.specifier.contains("4.14.0")

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core import discovery
+from runner_core import Project, RunConfig, flat
 from runner_core.cli import PROJECT_COMMANDS, options
-from runner_core.config import RunConfig
-from runner_core.config.values import flat
-from runner_core.plugins import Plugins
-from runner_core.project import Project
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
 from workspace import ROOT
 
 PAGES = sorted(

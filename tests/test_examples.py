@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ EXAMPLES = ROOT / "examples"
 TOY = ROOT / "packages/core/tests/toy/project"
 RIVAL = """
 from runner_core import hookimpl
-from runner_core.cache.prepared import PreparedCache
+from runner_core.data.cache.prepared import PreparedCache
 
 
 @hookimpl
@@ -31,8 +32,9 @@ OPEN = """
 import os, signal, sys
 from pathlib import Path
 import zarr_cache
-from runner_core.plugins import Plugins
-from runner_core.setup import Setup
+from runner_core.plugins.manager import Plugins
+from runner_core.contract.setup import Setup
+from runner_core.data.pipeline import RecordPipeline
 
 last, append = int(sys.argv[2]), zarr_cache.ZarrWriter.append
 
@@ -49,7 +51,7 @@ kind = plugins.project()
 config = kind.presets["demo"]()
 setup = Setup(kind(config), config, "demo", None, plugins)
 records = setup.project.records(Path(sys.argv[1]))
-print(len(setup.cache.open(setup.pipeline, records, print).keys), "records")
+print(len(setup.cache.open(RecordPipeline.of(setup), records, print).keys), "records")
 """
 """Builds and opens the cache as `train` does: no framework is imported, which takes longer than all the rest.
 Its arguments: the data, and after how many arrays it kills itself (0: never)."""
@@ -60,13 +62,15 @@ WITHOUT_TIMES = ("--train.deterministic", "--train.epochs", "2", "--train.steps-
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both examples installed, without their dependencies, which are there."""
     pytest.importorskip("zarr")
-    uv = shutil.which("uv")
-    if uv is None:
+    if shutil.which("uv") is None:
         pytest.skip("uv is not there")
-    target = tmp_path_factory.mktemp("installed")
-    packages = [str(EXAMPLES / name) for name in ("webhook", "zarr-cache")]
-    words = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(target), "--python", sys.executable]
-    done = subprocess.run([*words, *packages], capture_output=True, text=True, timeout=300, check=False)
+    return install(tmp_path_factory.mktemp("installed"), *(EXAMPLES / name for name in ("webhook", "zarr-cache")))
+
+
+def install(target: Path, *packages: Path) -> Path:
+    """`uv pip install` into a folder, without dependencies: they are there."""
+    words = ["uv", "pip", "install", "--quiet", "--no-deps", "--target", str(target), "--python", sys.executable]
+    done = subprocess.run([*words, *map(str, packages)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return target
 
@@ -244,3 +248,21 @@ def test_a_run_tells_the_webhook_how_it_fares(place: Place) -> None:
     assert not [
         path for path in (place.folder / "run").rglob("*") if path.is_file() and b"a-secret" in path.read_bytes()
     ]
+
+
+def test_the_extension_of_the_page_is_installed_used_and_left_out(tmp_path: Path) -> None:
+    """docs/write-an-extension.md: the files that it prints, then its commands (with the toy in place of brainunet)."""
+    if shutil.which("uv") is None:
+        pytest.skip("uv is not there")
+    page = (ROOT / "docs/write-an-extension.md").read_text(encoding="utf-8")
+    package = tmp_path / "package"
+    package.mkdir()
+    for file, text in re.findall(r"^```\w+\n# ([\w.]+)[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        (package / file).write_text(text, encoding="utf-8")
+    assert {path.name for path in package.iterdir()} == {"worst.py", "pyproject.toml"}
+    place = Place(tmp_path, install(tmp_path / "installed", package))
+    assert re.search(r"worst.*sinks", place.run("list"))
+    assert "with extension worst" in place.run("toy", "train", "--run-dir", "with", *WITHOUT_TIMES)
+    assert (tmp_path / "with/worst.txt").read_text(encoding="utf-8").startswith("the largest loss was")
+    place.run("toy", "train", "--run-dir", "without", "--no-extension", "worst", *WITHOUT_TIMES)
+    assert not (tmp_path / "without/worst.txt").exists()

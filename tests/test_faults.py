@@ -1,6 +1,6 @@
 """Faults that are put into the five real projects are found, and sound trainings of the same length are silent.
 
-`pytest tests/test_faults.py -m "slow or not slow"` ends with a table of them.
+`pytest tests/test_faults.py -m ""` ends with a table of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`check` finds faults that are put into the five projects' data, and says nothing of sound ones.
 
-`pytest tests/test_faults_check.py -m "slow or not slow"` ends with a table of them.
+`pytest tests/test_faults_check.py -m ""` ends with a table of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 import seeded_data
 import seeded_tiffs
 from faults import PROPERTY, Bench, seeded, sound
-from runner_core import BadInput, discovery
+from runner_core import BadInput, Json
 from runner_core.cli.check import check
-from runner_core.phantoms import phantom_folder
-from runner_core.plugins import Plugins
-from runner_core.protocols import Json
-from runner_core.splits import split
+from runner_core.data.phantoms import phantom_folder
+from runner_core.data.splits import split
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
 from seeded_data import REFUSED, Data, DataFault
 
 SEEDED: dict[str, list[DataFault]] = {

@@ -56,7 +56,7 @@ def dist(clone: Path) -> Path:
 NEUTRAL = """
 import importlib, pkgutil, runner_core, sys
 for module in pkgutil.walk_packages(runner_core.__path__, "runner_core."):
-    if not module.name.startswith(("runner_core.engines.", "runner_core.testing", "runner_core.pytest_plugin")):
+    if not module.name.startswith(("runner_core.engines.", "runner_core.testing")):
         importlib.import_module(module.name)
 """
 

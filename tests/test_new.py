@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from runner_core.new import write_project
+from runner_core.cli.new import write_project
 from workspace import ROOT
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from workspace import Runner
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 
 @pytest.mark.parametrize("project", ["ssmunet", "brainunet", "openkbp", "vesuvius", "dinocell"])

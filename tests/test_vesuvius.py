@@ -124,6 +124,38 @@ def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: P
     assert 2 * both / (np.count_nonzero(found[key][known]) + np.count_nonzero(label == 1)) > 0.5
 
 
+def test_the_challenges_download_from_check_to_masks(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
+    """train.csv also lists volumes that the hosts took back, whose files lie in deprecated folders: one note names
+    them. test_images is predicted, and what test.csv lists besides is named."""
+    old = {"201": "A", "202": "C"}
+    for seed, key in enumerate(old, 100):
+        write(scrolls / "old", key, *volume(seed))
+    for kind in ("images", "labels"):
+        (scrolls / "old" / f"train_{kind}").rename(scrolls / f"deprecated_train_{kind}")
+    manifest(scrolls, SCROLLS | old)
+    write(scrolls / "test", "301", volume(200)[0], None)
+    (scrolls / "test" / "train_images").rename(scrolls / "test_images")
+    (scrolls / "test.csv").write_text("id,scroll_id\n301,A\n")
+
+    note = "2 deprecated volumes left out (201, 202)"
+    done = runner("vesuvius", "check", "--data", scrolls, *TINY)
+    assert done.returncode == 0, done.stderr
+    assert "6 records in 3 groups" in done.stdout
+    assert done.stdout.count(note) == 1
+    run = tmp_path / "run"
+    done = runner("vesuvius", "train", "--data", scrolls, "--run-dir", run, *TINY, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(note) == 1
+    done = runner("vesuvius", "predict", run, scrolls / "test_images", "--out", "masks")
+    assert done.returncode == 0, done.stderr
+    assert masks(tmp_path / "masks").keys() == {"301"}
+    (scrolls / "test.csv").write_text("id,scroll_id\n301,A\n302,A\n")
+    done = runner("vesuvius", "predict", run, scrolls / "test_images", "--out", "more")
+    assert done.returncode == 2
+    assert "302.tif: no such file" in done.stderr
+    assert masks(tmp_path / "more").keys() == {"301"}
+
+
 def test_written_volumes_from_training_to_masks(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
     """Every step of the way, from every format; how good it gets is measured on the phantom."""
     run = tmp_path / "run"

@@ -64,7 +64,7 @@ def name_of(node: ast.stmt) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_page_leads_to_a_project_that_passes_its_tests_and_trains(tmp_path: Path) -> None:
-    from runner_core.new import write_project
+    from runner_core.cli.new import write_project
 
     project = write_project("liver", "torch", tmp_path)
     info = tmp_path / "installed" / "runner_liver-0.1.0.dist-info"  # as if installed, into this environment

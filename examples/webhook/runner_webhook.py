@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from runner_core import Finding, HealthEvent, Project, hookimpl
-from runner_core.sinks.background import Background
+from runner_core import BackgroundSink, Finding, HealthEvent, Project, hookimpl
 
 STALLED_AFTER = 10
 TIMEOUT = 10
@@ -23,10 +22,10 @@ TIMEOUT = 10
 
 
 @hookimpl
-def runner_sinks(project: Project, folder: Path) -> Sequence[Background]:
+def runner_sinks(project: Project, folder: Path) -> Sequence[BackgroundSink]:
     """None without an address. In the background: a server that is slow or gone must not hold the training up."""
     address = os.environ.get("RUNNER_WEBHOOK")
-    return [Background("webhook", lambda: Webhook(address, f"{project.name} {folder.name}"))] if address else []
+    return [BackgroundSink("webhook", lambda: Webhook(address, f"{project.name} {folder.name}"))] if address else []
 
 
 @hookimpl

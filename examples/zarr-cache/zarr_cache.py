@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 import zarr
-from runner_core import RunConfig, hookimpl
-from runner_core.cache.prepared import PreparedCache
-from runner_core.cache.storage import Layout
+from runner_core import Layout, PreparedCache, RunConfig, hookimpl
 from zarr.codecs import BloscCodec
 
 Shape = tuple[int, ...]
@@ -34,7 +32,7 @@ def runner_cache(config: RunConfig) -> PreparedCache | None:
 
 
 class ZarrStorage:
-    """What the core's cache asks of whoever keeps its arrays: runner_core.cache.storage.Storage."""
+    """What the core's cache asks of whoever keeps its arrays: runner_core.data.cache.storage.Storage."""
 
     name = "zarr"
 

@@ -8,8 +8,7 @@ from threading import Thread
 
 import pytest
 import runner_webhook
-from runner_core import HealthEvent
-from runner_core.sinks import Sinks
+from runner_core import HealthEvent, Sinks
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from runner_brainunet.config import BrainConfig, small
 from runner_brainunet.project import BrainUNet
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 
 
 def ball(shape: tuple[int, ...], spacing: tuple[float, ...], centre: tuple[float, ...], radius: float) -> np.ndarray:

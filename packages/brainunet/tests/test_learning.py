@@ -9,8 +9,10 @@ from monai.metrics import compute_dice, compute_iou
 from runner_brainunet.augment import Random, augment, curve, mirror, smooth
 from runner_brainunet.config import PRESETS, AugmentConfig
 from runner_brainunet.losses import bce_loss, dice_loss
+from runner_brainunet.network import UNet
 from runner_brainunet.project import BrainUNet
-from runner_brainunet.unet import UNet
+from runner_core import BadInput, Progress
+from runner_core.engines.torch.oom import MicroBatches
 from scipy import ndimage
 
 
@@ -52,6 +54,61 @@ def test_losses_are_their_definitions() -> None:
     assert float(dice_loss(logits, target)) == pytest.approx(1 - (2 * (p * t).sum() + 100) / (p.sum() + t.sum() + 100))
     for loss in (bce_loss, dice_loss):
         assert torch.autograd.gradcheck(lambda x, f=loss: f(x, target), (logits.clone().requires_grad_(),))
+
+
+def test_dice_over_samples_is_the_mean_of_theirs() -> None:
+    z, t = torch.randn(3, 1, 5, 7, dtype=torch.float64), torch.rand(3, 1, 5, 7, dtype=torch.float64) > 0.5
+    own = [dice_loss(z[i : i + 1], t[i : i + 1].double()) for i in range(3)]
+    torch.testing.assert_close(dice_loss(z, t.double(), "sample"), torch.stack(own).mean())
+
+
+def accumulating(size: int, norm: str, over: str) -> BrainUNet:
+    config = PRESETS["small"]()
+    config.model.norm, config.loss.dice_over, config.model.features = norm, over, (4, 8)
+    config.train.batch_size, config.train.accumulate = 5, -(-5 // size)
+    return BrainUNet(config)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("norm", ["instance", "group"])
+def test_micro_batches_learn_what_the_batch_does(norm: str, size: int) -> None:
+    """Gradients of 5 slices at once, and of `size` at a time (the last micro-batch is smaller)."""
+    torch.manual_seed(0)
+    batch = {"image": torch.rand(5, 3, 16, 16), "mask": (torch.rand(5, 1, 16, 16) > 0.6).float()}
+    batch["mask"][1] = 0  # a slice without brain
+    network = UNet(3, (4, 8), norm)
+    found = {}
+    for count in (5, size):
+        project = accumulating(count, norm, "sample")
+        assert project.splittable
+
+        def backward(tensors, progress, share, project=project):
+            loss = project.step(network, tensors, progress).loss * share
+            loss.backward()
+            return {"loss": loss.detach()}
+
+        cpu, config = torch.device("cpu"), project.config.train
+        micro = MicroBatches(project, config, network, cpu, backward, network.zero_grad, print)
+        assert micro.size == count
+        network.zero_grad()
+        loss = micro.gradients(batch, 5, Progress(0, 1, 0))["loss"]
+        found[count] = [loss, *(p.grad.clone() for p in network.parameters())]
+    for whole, parts in zip(found[5], found[size], strict=True):
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "norm, over, message",
+    [
+        ("batch", "sample", r"batch normalisation .* \(set model\.norm instance or group\)$"),
+        ("instance", "batch", r"the Dice loss is one over the batch \(set loss\.dice_over sample\)$"),
+        ("batch", "batch", r"batch normalisation .*, and the Dice loss"),
+    ],
+)
+def test_accumulation_is_refused_with_the_reason(norm: str, over: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        accumulating(2, norm, over)
+    assert not accumulating(5, norm, over).splittable
 
 
 def test_losses_fall_as_the_prediction_improves() -> None:

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nibabel.affines import apply_affine
 from runner_brainunet.project import BrainPredictOptions, BrainUNet
-from runner_core import BadInput
-from runner_core.protocols import Arrays
+from runner_core import Arrays, BadInput
 from scipy import ndimage
 
 

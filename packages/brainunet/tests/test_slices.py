@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_brainunet.slices import AXIS, Layout, mirror, otsu, to_uint8, windows
-from runner_core.cache import default_cache
+from runner_core.data.cache import default_cache
 from scipy import ndimage
 
 VIEWS = ("axial", "coronal", "sagittal")

@@ -13,20 +13,21 @@ from pathlib import Path
 
 import pytest
 from runner_core import BadInput
+from runner_core.base.location import Url
 from runner_core.cli import main
-from runner_core.config.resolve import from_preset
 from runner_core.config.values import plain
-from runner_core.location import Url
-from runner_core.measure import ablate as ablation
-from runner_core.measure import ablate_report as report
-from runner_core.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity, Times
-from runner_core.measure.optimisations import ALL, SAME, cases, refuse_unknown
-from runner_core.measure.trial import Base, TrialFailed, Turn
-from runner_core.plugins import Plugins
-from runner_core.protocols import Optimisation
-from runner_core.report.bars import Bar, bar_chart
-from runner_core.runfolder import json_text
-from runner_core.setup import Setup
+from runner_core.contract import Optimisation
+from runner_core.contract.setup import Setup
+from runner_core.output.report.bars import Bar, bar_chart
+from runner_core.output.runfolder import json_text
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset
+from runner_core.tools.measure import ablate as ablation
+from runner_core.tools.measure import ablate_report as report
+from runner_core.tools.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity, Times
+from runner_core.tools.measure.optimisations import ALL, SAME, cases, refuse_unknown
+from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.training.child import TrainingSpec
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
@@ -75,10 +76,10 @@ def test_where_all_learn_the_same_there_is_one_of_all(setup, monkeypatch):
 
 
 def test_what_a_gpu_has_is_there_only_on_one(setup, monkeypatch):
-    monkeypatch.setattr(type(setup.project), "faster_with", ("compile", "channels_last"))
     monkeypatch.setattr(type(setup.project), "optimisations", ())
-    on_gpu = replace(READY, kind="cuda", device="A GPU", precision="bfloat16", cache="device")
     assert names(cases(setup, READY)) == ["cache"]
+    setup.config.train.compile, setup.config.train.channels_last = "on", "on"
+    on_gpu = replace(READY, kind="cuda", device="A GPU", precision="bfloat16", cache="device")
     assert names(cases(setup, on_gpu)) == ["device-cache", "precision", "compile", "channels-last", "cache", ALL]
     assert cases(setup, on_gpu)[-1].off["cache.mode"] == "off"
     setup.config.train.compile, setup.config.train.channels_last = "off", "on"
@@ -193,7 +194,7 @@ def fake(monkeypatch):
 
 
 def run(setup, seconds=0.0, say=lambda text: None, only=(), source=None):
-    base = Base("toy", "default", source, plain(setup.config))
+    base = TrainingSpec("toy", "default", source, plain(setup.config))
     return Ablation(base, seconds, say, 0.05).run(lambda ready: cases(setup, ready, only))
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import Annotation, BadInput, Decoded, Finding, Original, Project, Record
-from runner_core.audit.checked import Checked
-from runner_core.audit.examine import Examine, Examined
-from runner_core.audit.facts import ArrayFacts, RecordFacts, record_facts
-from runner_core.audit.fits import prepared_already
-from runner_core.audit.levels import Levels, digest, levels
-from runner_core.audit.others import other_files
-from runner_core.audit.outliers import outliers
-from runner_core.audit.rules import set_rules
-from runner_core.audit.tables import tables
 from runner_core.cli import main
-from runner_core.protocols import CachePlan
+from runner_core.contract import CachePlan
+from runner_core.tools.check.checked import Checked
+from runner_core.tools.check.examine import Examine, Examined
+from runner_core.tools.check.facts import ArrayFacts, RecordFacts, record_facts
+from runner_core.tools.check.fits import prepared_already
+from runner_core.tools.check.levels import Levels, digest, levels
+from runner_core.tools.check.others import other_files
+from runner_core.tools.check.outliers import outliers
+from runner_core.tools.check.rules import set_rules
+from runner_core.tools.check.tables import tables
 
 # ---------------------------------------------------------------- grey values
 
@@ -107,8 +107,8 @@ def test_annotated_voxels_are_those_of_the_classes_unless_said() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_record_is_decoded_once_and_told_of_even_where_it_is_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner_core.crop import NoCrop
-    from runner_core.pipeline import RecordPipeline
+    from runner_core.data.crop import NoCrop
+    from runner_core.data.pipeline import RecordPipeline
     from toy_project import Toy
 
     Path("data").mkdir()
@@ -209,7 +209,7 @@ def test_one_patient_written_in_two_ways() -> None:
     text = said(set_rules(plain(), replace(shown, records=records)))
     assert text.startswith("'P01' (train) and 'p-1' (validation) look like one group, on both sides of the split.")
     assert len(text.splitlines()) == 1
-    assert not set_rules(plain(), replace(shown, records=records, sides={"train": range(5)}))
+    assert not set_rules(plain(), replace(shown, records=records, splits={"train": range(5)}))
 
 
 def test_a_class_that_one_side_lacks() -> None:
@@ -531,10 +531,10 @@ def test_what_fits_is_told_where_the_network_may_be_built(here: Path, capsys: py
 def test_a_training_that_does_not_fit_is_an_error(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from runner_core.memory import MemoryPlan
+    from runner_core.training.memory import MemoryPlan
 
     full = MemoryPlan((), {"host": 1}, refusal="this takes 2 B, 1 B are free: set train.batch_size to 1")
-    monkeypatch.setattr("runner_core.cli.check.memory_plan", lambda *given: full)
+    monkeypatch.setattr("runner_core.tools.check.auditor.memory_plan", lambda *given: full)
     assert main(["toy", "check", "--cache.workers", "1", "--fit", "--out", "audit"]) == 2
     told = audit(here)
     assert told["status"] == "refused"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from runner_core.config import RunConfig
-from runner_core.engines.phases import PARTS, Limits, Operation
-from runner_core.measure.bound import bound
-from runner_core.measure.fixes import default_fixes
-from runner_core.measure.limits import chunks, roofline
-from runner_core.project import Project
+from runner_core.contract.phases import PARTS, Limits, Operation
+from runner_core.contract.project import Project
+from runner_core.engines.limits import chunks
+from runner_core.plugins.fixes import default_fixes
+from runner_core.tools.measure.bound import bound
+from runner_core.tools.measure.limits import roofline
 
 LIMITS = Limits({"float32": 1e12, "bfloat16": 8e12}, 1e11, 5e-6)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
+import json
 import multiprocessing
 import os
 import shutil
@@ -18,66 +18,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig, RunnerError
-from runner_core.cache import build, default_cache, folder, identity, manage, size, write
-from runner_core.cache.folder import Damaged
-from runner_core.cache.prepared import PreparedCache
-from runner_core.cache.storage import Layout
-from runner_core.cli.data import describe_plan, refuse_what_no_device_holds
 from runner_core.config import CacheConfig
-from runner_core.crop import CentreCrop, NoCrop
-from runner_core.pipeline import RecordPipeline
-from runner_core.protocols import Device
+from runner_core.contract import Device
+from runner_core.data.cache import build, folder, identity, manage, size, write
+from runner_core.data.cache.folder import Damaged
+from runner_core.data.cache.prepared import PreparedCache
+from runner_core.data.crop import CentreCrop, NoCrop
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.training.data import describe_plan, refuse_what_no_device_holds
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from cache_toy import LENGTHS, Folders, Workplace, assert_holds_what_the_pipeline_gives, flip_byte
 from rows_toy import RowsToy, write_volumes
-
-LENGTHS = (5, 7, 1, 9)
-
-
-class Workplace:
-    """A data set, a cache folder and a log of what was decoded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.data, self.cache = path, path / "data", path / "cache"
-        write_volumes(self.data, LENGTHS)
-        self.said: list[str] = []
-
-    def capability(self, mode="auto", workers=1, crop=None, dtype="uint8", **cache):
-        config = RunConfig(cache=CacheConfig(mode=mode, dir=self.cache, workers=workers, **cache))
-        self.project = RowsToy(config, self.path / "log", dtype=dtype)
-        self.pipeline = RecordPipeline(self.project, crop or NoCrop())
-        self.records = self.project.records(self.data)
-        return default_cache(self.project, config)
-
-    def open(self, **options):
-        return self.capability(**options).open(self.pipeline, self.records, self.said.append)
-
-    def decoded(self):
-        """Keys decoded since the last call, sorted."""
-        keys = sorted(self.project.decoded_keys())
-        (self.path / "log").unlink(missing_ok=True)
-        return keys
-
-    def folders(self):
-        return [e.folder for e in manage.entries(self.cache)]
-
-    def left_over(self):
-        return list(self.cache.rglob(f"{folder.TEMPORARY}*")) if self.cache.exists() else []
 
 
 @pytest.fixture
 def place(tmp_path):
     return Workplace(tmp_path)
-
-
-def assert_holds_what_the_pipeline_gives(store, pipeline, records):
-    assert list(store.keys) == [r.key for r in records]
-    for number, record in enumerate(records):
-        prepared = pipeline(record)
-        assert store.meta[number]["box"]["start"] == list(prepared.meta["box"]["start"])
-        for name, array in prepared.arrays.items():
-            assert store.arrays[name].dtype == array.dtype
-            assert np.array_equal(store.arrays[name].read(number), array)
 
 
 @pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory", "device", "off"])
@@ -151,7 +108,7 @@ def test_an_empty_array_is_stored(place):
 def test_the_second_start_hashes_nothing_and_prepares_one_record(place, monkeypatch):
     place.open()
     assert set(place.decoded()) == {"a0", "b1", "c2", "d3"}
-    monkeypatch.setattr("runner_core.cache.identity.hash_file", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("runner_core.data.cache.identity.hash_file", lambda path: pytest.fail(f"{path} was read"))
     plan = place.capability().plan(place.pipeline, place.records)
     assert (plan.ready, plan.disk_bytes) == (4, 2 * sum(LENGTHS) * 16 * 16)
     assert place.decoded() == []
@@ -361,14 +318,6 @@ def test_a_folder_of_files_is_one_record(place):
 # ---------------------------------------------------------------- damage
 
 
-def flip_byte(file: Path, position: int = -100) -> None:
-    content = bytearray(file.read_bytes())
-    content[position] ^= 4
-    stat = file.stat()
-    file.write_bytes(content)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
 @pytest.mark.parametrize("mode", ["memmap", "blosc2"])
 def test_verify_finds_a_flipped_byte_and_says_what_to_do(place, mode):
     place.open(mode=mode).close()
@@ -405,21 +354,84 @@ def test_nothing_is_copied_from_a_damaged_cache(place):
     assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
 
 
-@pytest.mark.parametrize("how", ["truncated", "meta", "missing"])
+def _resealed(**changes):
+    """Edits meta.json and gives it the checksum that belongs to it."""
+
+    def edit(cache):
+        body = json.loads((cache / "meta.json").read_text())
+        del body["checksum"]
+        array = next(iter(body["arrays"].values()))
+        for name, value in changes.items():
+            (array if name in array else body)[name] = value
+        (cache / "meta.json").write_text(json.dumps(body | {"checksum": identity.digest_json(body)}))
+
+    return edit
+
+
+def _replaced(name, make):
+    def replace(cache):
+        (cache / name).unlink()
+        make(cache / name)
+
+    return replace
+
+
+DAMAGES = {
+    "truncated": lambda cache: os.truncate(cache / "array-0.bin", 100),
+    "meta": lambda cache: flip_byte(cache / "meta.json"),
+    "missing": lambda cache: (cache / "array-0.bin").unlink(),
+    "no meta": lambda cache: (cache / "meta.json").unlink(),
+    "a pipe": _replaced("meta.json", os.mkfifo),
+    "a folder": _replaced("meta.json", os.mkdir),
+    "a link to nowhere": _replaced("meta.json", lambda path: path.symlink_to("/nowhere")),
+    "nested": lambda cache: (cache / "meta.json").write_text("[" * 100_000),
+    "a list": lambda cache: (cache / "meta.json").write_text("[]"),
+    "an array that is a pipe": _replaced("array-0.bin", os.mkfifo),
+    "an endless array": _replaced("array-0.bin", lambda path: path.symlink_to("/dev/zero")),
+    "a mark that is a folder": lambda cache: (cache / "damaged").mkdir(),
+    "a mark that is a pipe": lambda cache: os.mkfifo(cache / "damaged"),
+    "no keys": _resealed(keys=[]),
+    "objects": _resealed(dtype="O"),
+    "no type": _resealed(dtype="nonsense"),
+    "other shapes": _resealed(shapes=[[10**9]] * 4),
+    "negative shapes": _resealed(shapes=[[-1]] * 4),
+    "other blocks": _resealed(checksums="00"),
+    "no checksums": _resealed(checksums=5),
+    "a file elsewhere": _resealed(file="../../a"),
+    "no version": _resealed(version=None),
+    "no settings": _resealed(settings=None),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_cache_damaged_at_sight_is_built_anew(place, how):
     place.open().close()
     (cache,) = place.folders()
-    if how == "truncated":
-        os.truncate(cache / "array-0.bin", 100)
-    elif how == "meta":
-        flip_byte(cache / "meta.json")
-    else:
-        (cache / "array-0.bin").unlink()
-    (entry,) = manage.entries(place.cache)
-    assert "is damaged" in entry.problem
+    DAMAGES[how](cache)
+    if "blocks" not in how and "elsewhere" not in how:
+        (entry,) = manage.entries(place.cache)
+        assert "is damaged" in entry.problem
     assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
-    assert any("is damaged" in s and "built anew" in s for s in place.said)
+    assert any("built anew" in s for s in place.said)
     assert manage.verify(place.cache) == []
+
+
+def test_a_file_where_a_cache_belongs_is_named(place):
+    place.open().close()
+    (cache,) = place.folders()
+    shutil.rmtree(cache)
+    cache.touch()
+    with pytest.raises(BadInput, match=r"cannot be written: Not a directory; set cache\.dir"):
+        place.open()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_place_of_verification_that_is_no_file_is_passed_over(place, make):
+    place.open().close()
+    (cache,) = place.folders()
+    (cache / "verified").unlink(missing_ok=True)
+    make(cache / "verified")
+    assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
 
 
 def test_what_reads_back_differently_is_never_kept(place, monkeypatch):
@@ -432,36 +444,6 @@ def test_what_reads_back_differently_is_never_kept(place, monkeypatch):
 
 
 # ---------------------------------------------------------------- an extension's storage
-
-
-class Folders:
-    """A storage: a folder of .npy files, one a record."""
-
-    name = "folders"
-
-    def create(self, path, first):
-        path.mkdir()
-        numbers = itertools.count()
-        return SimpleNamespace(append=lambda a: np.save(path / f"{next(numbers)}.npy", a), close=lambda: None)
-
-    def open(self, path, dtype, shapes):
-        return FoldersArray(path, dtype, shapes)
-
-    def bytes(self, array):
-        return array.nbytes + 128
-
-
-class FoldersArray(Layout):
-    def __init__(self, path, dtype, shapes):
-        super().__init__(dtype, shapes)
-        self.path = path
-
-    def read(self, record, region=None):
-        return np.load(self.path / f"{record}.npy")[region or ...]
-
-    def take(self, rows, out):
-        for record, places, own in self.by_record(rows):
-            out[places] = self.read(record)[own]
 
 
 def test_an_extension_keeps_the_arrays_in_its_own_storage(place):
@@ -554,10 +536,13 @@ def test_refused_before_anything_is_written(place, monkeypatch):
     with pytest.raises(OutOfSpace, match=r"max_gb allows 100 B: set cache\.max_gb to 0\.01"):
         place.open(max_gb=1e-7)
     free(monkeypatch, 100)
-    with pytest.raises(OutOfSpace, match=r"the disk of .* has \(less 5 %\) .*: set cache\.dir to a disk with"):
+    with pytest.raises(
+        OutOfSpace,
+        match=r"has \(less 5 %\) .*: set cache\.dir to a disk with .* free, or .* with `--cache\.mode blosc2`, or use",
+    ):
         place.open()
     monkeypatch.undo()
-    monkeypatch.setattr("runner_core.cache.choose.available_ram", lambda: 1000)
+    monkeypatch.setattr("runner_core.data.cache.choose.available_ram", lambda: 1000)
     with pytest.raises(OutOfSpace, match=r"1\.3 MB of RAM, 1\.0 kB are available: set cache.mode to memmap"):
         place.open(mode="memory")
     assert not place.folders()
@@ -636,7 +621,7 @@ def test_a_folder_that_cannot_be_written(place):
 def test_a_store_that_outlives_the_modules_goes_quietly(place, monkeypatch, capsys):
     """As Python ends, a module's names become None before the last objects are gone."""
     store = place.open()
-    monkeypatch.setattr("runner_core.cache.stored.os", None)
+    monkeypatch.setattr("runner_core.data.cache.stored.os", None)
     store.__del__()
     store._lock = None
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runner_core.cache import manage
-from runner_core.cache.folder import TEMPORARY
+from runner_core.data.cache import manage
+from runner_core.data.cache.folder import TEMPORARY
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import write_volumes
@@ -26,10 +26,10 @@ from pathlib import Path
 sys.path.insert(0, {toy!r})
 import numpy as np, xxhash
 from rows_toy import RowsToy
-from runner_core.cache import default_cache
+from runner_core.data.cache import default_cache
 from runner_core.config import CacheConfig, RunConfig
-from runner_core.crop import NoCrop
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 
 if __name__ == "__main__":
     root, free, workers = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

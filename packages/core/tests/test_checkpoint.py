@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import checkpoint
-from runner_core._errors import BadInput, OutOfSpace
-from runner_core.checkpoint import Checkpoints, Damaged
-from runner_core.protocols import State
+from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
+from runner_core.contract import State
+from runner_core.contract.run import Damaged
+from runner_core.training import checkpoints as store
+from runner_core.training.checkpoints import Checkpoints
 
 
 class TextFormat:
@@ -97,8 +98,8 @@ def test_missing_and_escaping_files(tmp_path):
     (path / "values.json").rename(tmp_path / "values.json")
     with pytest.raises(Damaged, match="missing"):
         checkpoints.load(path)
-    manifest = checkpoint.read_manifest(path)
-    moved = checkpoint.Manifest(**{**vars(manifest), "files": {"../values.json": manifest.files["values.json"]}})
+    manifest = store.read_manifest(path)
+    moved = store.Manifest(**{**vars(manifest), "files": {"../values.json": manifest.files["values.json"]}})
     (path / "manifest.json").write_text(moved.dumps())
     with pytest.raises(Damaged, match="missing"):
         checkpoints.load(path)
@@ -193,10 +194,10 @@ def test_full_disk_for_real(tmp_path):
     script = f"""
 import resource, signal, torch
 from pathlib import Path
-from runner_core._errors import OutOfSpace
-from runner_core.checkpoint import Checkpoints
+from runner_core.base.errors import OutOfSpace
+from runner_core.training.checkpoints import Checkpoints
 from runner_core.engines.torch.checkpoint import SafetensorsFormat
-from runner_core.protocols import State
+from runner_core.contract import State
 checkpoints = Checkpoints(Path({str(tmp_path)!r}), SafetensorsFormat(), project="toy")
 checkpoints.save(State({{}}, {{"model.w": torch.ones(100)}}), 1, 0, None, True)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -217,7 +218,7 @@ def test_unwritable_folder_is_no_lack_of_space(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(TextFormat, "write", forbidden)
-    with pytest.raises(PermissionError):
+    with pytest.raises(NotSaved, match="the checkpoint of step 1 cannot be written"):
         save(make(tmp_path), 1)
     assert not list(tmp_path.glob(".*"))
 
@@ -229,7 +230,7 @@ def test_another_runners_checkpoint_is_refused_and_kept(tmp_path, change):
     newer = save(checkpoints, 2, best=True)
     content = {**json.loads((newer / "manifest.json").read_text()), **change}
     del content["checksum"]
-    content["checksum"] = checkpoint._checksum_of(content)
+    content["checksum"] = store._checksum_of(content)
     (newer / "manifest.json").write_text(json.dumps(content))
     for read in (checkpoints.latest, checkpoints.best, lambda: checkpoints.verify(newer)):
         with pytest.raises(BadInput, match=r"step-00000002 was written by an? (newer|older) runner") as refused:
@@ -268,8 +269,8 @@ def test_a_best_that_is_gone_or_damaged_is_not_named(tmp_path, gone):
 def test_each_file_is_hashed_once_to_be_loaded(tmp_path, monkeypatch):
     save(make(tmp_path), 1)
     hashed = []
-    original = checkpoint.hash_file
-    monkeypatch.setattr(checkpoint, "hash_file", lambda path: hashed.append(path.name) or original(path))
+    original = store.hash_file
+    monkeypatch.setattr(store, "hash_file", lambda path: hashed.append(path.name) or original(path))
     checkpoints = make(tmp_path)
     checkpoints.load(checkpoints.latest()[0])
     assert sorted(hashed) == ["padding.bin", "values.json"]

@@ -52,7 +52,7 @@ def test_the_overview_imports_nothing_heavy(runner: Runner) -> None:
     for words in ([], ["--help"], ["list"], ["toy"], ["toy", "--help"]):
         done = runner(*words, PYTHONPROFILEIMPORTTIME="1")
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "runner_core.discovery" in imported
+        assert "runner_core.plugins.discovery" in imported
         assert not imported & {"numpy", "rich", "yaml", "tyro", "pluggy", "torch", "argparse", "toy_project"}
 
 
@@ -119,7 +119,8 @@ def test_help_lists_every_setting_with_its_default(runner: Runner) -> None:
     done = runner("toy", "train", "--help")
     assert done.returncode == 0
     for part in (
-        "--train.batch-size INT",
+        "--train.batch-size INT ≥1",
+        "--train.clip {None}|FLOAT >0",
         "(default: 8)",
         "--model.width",
         "Channels of the hidden layers",
@@ -215,7 +216,7 @@ def test_a_run_folder_in_use_or_full_is_refused(trained: Path, runner: Runner, t
     refused(runner("toy", "train", "--run-dir", trained), str(trained), "not empty", "--resume")
     copy = shutil.copytree(trained, tmp_path / "run")
     hold = (
-        "import sys, time, pathlib, runner_core.runfolder as r\n"
+        "import sys, time, pathlib, runner_core.output.runfolder as r\n"
         "with r.RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold, copy], stdout=subprocess.PIPE)
@@ -406,11 +407,12 @@ def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
 def test_a_tracker_that_cannot_work_is_refused_before_the_data_are_read(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     secret = runner("toy", "train", "--data", "data", "--run-dir", "run", "--log.mlflow", "https://token@example.org")
-    if find_spec("mlflow"):
-        refused(secret, "log.mlflow holds", "MLFLOW_TRACKING_TOKEN")
-    else:
-        refused(secret, "runner-core[mlflow]")
+    refused(secret, "log.mlflow holds", "MLFLOW_TRACKING_TOKEN")
     assert "no toy data here" not in secret.stderr
+    if not find_spec("mlflow"):
+        missing = runner("toy", "train", "--data", "data", "--run-dir", "run", "--log.mlflow", "https://example.org")
+        refused(missing, "runner-core[mlflow]")
+        assert "no toy data here" not in missing.stderr
     words = ("--log.tensorboard",) if find_spec("tensorboard") else ()
     refused(runner("toy", "train", "--data", "data", "--run-dir", "run", *words), "no toy data here")
     assert not (tmp_path / "run").exists(), "a refused run leaves nothing"
@@ -432,7 +434,7 @@ def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_
 
 def test_what_to_type_next_can_be_typed(runner: Runner) -> None:
     done = runner("toy", "phantom", "my data")
-    assert done.stdout.endswith("next: runner toy train --data 'my data'\n")
+    assert done.stdout.endswith("next: runner toy train --data 'my data' --preset demo\n")
 
 
 # ---------------------------------------------------------------- check

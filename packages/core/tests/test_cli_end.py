@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runner_core.runfolder
+import runner_core.output.runfolder
 import yaml
 from runner_core import BadInput
-from runner_core._errors import OutOfSpace
-from runner_core.cli import main
-from runner_core.cli.crash import describe, place_of
+from runner_core.base.errors import OutOfSpace
+from runner_core.cli import _Terminated, main
+from runner_core.cli.crash import describe
+from runner_core.plugins.origin import place_of
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
@@ -27,7 +28,7 @@ SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.ste
 
 def full(*names: str) -> Any:
     """replace_text, on a disk that has no room for these files."""
-    own = runner_core.runfolder.replace_text
+    own = runner_core.output.runfolder.replace_text
 
     def replace_text(path: Path, text: str) -> None:
         if path.name in names:
@@ -41,8 +42,8 @@ def full(*names: str) -> Any:
 def test_a_full_disk_at_the_end_costs_no_table(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("runner_core.runfolder.replace_text", full("summary.json"))
-    monkeypatch.setattr("runner_core.report.replace_text", full("report.html"))
+    monkeypatch.setattr("runner_core.output.runfolder.replace_text", full("summary.json"))
+    monkeypatch.setattr("runner_core.output.report.replace_text", full("report.html"))
     assert main(SHORT) == 2
     said = capsys.readouterr().out
     assert "run/summary.json cannot be written: No space left on device" in said
@@ -52,10 +53,34 @@ def test_a_full_disk_at_the_end_costs_no_table(
 
 
 @pytest.mark.torch
+def test_a_full_disk_that_takes_no_checkpoint_says_what_is_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is said to be kept that is not, and no file is said twice to be missing."""
+
+    def no_room(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("runner_core.engines.torch.checkpoint.SafetensorsFormat.write", no_room)
+    monkeypatch.setattr("runner_core.output.runfolder.replace_text", full("summary.json"))
+    monkeypatch.setattr("runner_core.output.report.replace_text", full("report.html"))
+    assert main(SHORT) == 2
+    said = capsys.readouterr()
+    assert "free some space there. There is no earlier checkpoint\n" in said.out
+    assert not any(untrue in said.out + said.err for untrue in ("is kept", "goes on", "checkpoint.keep"))
+    assert said.out.count("summary.json cannot be written") == 1
+    last = said.err.splitlines()[-1]
+    assert (
+        last
+        == "run lacks report.html, summary.json; it has config.yaml, contents.json, log.jsonl, split.yaml, train.log"
+    )
+
+
+@pytest.mark.torch
 def test_a_full_disk_at_the_start_is_bad_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for where, name in (("config.resolve", "config.yaml"), ("cli.sides", "split.yaml")):
+    for where, name in (("plugins.settings", "config.yaml"), ("training.saved_split", "split.yaml")):
         with monkeypatch.context() as patch:
             patch.setattr(f"runner_core.{where}.replace_text", full(name))
             assert main(SHORT) == 2
@@ -95,7 +120,7 @@ def read_summary(here: Path) -> Any:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("interruption, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+@pytest.mark.parametrize("interruption, code", [(KeyboardInterrupt(), 130), (_Terminated(143), 143)])
 def test_an_interruption_while_scoring_is_on_record(
     interruption: BaseException,
     code: int,
@@ -115,7 +140,7 @@ def test_an_interruption_while_scoring_is_on_record(
     assert summary["metrics"]
     assert summary["reason"] == "scoring did not finish; `runner toy evaluate run` scores the records"
     assert summary["scoring_errors"] == [summary["reason"]]
-    assert "interrupted while scoring: the training is saved" in capsys.readouterr().out
+    assert "the training is saved, its scores are not" in capsys.readouterr().err
     assert "scoring did not finish" in (here / "run" / "report.html").read_text(encoding="utf-8")
 
 
@@ -130,6 +155,24 @@ def test_a_full_disk_in_any_command_is_bad_input(
     assert "the disk is full: settings.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 29.8 GiB for an array"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 10800000000 bytes"),
+    ],
+)
+def test_a_full_memory_in_any_command_is_bad_input(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def dump(config: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("runner_core.cli.small.dump", dump)
+    assert main(["toy", "config"]) == 2
+    assert f"memory does not suffice ({error})" in capsys.readouterr().err
+
+
 @pytest.mark.torch
 def test_a_training_of_which_nothing_could_be_saved_says_why(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -137,7 +180,7 @@ def test_a_training_of_which_nothing_could_be_saved_says_why(
     def save(self: Any, *args: Any) -> Any:
         raise OutOfSpace("no space left to save the checkpoint")
 
-    monkeypatch.setattr("runner_core.checkpoint.Checkpoints.save", save)
+    monkeypatch.setattr("runner_core.training.checkpoints.Checkpoints.save", save)
     assert main(SHORT) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "runner: nothing of this training could be kept: no space left to save the checkpoint"
@@ -150,6 +193,7 @@ def test_a_training_of_which_nothing_could_be_saved_says_why(
 def test_without_validation_train_and_check_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (SHORT, ["toy", "check"]):
         assert main([*words, "--data.split", "none"]) == 0
+        assert "Nothing validated" in (here / "run" / "report.html").read_text(encoding="utf-8")
         said = capsys.readouterr().out
         assert "NOTE: nothing validates" in said
         assert "no record is scored" in said
@@ -193,7 +237,7 @@ import sys
 sys.modules["torch"] = None
 from types import SimpleNamespace
 from runner_core.config import RunConfig
-from runner_core.defaults import {hook}
+from runner_core.plugins.defaults import {hook}
 {hook}(SimpleNamespace(name="toy", framework="torch"), RunConfig())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from runner_core.cli import main
-from runner_core.comparing.page import COLOURS
-from runner_core.runfolder import RunFolder
+from runner_core.output.runfolder import RunFolder
+from runner_core.tools.compare.page import COLOURS
 
 Said = Callable[..., str]
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_compared_is_refused(said: Said, tmp_path: Path) -> None:
     assert "there is no such run folder" in said(one, tmp_path / "missing", code=2)
     damaged = written(tmp_path / "damaged")
     (damaged / "summary.json").write_text("{")
-    assert f"{damaged / 'summary.json'} is no JSON" in said(one, damaged, code=2)
+    assert f"{damaged / 'summary.json'} is damaged" in said(one, damaged, code=2)
     assert not (tmp_path / "out").exists()
 
 

@@ -6,28 +6,32 @@ import dataclasses
 import errno
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core import BadInput, RunConfig
+from runner_core import AtLeast, BadInput, Between, RunConfig
 from runner_core.config import TrainConfig
-from runner_core.config.resolve import (
+from runner_core.config.bounds import refuse_out_of_bounds
+from runner_core.config.values import flat, overlay, plain
+from runner_core.contract.project import Project
+from runner_core.data.splits import read_lists
+from runner_core.plugins.settings import (
     differences,
     dump,
     for_other_data,
+    from_file,
     read_settings,
     refuse_nonsense,
     refuse_other_model,
     save,
 )
-from runner_core.config.values import flat, overlay, plain
-from runner_core.project import Project
 
 
 @dataclass
@@ -137,8 +141,8 @@ def test_a_projects_own_validation_becomes_bad_input() -> None:
         ("train:\n  epochs: 3\n  seed: 1\n  epochs: 4\n", r"s.yaml, line 4, column 3: .*'epochs' stands here twice"),
         ("train: {}\nmodel: {}\ntrain: {}", r"s.yaml, line 3, column 1: .*'train' stands here twice"),
         ("train:\n  epochs: 3\n seed: 1\n", r"s.yaml, line 3, column 2: not valid YAML: expected"),
-        ("train: [1, 2\nmodel: 3\n", r"s.yaml, line 2, column 6: not valid YAML: expected ',' or ']'"),
-        ("a: \x00", "s.yaml: not valid YAML"),
+        ("train: [1, 2\nmodel: 3\n", r"s.yaml, line 2, column 6: not valid YAML: expected ',' or ']', but got ':'"),
+        ("a: \x00", "s.yaml, line 1: not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_settings_file(tmp_path: Path, text: str, message: str) -> None:
@@ -190,6 +194,13 @@ def test_numbers_that_no_run_can_mean_are_refused(name: str, value: float) -> No
     setattr(config.train, name, value)
     with pytest.raises(BadInput, match=f"train.{name} must (be|lie)"):
         refuse_nonsense(config)
+
+
+def test_a_number_that_is_not_finite_names_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("train:\n  learning_rate: .inf\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"mine.yaml: setting train.learning_rate must be a finite number, not inf$"):
+        from_file(RunConfig(), Project, read_settings(file))
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "clip", "ema", "warmup"])
@@ -272,9 +283,141 @@ def test_what_the_data_are_is_free_for_a_trained_model() -> None:
 
     class Described(Project):
         presets: ClassVar[dict[str, Callable[[], RunConfig]]] = {"default": RunConfig}
-        of_data = ("data.split",)
+        data_settings = ("data.split",)
 
     one.train.seed = 3
     found = for_other_data(one, Described, "default")
     assert (found.data.split, found.train.seed) == ("auto", 3)
     assert one.data.split == "group:a"
+
+
+# ---------------------------------------------------------------- hostile files
+
+LAUGHS = "a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("train:\n  seed: !!int 0x_\n", 2, "'0x_' is no int"),
+        ("train:\n  seed: !!int x\n", 2, "'x' is no int"),
+        ("train:\n  seed: " + "9" * 5000 + "\n", 2, "is no int"),
+        ("train:\n  clip: !!float one\n", 2, "'one' is no float"),
+        ("source: !!timestamp 2024-13-45\n", 1, "is no timestamp"),
+        ("source: !!timestamp later\n", 1, "is no timestamp"),
+        ("source: !!bool maybe\n", 1, "is no bool"),
+        ("source: !!binary ä\n", 1, "not valid YAML"),
+        ("\nsource: !!python/object/apply:os.system [true]\n", 2, "python/object/apply"),
+        ("source: !mine x\n", 1, "!mine"),
+        ("a: " + "[" * 200_000, 1, "more than 50 levels deep"),
+        ("a: " + "{a: " * 50_000, 1, "more than 50 levels deep"),
+        ("- " * 100_000, 1, "more than 50 levels deep"),
+        ("\n".join(" " * n + "a:" for n in range(600)), 50, "more than 50 levels deep"),
+        (LAUGHS, 5, "stand for more than 100,000 values"),
+        (MERGED, 6, "stand for more than 100,000 values"),
+        ("a: &a [1, *a]\n", 1, r"the alias \*a stands for nothing whole"),
+        ("a: *b\n", 1, r"the alias \*b stands for nothing whole"),
+        ("train:\n  seed: 1\n  seed: 2\n", 3, "'seed' stands here twice"),
+        ("train: {[a]: 1}\n", 1, "unhashable key"),
+        ("a: b: c\n", 1, "not valid YAML"),
+        ("a: \x00\n", 1, "not valid YAML"),
+        ("a: 1\nb: \x07\n", 2, "not valid YAML"),
+        ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
+    ],
+)
+def test_yaml_that_is_no_settings_file_is_refused_by_its_line(tmp_path, text, line, said):
+    file = tmp_path / "settings.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput, match=said) as refused:
+        read_settings(file)
+    assert str(refused.value).startswith(f"{file}, line {line}")
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: {seed: 0x_}", "train.seed must be a whole number, not '0x_'"),
+        ("train: {seed: 1:30}", "train.seed must be a whole number, not '1:30'"),
+        ("train: {seed: 010}", "train.seed must be a whole number, not '010'"),
+        ("train: {seed: 2024-01-01}", "train.seed must be a whole number, not '2024-01-01'"),
+        ("plugins: {1: 2}", "plugins must be names"),
+        ("chosen: 5", "chosen must be a list of extensions"),
+        ("chosen: [[a]]", "chosen must be a list of extensions"),
+        ("train: {seed: [" + "1, " * 50_000 + "]}", "train.seed must be a whole number"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_name(tmp_path, text, said):
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=f"^{file}: {said}") as refused:
+        overlay(RunConfig(), read_settings(file).sections, str(file))
+    assert len(str(refused.value)) < 500
+
+
+def test_a_huge_settings_file_is_not_read(tmp_path):
+    file = tmp_path / "settings.yaml"
+    with file.open("wb") as huge:
+        huge.truncate(10**12)
+    with pytest.raises(BadInput, match=r"1.0 TB; a .* takes at most 262.1 kB"):
+        read_settings(file)
+
+
+def test_what_yaml_allows_is_taken(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "log: {experiment: 2024-01-01}\n"
+        "train: &t\n  seed: 0x1F\n  clip: 1.5e+0\n  learning_rate: 1e-3\n  epochs: 1_000\n"
+    )
+    found = overlay(RunConfig(), read_settings(file).sections, str(file))
+    assert (found.log.experiment, found.train.seed, found.train.clip) == ("2024-01-01", 31, 1.5)
+    assert (found.train.learning_rate, found.train.epochs) == (1e-3, 1000)
+
+
+def test_names_in_a_split_are_text(tmp_path):
+    file = tmp_path / "split.yaml"
+    file.write_text("validation: [007, 010, 1:30, 2024-01-01, yes, 0x_, 1e3, null]\ntest:\n- 1.50\n")
+    names = ["007", "010", "1:30", "2024-01-01", "yes", "0x_", "1e3", "null"]
+    assert read_lists(file) == {"validation": names, "test": ["1.50"]}
+    file.write_text("validation: [[a]]\n")
+    with pytest.raises(BadInput, match="expected names of groups or records"):
+        read_lists(file)
+
+
+def test_a_long_settings_file_that_needs_the_slow_parser_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text('source: "\\udcff"\n' + "".join(f"k{n}: [1, 2, 3]\n" for n in range(2000)))
+    with pytest.raises(BadInput, match="with a path that is no text takes at most 16"):
+        read_settings(path)
+
+
+@dataclass
+class Odd:
+    either: Annotated[int, AtLeast(1)] | Literal["auto"] = "auto"
+    share: Annotated[float, Between(0, 1)] | None = None
+    sides: Annotated[tuple[int, ...], AtLeast(2)] = (2, 3)
+    named: dict[str, float] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, ""),
+        ({"either": 1, "share": 0.5, "sides": (), "named": {"x": 1.0}}, ""),
+        ({"either": 0}, "setting either must be at least 1, not 0"),
+        ({"share": 1.0}, "setting share must lie between 0 and 1, not 1.0"),
+        ({"sides": (2, 1)}, "setting sides must be at least 2, not (2, 1)"),
+        ({"sides": (2, math.inf)}, "setting sides must be a finite number"),
+        ({"named": {"x": math.nan}}, "setting named must be a finite number"),
+    ],
+)
+def test_bounds_hold_whatever_the_type(settings: dict[str, Any], message: str) -> None:
+    if not message:
+        refuse_out_of_bounds(Odd(**settings))
+        return
+    with pytest.raises(BadInput, match=re.escape(message)):
+        refuse_out_of_bounds(Odd(**settings))

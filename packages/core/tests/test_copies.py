@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from runner_core import Record
-from runner_core.cache.identity import Identities, identify
-from runner_core.copies import find_copies, known_digests, suspected_digests
+from runner_core.data.cache.identity import Identities, identify
+from runner_core.data.duplicates import find_duplicates, known_digests, suspected_digests
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,7 +28,7 @@ def read_digest(record: Record) -> str:
 
 
 def found(records: list[Record], **splits: list[int]) -> list[tuple[str, bool]]:
-    findings = find_copies(records, [read_digest(r) for r in records], splits)
+    findings = find_duplicates(records, [read_digest(r) for r in records], splits)
     return [(f.level, "on both sides" in f.message) for f in findings]
 
 
@@ -54,7 +54,7 @@ def test_what_the_cache_has_read_is_known(tmp_path: Path) -> None:
     assert known_digests(index, records) == [None, None]
     index.remember(identify(records[0]).marks)
     assert known_digests(index, records) == [read_digest(records[0]), None]
-    assert find_copies(records, [None, None], {}) == []
+    assert find_duplicates(records, [None, None], {}) == []
 
 
 def test_of_files_that_none_has_read_only_those_alike_are_hashed(
@@ -72,7 +72,7 @@ def test_of_files_that_none_has_read_only_those_alike_are_hashed(
         read.append(path.name)
         return path.read_text()[0]
 
-    monkeypatch.setattr("runner_core.cache.identity.hash_file", hash_file)
+    monkeypatch.setattr("runner_core.data.cache.identity.hash_file", hash_file)
     index = Identities(tmp_path)
     digests = suspected_digests(index, records)
     assert sorted(read) == ["a_1.npy", "b_1.npy", "f_1.npy"]

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy  # noqa: E402
 from runner_core import BadInput, Cost, Step  # noqa: E402
+from runner_core.contract import HostBatch  # noqa: E402
 from runner_core.engines.torch.costs import Costs, measured  # noqa: E402
 from runner_core.health import Health  # noqa: E402
-from runner_core.protocols import HostBatch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 

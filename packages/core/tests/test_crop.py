@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from runner_core import BadInput, Box, RunConfig
 from runner_core.config import CropConfig
-from runner_core.crop import (
+from runner_core.data.crop import (
     BodyCrop,
     CentreCrop,
     ForegroundCrop,

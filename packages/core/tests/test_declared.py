@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from runner_core import BadInput, Project
-from runner_core.plugins import Plugins
+from runner_core.plugins.manager import Plugins
 
 
 def toy_class() -> Any:

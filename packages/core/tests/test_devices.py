@@ -10,9 +10,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from runner_core.measure import devices
-from runner_core.measure.devices import Cores, Gpu, GpuSampler
-from runner_core.protocols import Device
+from runner_core.contract import Device
+from runner_core.engines import usage
+from runner_core.engines.usage import Cores, Gpu, GpuSampler
 
 GPU = Device("cuda", 1)
 
@@ -42,7 +42,7 @@ class Library:
 
 def install(monkeypatch, library):
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    monkeypatch.setattr(devices, "_bus_id", lambda index: "0000:17:00.0" if index == 1 else "")
+    monkeypatch.setattr(usage, "_bus_id", lambda index: "0000:17:00.0" if index == 1 else "")
 
 
 def test_a_gpu_is_sampled_beside_what_runs(monkeypatch):
@@ -81,7 +81,7 @@ def test_where_nothing_can_be_said_there_is_no_gpu(monkeypatch, why):
         install(monkeypatch, Library(fails=True))
     elif why == "no driver":
         monkeypatch.setitem(sys.modules, "pynvml", Library())
-        monkeypatch.setattr(devices.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+        monkeypatch.setattr(usage.ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
     assert Gpu.find(Device("cpu") if why == "a CPU" else GPU) is None
 
 

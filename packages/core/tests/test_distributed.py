@@ -18,14 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 sys.path.insert(0, str(Path(__file__).parent / "together_toy"))
 import engine_toy as toy  # noqa: E402
 import together_toy as together  # noqa: E402
-from runner_core._errors import BadInput  # noqa: E402
+from runner_core.base.errors import BadInput  # noqa: E402
 from runner_core.cli.together import place_of  # noqa: E402
+from runner_core.contract import Precision  # noqa: E402
+from runner_core.contract.team import ALONE, Place  # noqa: E402
 from runner_core.engines.torch import engine as torch_engine  # noqa: E402
 from runner_core.engines.torch import parallel, ranks  # noqa: E402
 from runner_core.engines.torch.steplog import Means  # noqa: E402
 from runner_core.engines.torch.team import TorchTeam  # noqa: E402
-from runner_core.protocols import Precision  # noqa: E402
-from runner_core.team import ALONE, Place, find_place  # noqa: E402
+from runner_core.training.team import find_place  # noqa: E402
 
 STRATEGIES = ("ddp", "fsdp")
 SCRIPT = Path(together.__file__)
@@ -259,3 +260,26 @@ def test_a_lost_process_is_told_from_other_errors() -> None:
     assert lost(None, torch.distributed.DistBackendError("NCCL error"))
     assert not lost(None, RuntimeError("shapes do not match"))
     assert not lost(None, ValueError("gloo"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x' in the environment, and must be a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "x"}, "RANK is 'x'"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK is 2 in the environment, and WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "-1", "RANK": "0"}, "RANK is 0 in the environment, and WORLD_SIZE is -1"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": ""}, "LOCAL_RANK is ''"),
+        ({"SLURM_STEP_NUM_TASKS": "1e3"}, "SLURM_STEP_NUM_TASKS is '1e3'"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7-1"}, "SLURM_JOB_ID is '7-1'"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused_by_name(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        find_place(environment)
+
+
+def test_tasks_of_a_node_that_cannot_be_read_are_those_of_the_step() -> None:
+    place = find_place({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_TASKS_PER_NODE": "x"})
+    assert place is not None
+    assert (place.number, place.local_count) == (1, 2)

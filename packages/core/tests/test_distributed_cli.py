@@ -57,7 +57,7 @@ def failing(tmp_path: Path) -> Path:
         "import os, sys\n"
         f"sys.path.insert(0, {str(PROJECT)!r})\n"
         "if os.environ.get('RANK') == '1':\n"
-        "    from runner_core._errors import BadInput\n"
+        "    from runner_core.base.errors import BadInput\n"
         "    from toy_project import Toy\n"
         "    plain, seen = Toy.on_device, []\n"
         "    def on_device(self, batch, statistics, rng):\n"

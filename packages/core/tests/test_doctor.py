@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from runner_core import doctor
+from runner_core.cli import doctor
 
 
 def test_it_imports_no_framework_and_needs_no_gpu(tmp_path: Path) -> None:
     code = (
-        "import sys; from runner_core.doctor import doctor; code = doctor([]);"
+        "import sys; from runner_core.cli.doctor import doctor; code = doctor([]);"
         "assert not {'torch', 'tensorflow', 'keras'} & set(sys.modules); raise SystemExit(code)"
     )
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

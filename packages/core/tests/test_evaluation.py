@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from runner_core import BadInput, Finding, Project, Record, RunConfig, Table
 from runner_core.cli.evaluate import further_tables, score_table
-from runner_core.evaluation import draw_figures, evaluate, no_better, write_png, write_scores
+from runner_core.output.pictures import write_png
+from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
 
 
 class Scored(Project):

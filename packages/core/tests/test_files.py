@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core import BadInput, walk
-from runner_core._files import full_disk
+from runner_core import BadInput, Record, refuse_special_file, walk
+from runner_core.base.files import full_disk, hash_file
+from runner_core.config.yamlfile import read_yaml
+from runner_core.data.cache.identity import identify
+from runner_core.data.pipeline import local
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -69,3 +74,50 @@ def test_a_full_disk_that_only_a_text_tells(text: str, full: bool) -> None:
     found = full_disk(RuntimeError(text))
     assert (found is not None) == full
     assert found is None or found.errno == errno.ENOSPC
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+SPECIAL: dict[str, Callable[[Path], None]] = {
+    "named pipe": os.mkfifo,
+    "socket": _socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path, kind: str, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is at most 107 bytes
+    (tmp_path / "record").mkdir()
+    path = Path("record/a")
+    SPECIAL[kind](path)
+    project: Any = None
+    with pytest.raises(BadInput, match=f"^record/a: a {kind}.*, not a file; copy") as refused:
+        refuse_special_file(path)
+    for read in (
+        lambda: hash_file(path),
+        lambda: identify(Record("r", "g", {"folder": path.parent.absolute()})),
+        lambda: local(project, Record("r", "g", {"folder": path.parent})).__enter__(),
+        lambda: read_yaml(path, "settings file"),
+    ):
+        with pytest.raises(BadInput) as error:
+            read()
+        assert str(error.value).removeprefix(f"{tmp_path}/") == str(refused.value)
+
+
+def test_files_and_folders_pass_and_a_nul_is_no_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for path in (tmp_path, tmp_path / "file", tmp_path / "link", tmp_path / "missing"):
+        assert refuse_special_file(path) == path
+    with pytest.raises(BadInput, match="NUL"):
+        refuse_special_file(Path("a\0b"))
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused_with_the_reason() -> None:
+    """Whatever is asked of such a path afterwards would be a traceback."""
+    with pytest.raises(BadInput, match=r"^a{200}…: cannot be read: File name too long$"):
+        refuse_special_file(Path("a" * 5000))

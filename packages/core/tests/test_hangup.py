@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runner_core._signals import outlive_terminal
-from runner_core.cache import progress
+from runner_core.base import progress
+from runner_core.training.signals import outlive_terminal
 
 
 @pytest.mark.torch

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core._errors import Unhealthy
+from runner_core.base.errors import Unhealthy
 from runner_core.config import RunConfig
-from runner_core.health import ConstantPrediction, FiniteValidation, Health, PrecisionAsked, default_rules
-from runner_core.protocols import Finding, HealthEvent
+from runner_core.contract import Finding, HealthEvent
+from runner_core.health import ConstantPrediction, FiniteValidation, Health, InputIgnored, PrecisionAsked, default_rules
 
 
 def validation(lowest, highest, step=1):
@@ -248,7 +248,27 @@ def test_without_a_memory_in_the_checkpoint_the_validations_are_replayed():
 def test_constant_at_the_end(tmp_path):
     """Too few validations to be stopped before: the end of the run is unhealthy all the same."""
     with pytest.raises(Unhealthy, match="the trained network decides 0 everywhere"):
-        toy.run(toy.small(train__epochs=1), tmp_path, project=AlwaysBackground)
+        toy.run(toy.small(train__epochs=1, health__constant_steps=0), tmp_path, project=AlwaysBackground)
+
+
+@pytest.mark.torch
+def test_a_short_trial_run_is_warned_of_a_constant_network_and_does_not_fail(tmp_path):
+    """health.constant_steps promises it of runs below 100 steps, their end included."""
+    summary = toy.run(toy.small(train__epochs=2), tmp_path, project=AlwaysBackground)
+    assert (summary["status"], summary["steps"]) == ("done", 6)
+    assert {f["level"] for f in summary["health"]} == {"warning"}
+    assert any("the trained network decides 0 everywhere" in f["message"] for f in summary["health"])
+
+
+@pytest.mark.parametrize("rule", [ConstantPrediction, InputIgnored])
+@pytest.mark.parametrize("step, level", [(1, "warning"), (99, "warning"), (100, "error")])
+def test_the_end_of_a_run_is_an_error_from_constant_steps_on(rule, step, level):
+    facts = {"decision_min": 1.0, "decision_max": 1.0}
+    if rule is InputIgnored:
+        facts = {"decision_min": 0.0, "decision_max": 1.0, "decision_mark_min": 0.5, "decision_mark_max": 0.5}
+    found = rule(3, 100)
+    found.observe(HealthEvent("validation", step, 1, facts))
+    assert found.observe(HealthEvent("end", step, 1, {})).level == level
 
 
 @pytest.mark.torch

@@ -13,7 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core._errors import Unhealthy
+from runner_core.base.errors import Unhealthy
+from runner_core.contract import Finding, HealthEvent
 from runner_core.engines import marks
 from runner_core.engines.pulls import MEASURED_AT, Measured, PullLog, parts_of_loss
 from runner_core.health import (
@@ -32,10 +33,9 @@ from runner_core.health import (
     Unmoved,
     WithoutGradient,
 )
-from runner_core.health.reads import noting, records_read, strangers
+from runner_core.health.reads import leaked_records, noting, records_read
 from runner_core.health.run import announce
 from runner_core.health.speed import Idle
-from runner_core.protocols import Finding, HealthEvent
 
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(find_spec(needs) is None, reason=f"{needs} is not installed"))
@@ -240,7 +240,7 @@ def test_what_was_measured_survives_a_checkpoint():
     assert one.take({}) == other.take({}) == {
         "pulls": {"dice": [2, 0.5]},
         "ignored": {"share": 0.2, "pull": 0.5, "metrics": ["iou"]},
-        "untaught": {"weights": {"b": 4}, "looks": 2},
+        "weights_without_gradient": {"weights": {"b": 4}, "looks": 2},
     }  # fmt: skip
     assert one.take({}) == {}
     other.load({})
@@ -332,17 +332,17 @@ def _first(model, image):
 
 def test_weights_are_named_that_had_no_gradient_at_any_look():
     rule = WithoutGradient()
-    assert rule.observe(log(1, untaught={"weights": {"a": 10, "b": 5}, "looks": 1})) is None
-    found = rule.observe(log(5, untaught={"weights": {"b": 5, "c": 1}, "looks": 4}))
+    assert rule.observe(log(1, weights_without_gradient={"weights": {"a": 10, "b": 5}, "looks": 1})) is None
+    found = rule.observe(log(5, weights_without_gradient={"weights": {"b": 5, "c": 1}, "looks": 4}))
     assert "b are to be trained (5 numbers)" in found.message
-    assert rule.observe(log(9, untaught={"weights": {"b": 5}, "looks": 4})) is None
+    assert rule.observe(log(9, weights_without_gradient={"weights": {"b": 5}, "looks": 4})) is None
 
 
 @engines
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_loss_of_the_wrong_sign_ends_the_run(kind, sign, tmp_path):
     class Signed(kind):
-        least: ClassVar = {"bce": 0}
+        lower_bounds: ClassVar = {"bce": 0}
 
         def step(self, model, batch, progress):
             step = super().step(model, batch, progress)
@@ -368,7 +368,11 @@ def test_a_loss_below_what_it_can_be():
 
 @engines
 def test_a_learning_rate_of_zero(kind, tmp_path):
-    found = told(tmp_path, kind, train__epochs=5, train__learning_rate=0.0)
+    class Still(kind):
+        def schedule(self, progress):
+            return 0.0 * progress.step
+
+    found = told(tmp_path, Still, train__epochs=5)
     assert found["learning rate zero"] == "error"
     assert "weights unchanged" not in found
 
@@ -376,7 +380,7 @@ def test_a_learning_rate_of_zero(kind, tmp_path):
 def test_a_learning_rate_that_becomes_zero():
     rule = RateZero()
     rates = [0.0, 0.1, 0.1, *[0.0] * 20]
-    found = [rule.observe(log(step, highest_rate=rate)) for step, rate in zip(range(5, 120, 5), rates, strict=True)]
+    found = [rule.observe(log(step, learning_rate=rate)) for step, rate in zip(range(5, 120, 5), rates, strict=True)]
     assert [finding.level for finding in found if finding] == ["warning"]
     assert "for 50 steps, since step 15" in next(finding for finding in found if finding).message
     assert rule.observe(HealthEvent("end", 120, 1, {})) is None
@@ -506,7 +510,7 @@ def test_what_samples_read_is_noted_and_the_store_left_as_it_was():
     assert not {"read", "take"} & vars(store.arrays["image"]).keys()
     whole = toy.Toy(toy.small()).samples(store, [1, 4], "train")
     assert records_read(whole, store) == {1, 4}
-    assert strangers({"train": whole, "validation": whole}, {"train": [1], "validation": [4, 5]}, store) == {
+    assert leaked_records({"train": whole, "validation": whole}, {"train": [1], "validation": [4, 5]}, store) == {
         "train": ["r4"],
         "validation": ["r1"],
     }

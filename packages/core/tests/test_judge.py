@@ -22,8 +22,8 @@ from runner_core import BadInput, Project, Record, RunConfig, Table
 from runner_core.cli import main
 from runner_core.cli.evaluate import score_table
 from runner_core.cli.tables import result_table
-from runner_core.evaluation import draw_figures, evaluate, no_better, write_scores
-from runner_core.project import Judgement, Predicted
+from runner_core.contract.records import Judgement, Predicted
+from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
 
 PICTURE = np.full((2, 3, 3), 9, np.uint8)
 TABLE = Table("neighbours", "By neighbours", ("k", "accuracy"), [("5", 0.75)])
@@ -228,7 +228,7 @@ def test_the_untrained_network_is_that_of_step_0(kind: Any) -> None:
     data.samples = {"train": setup.project.samples(data.store, data.splits["train"], "train")}
     trainer = setup.engine.trainer(setup, data, 3)
     before = {n: np.array(t) for n, t in trainer.state().tensors.items() if n.startswith("model.")}
-    from runner_core.loader import Loader
+    from runner_core.data.loader import Loader
 
     for step, batch in enumerate(Loader(data.samples["train"], batch_size=8, seed=0, shuffle=True).batches(0)):
         trainer.train_step(batch, step)
@@ -303,7 +303,8 @@ def test_train_and_evaluate_judge_what_the_project_names(
     assert "Worst first" not in report
     assert main(["toy", "evaluate", "run"]) == 0
     assert len(given[1]) == len(first)
-    content = json.loads(Path("run/evaluation-scored/scores.json").read_text(encoding="utf-8"))
+    (scored,) = Path("run").glob("evaluation-scored-phantom-*/scores.json")
+    content = json.loads(scored.read_text(encoding="utf-8"))
     assert content["further"] == summary["further"]
     assert {row["record"] for row in content["records"] if row["trained_on"]} == {
         p.record.key for p in first if not p.unseen

@@ -16,9 +16,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core._errors import BadInput
-from runner_core.checkpoint import Checkpoints, Damaged
+from runner_core.base.errors import BadInput
+from runner_core.contract.run import Damaged
 from runner_core.engines import device
+from runner_core.training.checkpoints import Checkpoints
 
 keras = pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 tf = pytest.importorskip("tensorflow")
@@ -96,7 +97,7 @@ def test_the_memory_of_a_gpu(monkeypatch):
 
 def test_xla_is_for_gpus():
     """On a CPU it takes minutes to compile and computes slower: only who asks for it gets it."""
-    from runner_core.protocols import Device
+    from runner_core.contract import Device
 
     def xla(kind, compile):
         return made(train__compile=compile).engine._xla(Device(kind))
@@ -198,12 +199,12 @@ def test_a_damaged_checkpoint(trained, tmp_path):
     newest = max((trained / "checkpoints").glob("step-*"))
     for name in ("state.json", "model.safetensors"):
         (tmp_path / name).write_bytes((newest / name).read_bytes()[:-9])
-    with pytest.raises(Damaged, match="not a checkpoint that this runner can read"):
+    with pytest.raises(Damaged, match=r"state.json: .* damaged or changed"):
         ArraysFormat().read(tmp_path)
 
 
 def test_scalars_survive_a_checkpoint(tmp_path):
-    from runner_core.protocols import State
+    from runner_core.contract import State
 
     tensors = {"model.a": np.float32(3).reshape(()), "b": np.arange(4, dtype=np.uint32)[::2], "ema.c": np.empty((0, 2))}
     ArraysFormat().write(tmp_path, State({}, tensors))
@@ -226,8 +227,13 @@ def test_channels_last_is_not_for_keras():
         made(train__channels_last="on").engine  # noqa: B018
 
 
+def test_strategies_of_several_devices_are_not_for_keras():
+    with pytest.raises(BadInput, match=r"train\.strategy fsdp is for PyTorch"):
+        made(train__strategy="fsdp").engine  # noqa: B018
+
+
 def test_another_backend_is_refused():
-    code = "from runner_core.engines.keras.backend import backend; backend()"
+    code = "from runner_core.engines.keras.backends import backend; backend()"
     env = {**os.environ, "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     if "No module named 'torch'" in done.stderr:

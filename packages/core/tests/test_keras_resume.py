@@ -17,9 +17,9 @@ TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
 import keras_toy  # noqa: E402
-from runner_core import watched  # noqa: E402
-from runner_core._errors import BadInput, Stopped  # noqa: E402
-from runner_core.runfolder import RunFolder  # noqa: E402
+from runner_core.base.errors import BadInput, Stopped  # noqa: E402
+from runner_core.output.runfolder import RunFolder  # noqa: E402
+from runner_core.training import watched  # noqa: E402
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 from runner_core.engines.keras.trainer import KerasTrainer  # noqa: E402

@@ -14,15 +14,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core._errors import BadInput, Unhealthy
-from runner_core.precision import matches
-from runner_core.protocols import Cost, Device, HostBatch, Precision, Step
+from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.contract import Cost, Device, HostBatch, Precision, Step
+from runner_core.contract.run import matches
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 import keras
 from keras import layers, ops
 from runner_core.engines.keras import memory, precision
-from runner_core.engines.keras.backend import OutOfDeviceMemory, backend
+from runner_core.engines.keras.backend import OutOfDeviceMemory
+from runner_core.engines.keras.backends import backend
 from runner_core.engines.keras.network import Bound, arrays, build, named
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, OutOfSpace, RunnerError, SampleSpec
-from runner_core.loader import Loader
-from runner_core.sampling import order
+from runner_core.data.loader import Loader
+from runner_core.data.sampling import order
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import Failing, add_noise
@@ -245,7 +245,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, {toy!r})
 from rows_toy import Failing
-from runner_core.loader import Loader
+from runner_core.data.loader import Loader
 if __name__ == "__main__":
     loader = Loader(Failing("sleep"), batch_size=2, seed=0, shuffle=True, workers=2)
     print(*loader.worker_pids, flush=True)
@@ -275,7 +275,7 @@ FRAMEWORKS = """
 import sys
 sys.path.insert(0, {toy!r})
 from rows_toy import Frameworks
-from runner_core.loader import Loader
+from runner_core.data.loader import Loader
 if __name__ == "__main__":
     loader = Loader(Frameworks(), batch_size=1, seed=0, shuffle=True, workers=1)
     print(next(loader.batches(0)).arrays["image"].tolist())
@@ -294,13 +294,13 @@ def test_workers_import_no_framework_and_the_parent_ends_with_them_running(tmp_p
 @pytest.mark.parametrize("setting", ["train.batch_size", "validate.batch_size"])
 def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(setting, monkeypatch):
     taken = []
-    monkeypatch.setattr("runner_core.loader.available_ram", lambda: 10_000_000)
+    monkeypatch.setattr("runner_core.data.loader.available_ram", lambda: 10_000_000)
     samples = Numbers(10)
     size = sum(int(np.prod(s.shape)) * np.dtype(s.dtype).itemsize for s in samples.spec.values())
     more = {"seed": 0, "shuffle": True, "setting": setting, "allocate": lambda *a: taken.append(a), "prefetch": 1}
     with pytest.raises(OutOfSpace, match=f"{setting} 1000000: 3 batches .* 10.0 MB are free: set {setting} to"):
         Loader(samples, batch_size=1_000_000, **more)
     assert not taken
-    monkeypatch.setattr("runner_core.loader.available_ram", lambda: size)
+    monkeypatch.setattr("runner_core.data.loader.available_ram", lambda: size)
     with pytest.raises(OutOfSpace, match=r"set train.prefetch to 0"):
         Loader(samples, batch_size=1, **more)

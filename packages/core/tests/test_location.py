@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from runner_core import BadInput, Record
-from runner_core.cache import default_cache
-from runner_core.cache.identity import Identities
+from runner_core.base.location import Url, location, refuse_secrets
 from runner_core.cli import main
 from runner_core.cli.options import peek
 from runner_core.config import CacheConfig, RunConfig
-from runner_core.config.resolve import refuse_nonsense
-from runner_core.copies import find_copies, known_digests
-from runner_core.location import Url, location, refuse_secrets
-from runner_core.project import at_url
+from runner_core.contract.records import at_url
+from runner_core.data.cache import default_cache
+from runner_core.data.cache.identity import Identities
+from runner_core.data.duplicates import find_duplicates, known_digests
+from runner_core.plugins.settings import refuse_nonsense
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/plates", "https://host/a.csv", "gs://b", "file:///data/a"])
@@ -75,7 +75,7 @@ def test_copies_at_urls_are_found_by_etag(tmp_path):
     records = [at("s3://b/x", "1"), at("s3://b/y", "2"), at("s3://b/z", "1"), at("s3://b/u")]
     digests = known_digests(Identities(tmp_path), records)
     assert digests[3] is None
-    (found,) = find_copies(records, digests, {"train": [0, 1], "validation": [2, 3]})
+    (found,) = find_duplicates(records, digests, {"train": [0, 1], "validation": [2, 3]})
     assert found.level == "error"
     assert "s3://b/x (s3://b/x), s3://b/z (s3://b/z)" in found.message
 

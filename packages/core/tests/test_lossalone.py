@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core.protocols import Precision, Progress, Step
+from runner_core.contract import Precision, Progress, Step
 
 PROGRESS = Progress(3, 10, 0)
 BATCH = {"image": (5, 2, toy.SIDE, toy.SIDE), "mask": (5, 1, toy.SIDE, toy.SIDE)}
@@ -97,7 +97,7 @@ def test_what_calls_no_network_cannot_be_told_apart(in_torch):
 def test_keras_plays_back_too():
     pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
     import keras
-    from runner_core.engines.keras.backend import backend
+    from runner_core.engines.keras.backends import backend
     from runner_core.engines.keras.lossalone import loss_seconds
     from runner_core.engines.keras.network import Bound, build
 

@@ -10,18 +10,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core import _memory, memory
-from runner_core._errors import BadInput, OutOfSpace
-from runner_core._loaders import samples
-from runner_core.memory.asked import Asked, Facts
-from runner_core.memory.footprint import Footprint
-from runner_core.memory.parts import parts, total
-from runner_core.memory.plan import MemoryPlan, judged
-from runner_core.memory.remedy import remedies
-from runner_core.project import Project
-from runner_core.protocols import CachePlan
-from runner_core.report.memory import memory as section
-from runner_core.team import Alone
+from runner_core.base.errors import BadInput, OutOfSpace
+from runner_core.contract import CachePlan
+from runner_core.contract.footprint import Footprint
+from runner_core.contract.project import Project
+from runner_core.contract.team import Alone
+from runner_core.output.report.memory import memory as section
+from runner_core.training import memory
+from runner_core.training.loaders import samples
+from runner_core.training.memory.plan import Asked, MemoryPlan, judged, parts, remedies, total
+from runner_core.training.memory.survey import Facts
 
 MB = 1_000_000
 NET = Footprint(
@@ -31,7 +29,7 @@ NET = Footprint(
 
 def asked(**changed) -> Asked:
     usual = Asked(32, 1, prefetch=2, workers=0, cache="memmap", keep=3, validation_batch=None)
-    return usual.but(**changed)
+    return usual.with_changes(**changed)
 
 
 def facts(has=None, footprint=NET, **changed) -> Facts:
@@ -201,22 +199,6 @@ def test_a_single_sample_that_is_too_large_is_refused():
     assert refused
     assert "not even the fewest samples" in text
     assert "use a smaller model" in text
-
-
-def test_files_that_the_kernel_keeps_in_memory_are_free(tmp_path, monkeypatch):
-    """A control group counts them as used: a training whose data was read before would be refused."""
-    monkeypatch.setattr(_memory, "_GROUP", tmp_path)
-    available = _memory.available_ram()
-    files = {
-        "memory.max": "1000",
-        "memory.current": "900",
-        "memory.stat": "anon 300\ninactive_file 400\nactive_file 200",
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert _memory.available_ram() == 700
-    (tmp_path / "memory.max").write_text("max\n")
-    assert _memory.available_ram() == pytest.approx(available, rel=0.5)
 
 
 # ---------------------------------------------------------------- the plan of a toy
@@ -397,7 +379,7 @@ def test_a_run_with_a_plan_is_the_run_without_one(tmp_path):
 
 @pytest.mark.torch
 def test_a_run_that_cannot_fit_is_refused_before_its_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("runner_core.memory.survey.available_ram", lambda: -(10**9))
+    monkeypatch.setattr("runner_core.training.memory.survey.available_ram", lambda: -(10**9))
     with pytest.raises(OutOfSpace, match=r"this training takes about .* of RAM .* are free: "):
         toy.run(toy.small(health__memory="refuse"), tmp_path / "refused")
     assert not (tmp_path / "refused" / "log.jsonl").exists()
@@ -462,13 +444,13 @@ class OneRecord(Project):
         return {"mean": float(store.arrays["image"].read(training[0]).mean())}
 
     def samples(self, store, records, split):
-        from runner_core.samples import RowSamples
+        from runner_core.data.samples import RowSamples
 
         return RowSamples(store, {"image": (0,)}, records)
 
 
-def test_a_sketch_is_of_the_median_record(tmp_path):
-    from runner_core.project import Prepared, Record
+def test_a_sketch_is_of_the_median_record(tmp_path, monkeypatch):
+    from runner_core.contract.records import Prepared, Record
 
     records = []
     for key, rows in (("a", 3), ("b", 5), ("c", 40)):
@@ -479,9 +461,10 @@ def test_a_sketch_is_of_the_median_record(tmp_path):
         project = OneRecord(toy.small())
         config = project.config
 
-        @staticmethod
-        def pipeline(record):
-            return Prepared({"image": np.load(record.files["image"])}, {})
+    def prepare(record):
+        return Prepared({"image": np.load(record.files["image"])}, {})
+
+    monkeypatch.setattr("runner_core.training.memory.survey.RecordPipeline.of", lambda setup: prepare)
 
     cache = CachePlan("memmap", 3, 0, 99, 0, 0, None)
     data = memory.sketch(Setup, records, {"train": [0, 1, 2], "validation": []}, cache)

@@ -7,8 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core._errors import BadInput
-from runner_core.metrics import Monitor, read
+from runner_core.base.errors import BadInput
+from runner_core.engines.metrics import read
+from runner_core.training.monitor import Monitor
 
 
 class Fixed:

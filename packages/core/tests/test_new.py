@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from runner_core import new as module
-from runner_core._errors import BadInput
-from runner_core.discovery import Plugin
-from runner_core.new import PLACEHOLDER, TEMPLATE, write_project
+from runner_core.base.errors import BadInput
+from runner_core.cli import new as module
+from runner_core.cli.new import PLACEHOLDER, TEMPLATE, write_project
+from runner_core.plugins.discovery import Plugin
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 LONG = "a_name_as_long_as_names_may_be_forty_abc"
@@ -150,11 +150,11 @@ import sys
 from pathlib import Path
 import numpy as np
 from runner_cells.project import Segmentation, Settings
-from runner_core.audit.checked import Checked
-from runner_core.audit.examine import Examine
-from runner_core.audit.rules import set_rules
-from runner_core.crop import NoCrop
-from runner_core.pipeline import RecordPipeline
+from runner_core.tools.check.checked import Checked
+from runner_core.tools.check.examine import Examine
+from runner_core.tools.check.rules import set_rules
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 project, data = Segmentation(Settings()), Path(sys.argv[1])
 data.mkdir()
 project.phantom(data, np.random.default_rng(0))
@@ -177,27 +177,30 @@ def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "workspace, into, core, expected",
+    "workspace, into, core, folder",
     [
-        ('members = ["packages/*"]', "packages", "runner-core", True),
-        ('members = ["**"]', "packages/deeper", "runner-core", True),
-        ('members = ["packages/core", "packages/runner-cells"]', "packages", "runner-core", True),
-        ('members = ["packages/*"]', "packages", "another", False),
-        ('members = ["packages/*"]', ".", "runner-core", False),
-        ('members = ["packages/*"]', "packages/deeper", "runner-core", False),
-        ('members = ["packages/*"]\nexclude = ["packages/runner-*"]', "packages", "runner-core", False),
+        ('members = ["packages/*"]', "packages", "runner-core", "cells"),
+        ('members = ["**"]', "packages/deeper", "runner-core", "cells"),
+        ('members = ["packages/core", "packages/runner-cells"]', "packages", "runner-core", "runner-cells"),
+        ('members = ["packages/*"]', "packages", "another", None),
+        ('members = ["packages/*"]', ".", "runner-core", None),
+        ('members = ["packages/*"]', "packages/deeper", "runner-core", None),
+        ('members = ["packages/*"]\nexclude = ["packages/*cells"]', "packages", "runner-core", None),
     ],
 )
 def test_in_a_workspace_beside_the_core_it_is_the_workspaces(
-    workspace: str, into: str, core: str, expected: bool, tmp_path: Path
+    workspace: str, into: str, core: str, folder: str | None, tmp_path: Path
 ) -> None:
+    """`folder`: its name as a member, which is how the core's folder is named; None where it is no member."""
     (tmp_path / "packages" / "core").mkdir(parents=True)
     (tmp_path / into).mkdir(exist_ok=True)
     (tmp_path / "pyproject.toml").write_text(f"[tool.uv.workspace]\n{workspace}\n", encoding="utf-8")
     (tmp_path / "packages" / "core" / "pyproject.toml").write_text(f'[project]\nname = "{core}"\n', encoding="utf-8")
-    text = (write_project("cells", "torch", tmp_path / into) / "pyproject.toml").read_text("utf-8")
+    written = write_project("cells", "torch", tmp_path / into)
+    assert written.name == (folder or "runner-cells")
+    text = (written / "pyproject.toml").read_text("utf-8")
     source = tomllib.loads(text)["tool"]["uv"].get("sources", {}).get("runner-core")
-    assert (source == {"workspace": True}) is expected, source
+    assert (source == {"workspace": True}) is bool(folder), source
 
 
 def test_an_error_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +260,6 @@ def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> N
 def test_the_template_is_no_part_of_the_package() -> None:
     found = [p for p in TEMPLATE.rglob("*.py") if (TEMPLATE / "__init__.py").exists() or not p.is_file()]
     assert not found
-    code = "import pkgutil, runner_core.new as n; print([m.name for m in pkgutil.walk_packages(n.__path__, 'n.')])"
+    code = "import pkgutil, runner_core.cli.new as n; print([m.name for m in pkgutil.walk_packages(n.__path__, 'n.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", "what imports all modules of the core must not meet the template"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import BadInput, Box, Decoded, Record, RunConfig
-from runner_core.crop import CentreCrop, ForegroundCrop, NoCrop
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.crop import CentreCrop, ForegroundCrop, NoCrop
+from runner_core.data.pipeline import RecordPipeline
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import RowsToy, write_volumes

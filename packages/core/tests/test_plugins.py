@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core import BadInput, RunnerError, discovery, hookimpl
-from runner_core.plugins import Plugins
+from runner_core import BadInput, Project, RunnerError, hookimpl
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
 
 
 def plugin(**functions: Any) -> types.ModuleType:
@@ -249,3 +250,13 @@ def test_unknown_names_come_with_hints(toy: None) -> None:
         discovery.find_project("tyo")
     with pytest.raises(BadInput, match="no extension 'x' is installed"):
         Plugins.load("toy", chosen=["x"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("least", "lower_bounds"), ("of_data", "data_settings"), ("uninformed", "chance_losses")]
+)
+def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
+    from runner_core.plugins.manager import refuse_incomplete
+
+    with pytest.raises(BadInput, match=f"project old: `{old}` is called `{new}` now"):
+        refuse_incomplete(type("Old", (Project,), {"name": "old", old: ()}))

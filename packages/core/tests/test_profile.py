@@ -13,14 +13,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.cli import main
-from runner_core.engines.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, PARTS, unnoticed
-from runner_core.measure import profiling
-from runner_core.measure.profile_report import lines
-from runner_core.measure.profiling import profile_run, remedies
-from runner_core.plugins import Plugins
-from runner_core.protocols import Cost, HostBatch, Step
+from runner_core.contract import Cost, HostBatch, Step
+from runner_core.contract.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, PARTS, unnoticed
+from runner_core.plugins.manager import Plugins
+from runner_core.tools.measure import profiling
+from runner_core.tools.measure.profile_report import lines
+from runner_core.tools.measure.profiling import profile_run, remedies
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -265,7 +265,8 @@ def test_an_engine_that_cannot_take_its_steps_apart_is_refused(monkeypatch):
 
 
 def test_remedies_of_all_plugins_the_best_first():
-    from runner_core import Fix, defaults, hookimpl
+    from runner_core import Fix, hookimpl
+    from runner_core.plugins import defaults
 
     class Extension:
         @hookimpl

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core.evaluation import write_png
-from runner_core.report import render, write_report
-from runner_core.report.charts import Series, line_chart, nice_ticks, share_bar, thin
-from runner_core.runfolder import RunFolder
+from runner_core.output.pictures import write_png
+from runner_core.output.report import render, write_report
+from runner_core.output.report.charts import Series, line_chart, nice_ticks, share_bar, thin
+from runner_core.output.runfolder import RunFolder
 
 VOID = {"meta", "img"}
 
@@ -191,6 +191,26 @@ def test_tables_remarks_and_later_evaluations_are_shown(folder: RunFolder) -> No
     ):
         assert part in words, part
     assert "hidden" not in words
+
+
+def test_an_evaluation_says_which_records_were_trained_on(folder: RunFolder) -> None:
+    """A score on what was trained on must not be read as one on new data."""
+    finished(folder)
+    (folder.path / "evaluation-mine").mkdir()
+    rows = [{"record": name, "group": "g", "scores": {"dice": 0.5}, "baseline": {}} for name in ("a", "b", "c")]
+
+    def page(*trained_on: bool) -> str:
+        marked = [{**row, "trained_on": seen} for row, seen in zip(rows, trained_on, strict=True)]
+        content = {"means": {"dice": 0.5}, "baseline": {}, "records": marked, "errors": [], "tables": []}
+        (folder.path / "evaluation-mine" / "scores.json").write_text(json.dumps(content), encoding="utf-8")
+        return render(folder)
+
+    shown = page(True, False, True)
+    assert "2 of these 3 records (or others of their groups) were trained on</p>" in shown
+    assert "<th>dice</th><th>trained on</th>" in shown
+    for name, seen in (("a", "yes"), ("b", "no"), ("c", "yes")):
+        assert f"<th>{name}</th><td>0.5</td><td>{seen}</td>" in shown
+    assert "trained on" not in page(False, False, False)
 
 
 def test_one_epoch_is_one_epoch(folder: RunFolder) -> None:

@@ -20,13 +20,13 @@ torch = pytest.importorskip("torch")
 TOYS = str(Path(__file__).parent / "engine_toy")
 sys.path.insert(0, TOYS)
 import engine_toy as toy  # noqa: E402
-from runner_core import watched  # noqa: E402
-from runner_core._errors import BadInput, Stopped  # noqa: E402
-from runner_core._resume import other_plugins  # noqa: E402
+from runner_core.base.errors import BadInput, Stopped  # noqa: E402
+from runner_core.contract import Finding  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
 from runner_core.health import default_rules  # noqa: E402
-from runner_core.protocols import Finding  # noqa: E402
-from runner_core.runfolder import RunFolder  # noqa: E402
+from runner_core.output.runfolder import RunFolder  # noqa: E402
+from runner_core.training import watched  # noqa: E402
+from runner_core.training.resume import other_plugins  # noqa: E402
 
 EVERYTHING = {
     "train__epochs": 4,
@@ -145,7 +145,7 @@ def test_killed_while_saving(tmp_path, whole, files, monkeypatch):
 
 def test_killed_between_log_and_checkpoint(tmp_path, whole, monkeypatch):
     """The log has the checkpoint's line, the disk has no such checkpoint: the line goes."""
-    from runner_core.checkpoint import Checkpoints
+    from runner_core.training.checkpoints import Checkpoints
 
     def never(self, *_):
         raise Kill

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from runner_core import BadInput
 from runner_core.cli import main
-from runner_core.protocols import State
-from runner_core.resuming.campaign import Campaign, Campaigns
-from runner_core.resuming.differences import Difference, differences
-from runner_core.resuming.moments import PHASES, Kill, Moment, choose
-from runner_core.runfolder import RunFolder
+from runner_core.contract import State
+from runner_core.output.runfolder import RunFolder
+from runner_core.tools.verify_resume.campaign import PHASES, Campaign, Campaigns, Kill, Moment, choose
+from runner_core.tools.verify_resume.differences import Difference, differences
+from runner_core.training.child import TrainingSpec
 
 STEP, VALIDATION, CHECKPOINT = range(len(PHASES))
 LINES = [
@@ -303,7 +303,9 @@ def test_of_what_is_interrupted_only_runs_that_differ_are_kept(
         folder = tmp_path / str(differing)
         folder.mkdir()
         with pytest.raises(type(stop)):
-            Campaigns("toy", [], folder, lambda path: State({}, {}), lambda text: None).run(3, 1, 0)
+            Campaigns(TrainingSpec("toy", "demo", None, {}), folder, lambda path: State({}, {}), lambda text: None).run(
+                3, 1, 0
+            )
         assert {path.name for path in folder.iterdir()} == kept
 
 
@@ -332,7 +334,7 @@ def test_the_project_comes_first(here: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_settings_of_a_command_are_over_a_files_and_under_flags(here: Path) -> None:
-    from runner_core.resuming.start import start
+    from runner_core.cli.verify_resume import start
 
     (here / "mine.yaml").write_text("train: {epochs: 70, batch_size: 3}\nlog: {wandb: online}\n")
     config = start("toy", ["--config", "mine.yaml", "--train.epochs", "4"]).setup.config
@@ -341,7 +343,7 @@ def test_settings_of_a_command_are_over_a_files_and_under_flags(here: Path) -> N
 
 
 def test_a_url_is_refused_as_elsewhere(here: Path) -> None:
-    from runner_core.resuming.start import start
+    from runner_core.cli.verify_resume import start
 
     with pytest.raises(BadInput):
         start("toy", ["--data", "s3://key:secret@bucket/place"])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput
-from runner_core.runfolder import RunFolder, replace_text
+from runner_core.output.runfolder import RunFolder, replace_text
 
 
 def make(path: Path) -> RunFolder:
@@ -33,6 +33,27 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x", encoding="utf-8")
     with pytest.raises(BadInput, match=r"not empty.*--resume"):
         RunFolder.create(None, "toy", tmp_path)
+
+
+def test_a_start_that_was_killed_before_its_settings_were_written_is_no_run(tmp_path: Path) -> None:
+    first = RunFolder.create(None, "toy", tmp_path / "run")
+    (first.path / ".lock").touch()
+    (first.path / ".config.yaml.4711").write_text("half", encoding="utf-8")
+    again = RunFolder.create(None, "toy", tmp_path / "run")
+    with again.lock():
+        assert {found.name for found in again.path.iterdir()} == {".lock", "checkpoints", "figures"}
+    (again.checkpoints / "step-00000001").mkdir()
+    with pytest.raises(BadInput, match="not empty"):
+        RunFolder.create(None, "toy", tmp_path / "run")
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    for name in (".log.jsonl.12", ".summary.json.3", ".report.html.99", ".streaming.json.ab_12xyz"):
+        (folder.path / name).write_text("half", encoding="utf-8")
+    (folder.path / ".mine").write_text("mine", encoding="utf-8")
+    with folder.lock():
+        assert {found.name for found in folder.path.glob(".*")} == {".lock", ".mine"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -64,7 +85,7 @@ def test_the_latest_run_is_the_one_started_last(tmp_path: Path) -> None:
 def test_a_running_folder_is_locked_until_its_process_is_gone(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     hold = (
-        "import sys, time, pathlib, runner_core.runfolder as r\n"
+        "import sys, time, pathlib, runner_core.output.runfolder as r\n"
         "with r.RunFolder(pathlib.Path(sys.argv[1])).lock(): print('held', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", hold, folder.path], stdout=subprocess.PIPE, text=True)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
-from runner_core.cache.stored import FlatArray, LiveArray, LiveRecords, PreparedStore
-from runner_core.samples import refuse_differing_fields
+from runner_core.data.cache.stored import FlatArray, LiveArray, LiveRecords, PreparedStore
+from runner_core.data.samples import refuse_differing_fields
 from runner_core.testing.compare import sent
 
 

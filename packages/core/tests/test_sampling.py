@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.sampling import below, order, sample_rng, words
+from runner_core.data.sampling import order, random_below, random_words, sample_rng
 
 SEEDS = st.integers(0, 2**63)
 SMALL = st.integers(1, 60)
@@ -47,8 +47,8 @@ def test_the_order_is_what_it_was():
     """Changing these numbers changes every run that is resumed: raise a version if you must."""
     assert order(7, 3, 8, 10, shuffle=True).tolist() == [5, 1, 3, 7, 2, 6, 4, 0, 0, 5]
     assert sample_rng(7, 3, 5).integers(0, 1000, 4).tolist() == [53, 208, 654, 922]
-    assert (words(7, 3, np.array([5])) >> np.uint64(54)).tolist() == [[849, 235, 440, 565]]
-    assert (words(7, 3, np.array([5]), 6) >> np.uint64(54)).tolist() == [[849, 235, 440, 565, 397, 799]]
+    assert (random_words(7, 3, np.array([5])) >> np.uint64(54)).tolist() == [[849, 235, 440, 565]]
+    assert (random_words(7, 3, np.array([5]), 6) >> np.uint64(54)).tolist() == [[849, 235, 440, 565, 397, 799]]
 
 
 @settings(deadline=None)  # the machine is shared
@@ -59,20 +59,20 @@ def test_the_order_is_what_it_was():
     count=st.integers(1, 13),
 )
 def test_words_are_of_the_position_and_more_of_them_begin_alike(seed, epoch, positions, count):
-    drawn = words(seed, epoch, np.array(positions, np.int64), count)
+    drawn = random_words(seed, epoch, np.array(positions, np.int64), count)
     assert drawn.shape == (len(positions), count)
     for position, own in zip(positions, drawn, strict=True):
-        alone = words(seed, epoch, np.array([position]), 16)[0]
+        alone = random_words(seed, epoch, np.array([position]), 16)[0]
         assert np.array_equal(own, alone[:count])
         assert len(set(alone.tolist())) == 16
 
 
 def test_numbers_below_are_as_likely():
-    drawn = below(words(0, 0, np.arange(6000))[:, :2], np.array([6, 1]))
+    drawn = random_below(random_words(0, 0, np.arange(6000))[:, :2], np.array([6, 1]))
     assert ((np.bincount(drawn[:, 0], minlength=6) - 1000) ** 2 / 1000).sum() < 20.5  # χ², 5 degrees of freedom, 0.1 %
     assert not drawn[:, 1].any()
     largest = np.array([2**64 - 1], np.uint64)
-    assert below(largest, np.array([2**32])).tolist() == [2**32 - 1]
+    assert random_below(largest, np.array([2**32])).tolist() == [2**32 - 1]
 
 
 @settings(deadline=None)  # the machine is shared

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput
-from runner_core.display import Display
-from runner_core.sinks import Sinks
-from runner_core.sinks.lines import JsonlSink, TextSink
-from runner_core.sinks.tensorboard import TensorBoardSink
+from runner_core.output.display import Display
+from runner_core.output.sinks import Sinks
+from runner_core.output.sinks.lines import JsonlSink, TextSink
+from runner_core.output.sinks.tensorboard import TensorBoardSink
 
 
 class Failing:
@@ -63,8 +63,8 @@ def test_a_full_disk_delays_lines(tmp_path: Path) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
-from runner_core.sinks import Sinks
-from runner_core.sinks.lines import JsonlSink, TextSink
+from runner_core.output.sinks import Sinks
+from runner_core.output.sinks.lines import JsonlSink, TextSink
 folder, said = Path({str(tmp_path)!r}), []
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sinks = Sinks([JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")], said.append)
@@ -136,7 +136,7 @@ def test_the_text_log_reads_as_lines(tmp_path: Path) -> None:
 
 def test_tensorboard_writes_scalars_and_pictures(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from runner_core.evaluation import write_png
+    from runner_core.output.pictures import write_png
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_png(tmp_path / "a.png", np.zeros((4, 5, 3), np.uint8))
@@ -229,7 +229,7 @@ def test_the_eta_forgets_a_standstill_and_not_what_comes_again(
 ) -> None:
     """A step a second; an hour's standstill after step 100; 5 s of validation after every tenth step from step 400."""
     clock = [0.0]
-    monkeypatch.setattr("runner_core.display.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("runner_core.output.display.time.monotonic", lambda: clock[0])
     display = Display(stream=stream)
     display.start(1000, 0, "toy")
 

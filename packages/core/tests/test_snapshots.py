@@ -14,11 +14,12 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core._errors import BadInput, Unhealthy
-from runner_core.project import Project
-from runner_core.report import write_report
-from runner_core.runfolder import RunFolder
-from runner_core.snapshots import first_samples, snapshots
+from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.contract.project import Project
+from runner_core.engines.returned import snapshots
+from runner_core.output.report import write_report
+from runner_core.output.runfolder import RunFolder
+from runner_core.training.snapshots import first_samples
 
 
 def picture(array):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.cache.stored import BLOCK, BloscArray
-from runner_core.cache.write import BLOSC2, FLAT, ArrayWriter
+from runner_core.data.cache.stored import BLOCK, BloscArray
+from runner_core.data.cache.write import BLOSC2, FLAT, ArrayWriter
 
 SHAPES = [(5, 40, 300, 2), (3, 90, 200, 2), (0, 40, 300, 2), (4, 7, 5, 2)]
 
@@ -100,3 +100,12 @@ def test_a_file_in_blocks_of_another_size_is_read(tmp_path):
     out = np.empty((2, 200, 300), np.uint8)
     array.take(np.array([5, 0]), out)
     assert np.array_equal(out, volume[[5, 0]])
+
+
+def test_an_array_that_was_replaced_by_a_stored_expression_is_not_opened(tmp_path):
+    """blosc2 would evaluate it: before 4.14.1 code that is stored in a file could run so."""
+    blosc2.asarray(np.ones(4, np.uint8), urlpath=str(tmp_path / "operand.b2nd"), mode="w")
+    operand = blosc2.open(str(tmp_path / "operand.b2nd"), mode="r")
+    (operand + 1).save(urlpath=str(tmp_path / "array.b2nd"))
+    with pytest.raises(ValueError, match="lazyexpr"):
+        BloscArray(tmp_path / "array.b2nd", np.dtype(np.uint8), [(4,)]).read(0)

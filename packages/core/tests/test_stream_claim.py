@@ -8,12 +8,12 @@ import sys
 import threading
 
 import pytest
-from runner_core.stream.claim import claimed
+from runner_core.data.stream.fetch import claimed
 
 HOLD = """
 import sys
 from pathlib import Path
-from runner_core.stream.claim import claimed
+from runner_core.data.stream.fetch import claimed
 
 with claimed(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from runner_core import BadInput, Record
+from runner_core.base.location import Url
 from runner_core.config import RemoteConfig
-from runner_core.location import Url
-from runner_core.stream import client as clients
-from runner_core.stream.client import client
-from runner_core.stream.failure import Unreachable
-from runner_core.stream.local import localised
+from runner_core.data.stream import client as clients
+from runner_core.data.stream.client import remote_client
+from runner_core.data.stream.failure import Unreachable
+from runner_core.data.stream.local import localised
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
@@ -202,10 +202,10 @@ def test_web_servers_and_local_urls_are_read_too(make, s3, tmp_path):
 
 def test_one_client_for_a_process_which_no_other_gets(s3):
     config = RemoteConfig(endpoint=s3.endpoint)
-    assert client(config) is client(RemoteConfig(endpoint=s3.endpoint))
-    assert client(config) is not client(RemoteConfig(endpoint=s3.endpoint, connections=2))
+    assert remote_client(config) is remote_client(RemoteConfig(endpoint=s3.endpoint))
+    assert remote_client(config) is not remote_client(RemoteConfig(endpoint=s3.endpoint, connections=2))
     with pytest.raises(TypeError, match="belongs to its process"):
-        pickle.dumps(client(config))
+        pickle.dumps(remote_client(config))
 
 
 def test_without_obstore_the_extra_is_named(monkeypatch):

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import OutOfSpace
-from runner_core.cache import manage
 from runner_core.cli import main
-from runner_core.stream.entry import Sheaf
-from runner_core.stream.lru import Lru
+from runner_core.data.cache import manage
+from runner_core.data.stream.entry import PackedRecord
+from runner_core.data.stream.lru import Lru
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from lru_toy import arrays, get, put, whole
@@ -294,6 +294,6 @@ def test_processes_that_are_killed_for_long(tmp_path):
 def test_a_sheaf_knows_its_size_before_it_is_written(tmp_path):
     lru = Lru(tmp_path, 10**6)
     put(lru, 7, 1234)
-    assert (tmp_path / f"{7:032x}").stat().st_size == Sheaf(arrays(7, 1234), {"key": 7}).size
+    assert (tmp_path / f"{7:032x}").stat().st_size == PackedRecord(arrays(7, 1234), {"key": 7}).size
     assert lru.fit(10 * PAGE) * 10 * PAGE <= 10**6 * 0.95
     assert Lru(tmp_path, lru.needed(25, 10 * PAGE)).fit(10 * PAGE) >= 25

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import BadInput, OutOfSpace
-from runner_core._errors import DataErrors
-from runner_core._workers import Workers
-from runner_core.location import Url
-from runner_core.protocols import is_streamed
-from runner_core.stream import source as sources
-from runner_core.stream.bad import BadRecord, BadSamples, stand_ins
+from runner_core.base.errors import DataErrors
+from runner_core.base.location import Url
+from runner_core.base.workers import Workers
+from runner_core.contract import is_streamed
+from runner_core.data.stream import source as sources
+from runner_core.data.stream.bad import BadRecord, BadSamples, stand_ins
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from stream_toy import SIDE, Fields, Reads, fields, image, npy, open_fields, write_fields
@@ -460,7 +460,7 @@ import sys, os, signal, threading, time
 sys.path.insert(0, {str(Path(__file__).parent / "data_toy")!r})
 import numpy as np
 from pathlib import Path
-from runner_core.location import Url
+from runner_core.base.location import Url
 from stream_toy import fields, open_fields
 store = open_fields(fields(Url("{ROOT}"), {COUNT}), Path({str(tmp_path)!r}), endpoint="{s3.endpoint}")
 print("open", flush=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core._fetching import Fetching, rates
-from runner_core._timing import Timing
-from runner_core.report import render
-from runner_core.runfolder import RunFolder
+from runner_core.output.report import render
+from runner_core.output.runfolder import RunFolder
+from runner_core.training.fetching import Fetching, rates
+from runner_core.training.timing import Timing
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy

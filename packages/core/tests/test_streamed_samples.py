@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import PatchSamples, RowSamples, TileSamples
-from runner_core.loader import Loader
-from runner_core.protocols import StreamedSamples
-from runner_core.sampling import near_order, order
+from runner_core.contract import StreamedSamples
+from runner_core.data.loader import Loader
+from runner_core.data.sampling import near_order, order
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from streamed_toy import ROWS, FakeStream

@@ -205,19 +205,19 @@ def watching(found: Any) -> Any:
 
 
 def judging(found: Any) -> Any:
-    from runner_core.project import Judgement
+    from runner_core.contract.records import Judgement
 
     return lambda own: lambda self, predicted: None if found is None else Judgement(**found)
 
 
 def switching(*settings: str) -> Any:
-    from runner_core.protocols import Optimisation
+    from runner_core.contract import Optimisation
 
     return lambda own: tuple(Optimisation("fast", {name: 1}, "data", "It is.") for name in settings)
 
 
 def moody_judge(own: Any) -> Any:
-    from runner_core.project import Judgement
+    from runner_core.contract.records import Judgement
 
     calls: list[int] = []
     return lambda self, predicted: calls.append(1) or Judgement({"a": 0.1 * len(calls)})
@@ -254,12 +254,12 @@ class BatchMean:
 
 def with_pixel_error(monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
     """The toy with a metric, and what its NumPy witness says of it."""
-    from runner_core.engines.torch.metrics import Function
+    from runner_core.engines.torch.metrics import TorchFunctionMetric
 
     def error(logits: Any, batch: Any) -> Any:
         return ((logits > 0) != (batch["mask"] > 0)).float().mean()
 
-    monkeypatch.setattr(toy_class(), "metrics", lambda self: [Function("error", error)])
+    monkeypatch.setattr(toy_class(), "metrics", lambda self: [TorchFunctionMetric("error", error)])
     monkeypatch.setattr(toy_class(), "plain_metrics", plain)
 
 
@@ -399,7 +399,7 @@ def test_snapshots_that_change_what_is_learned_are_found(tmp_path: Path, monkeyp
 
 
 def test_a_judgement_is_made_of_the_records_that_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runner_core.project import Judgement
+    from runner_core.contract.records import Judgement
 
     (check,) = [c for c in CHECKS if c.__name__ == "judgement_fits_together"]
     given: list[Any] = []

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.cli import main
-from runner_core.measure.trial import TrialFailed
-from runner_core.measure.tune import Tuning
-from runner_core.runfolder import RunFolder
-from runner_core.toolfolder import claimed
+from runner_core.output.runfolder import RunFolder
+from runner_core.output.toolfolder import claimed
+from runner_core.tools.measure.trial import TrialFailed
+from runner_core.tools.measure.tune import Tuning
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.checkpoint import Damaged
-from runner_core.protocols import State
+from runner_core.contract import State
+from runner_core.contract.run import Damaged
 
 torch = pytest.importorskip("torch")
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402

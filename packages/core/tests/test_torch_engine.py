@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core._errors import BadInput
-from runner_core.checkpoint import Checkpoints
+from runner_core.base.errors import BadInput
 from runner_core.engines import device
+from runner_core.training.checkpoints import Checkpoints
 
 torch = pytest.importorskip("torch")
 from runner_core.engines.torch import TorchEngine  # noqa: E402

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from runner_core import BadInput
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch.metrics import Confusion, Function, MonaiMetric, Overlap, TorchMetric, count_true  # noqa: E402
+from runner_core.engines.torch.metrics import (  # noqa: E402
+    Confusion,
+    MonaiMetric,
+    Overlap,
+    TorchFunctionMetric,
+    TorchMetric,
+    count_true,
+)
 
 
 def batches(seed, lengths=(5, 1, 4), records=3, empty=False):
@@ -83,7 +90,7 @@ def test_large_counts_are_exact():
 
 def test_function_weights_by_samples():
     found = batches(3)
-    accuracy = Function("accuracy", lambda p, b: ((p > 0) == (b["mask"] > 0)).float().mean())
+    accuracy = TorchFunctionMetric("accuracy", lambda p, b: ((p > 0) == (b["mask"] > 0)).float().mean())
     predicted, true, _ = (np.concatenate(parts) for parts in zip(*found, strict=True))
     assert fed(accuracy, found) == pytest.approx({"accuracy": (predicted == true).mean()})
 
@@ -145,9 +152,9 @@ def confused(batches_of_classes, prefix=""):
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_confusion_by_its_definition(seed, lengths, occurring):
-    """In any batches, some classes never occurring, unannotated pixels predicted as anything."""
+    """In any batches, some classes never occurring, some pixels without an answer, unannotated ones with any."""
     rng = np.random.default_rng(seed)
-    found = [(rng.integers(0, occurring, (n, 3, 4)), rng.integers(-1, occurring, (n, 3, 4))) for n in lengths]
+    found = [(rng.integers(-1, occurring, (n, 3, 4)), rng.integers(-1, occurring, (n, 3, 4))) for n in lengths]
     predicted, true = (np.concatenate(parts).ravel() for parts in zip(*found, strict=True))
     predicted, true = predicted[true >= 0], true[true >= 0]
     iou, f1, expected = [], [], {}
@@ -194,7 +201,7 @@ def test_confusion_forgets_at_reset():
     assert metric.compute()["accuracy"] == 1.0
 
 
-@pytest.mark.parametrize(("predicted", "true"), [(4, 0), (-1, 0), (0, 4)])
+@pytest.mark.parametrize(("predicted", "true"), [(4, 0), (-2, 0), (0, 4)])
 def test_classes_that_are_not_there_are_refused(predicted, true):
     """Counted in a neighbour's cell they would go unnoticed."""
     with pytest.raises(BadInput, match=r"1 pixels have a predicted class outside 0…3.*epithelium"):

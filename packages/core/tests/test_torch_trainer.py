@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
-from runner_core._errors import BadInput, OutOfSpace, Unhealthy
-from runner_core.precision import matches
-from runner_core.protocols import Device, HostBatch, Precision, Progress, Step
+from runner_core.base.errors import BadInput, OutOfSpace, Unhealthy
+from runner_core.contract import Device, HostBatch, Precision, Progress, Step
+from runner_core.contract.run import matches
 
 torch = pytest.importorskip("torch")
 from runner_core.engines.torch import engine, oom, precision, transfer  # noqa: E402
@@ -223,6 +223,21 @@ def test_a_projects_own_schedule_and_after_step():
     assert rates == [1.0, 0.5, 0.25]
     assert [p.step for p in Own.seen] == [0, 1, 2]
     assert Own.seen[0].steps == 10
+
+
+def test_the_log_has_the_highest_learning_rate_of_all_groups_and_the_lowest():
+    class Layerwise(Linear):
+        def parameter_groups(self, model):
+            first, *others = model.parameters()
+            return [{"params": [first], "lr": 0.25}, {"params": others, "lr": 1.0}]
+
+        def optimizer(self, groups):
+            return torch.optim.SGD(groups)
+
+    ours = trainer(Layerwise, train__schedule="constant", train__warmup=0.0)
+    ours.train_step(host_batch(0)[0], 0)
+    found = ours.read_log()
+    assert (found["learning_rate"], found["learning_rate_lowest"]) == (1.0, 0.25)
 
 
 def test_default_optimizer_is_adamw():
@@ -742,9 +757,9 @@ def test_shared_memory_is_page_locked_while_it_is_there(monkeypatch):
 
 
 def test_device_resident_rows_are_the_gathered_ones():
+    from runner_core.data.loader import Loader
+    from runner_core.data.samples import RowSamples
     from runner_core.engines.torch.gather import DeviceRows
-    from runner_core.loader import Loader
-    from runner_core.samples import RowSamples
 
     host, device = toy.MemoryStore(), toy.MemoryStore(device=True)
     fields = {"image": (-2, 0, 1), "mask": (0,)}
@@ -771,8 +786,8 @@ def test_a_run_with_the_set_on_the_device_is_the_same_run(tmp_path):
 
 
 def test_a_set_larger_than_the_device(monkeypatch):
+    from runner_core.data.samples import RowSamples
     from runner_core.engines.torch import gather
-    from runner_core.samples import RowSamples
 
     def full(*_, **__):
         raise torch.OutOfMemoryError

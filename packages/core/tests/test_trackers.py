@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from runner_core import BadInput, RunConfig
 from runner_core.config import LogConfig
-from runner_core.runfolder import RunFolder
-from runner_core.sinks import Sinks
-from runner_core.sinks.background import Background
-from runner_core.sinks.mlflow import mlflow_sink
-from runner_core.sinks.tracker import Tracker
-from runner_core.sinks.wandb import wandb_sink
+from runner_core.output.runfolder import RunFolder
+from runner_core.output.sinks import Sinks
+from runner_core.output.sinks.background import BackgroundSink
+from runner_core.output.sinks.mlflow import mlflow_sink
+from runner_core.output.sinks.tracker import Tracker
+from runner_core.output.sinks.wandb import wandb_sink
+from runner_core.plugins.settings import refuse_nonsense
 
 SESSION = """
 import os, signal, sys, time
@@ -29,9 +30,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from runner_core import RunConfig
 from runner_core.config import LogConfig
-from runner_core.defaults import runner_sinks
-from runner_core.runfolder import RunFolder
-from runner_core.sinks import Sinks
+from runner_core.plugins.defaults import runner_sinks
+from runner_core.output.runfolder import RunFolder
+from runner_core.output.sinks import Sinks
 
 folder, service, kill = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill"
 log = LogConfig(wandb="offline") if service == "wandb" else LogConfig(mlflow=str(folder.parent / "mlruns"))
@@ -66,7 +67,7 @@ sinks.close()
 @pytest.fixture(params=["wandb", "mlflow"])
 def sessions(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
     """A service and the folder of a run that was killed after step 6 and resumed at step 4."""
-    from runner_core.evaluation import write_png
+    from runner_core.output.pictures import write_png
 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # for what is read here
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -195,7 +196,7 @@ class Slow:
 def test_a_service_that_hangs_holds_nothing_up() -> None:
     said: list[str] = []
     let_go = Event()
-    sinks = Sinks([Background("slow", lambda: Slow(let_go), seconds=0.1)], said.append)
+    sinks = Sinks([BackgroundSink("slow", lambda: Slow(let_go), seconds=0.1)], said.append)
     for step in range(1000):  # if one waited, it would wait for ever
         sinks.event("train", step, {"loss": 1.0})
     sinks.close()
@@ -210,7 +211,7 @@ def test_a_service_that_cannot_be_reached_is_told_once() -> None:
         raise ConnectionError("no route")
 
     said: list[str] = []
-    sinks = Sinks([Background("gone", connect)], said.append)
+    sinks = Sinks([BackgroundSink("gone", connect)], said.append)
     sinks.event("train", 1, {})
     sinks.close()
     sinks.event("train", 2, {})
@@ -263,7 +264,7 @@ def test_how_a_run_ended_is_told(status: str | None, tmp_path: Path) -> None:
 
 def test_a_service_that_ends_its_thread_is_told_too() -> None:
     said: list[str] = []
-    sinks = Sinks([Background("rude", sys.exit)], said.append)
+    sinks = Sinks([BackgroundSink("rude", sys.exit)], said.append)
     sinks.event("train", 1, {})
     sinks.close()
     assert said == [
@@ -273,7 +274,7 @@ def test_a_service_that_ends_its_thread_is_told_too() -> None:
 
 def test_a_run_without_any_event_touches_no_service() -> None:
     connected: list[Any] = []
-    sink = Background("never", lambda: connected.append(1) or Slow(Event()))  # type: ignore[func-returns-value]
+    sink = BackgroundSink("never", lambda: connected.append(1) or Slow(Event()))  # type: ignore[func-returns-value]
     sink.close()
     assert not connected
 
@@ -284,17 +285,15 @@ def test_what_is_missing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
 
     toy: Any = Toy()
     for name, make in (("wandb", wandb_sink), ("mlflow", mlflow_sink)):
-        monkeypatch.setattr(f"runner_core.sinks.{name}.find_spec", lambda _: None)
+        monkeypatch.setattr(f"runner_core.output.sinks.{name}.find_spec", lambda _: None)
         with pytest.raises(BadInput, match=rf"runner-core\[{name}\]"):
             make(toy, RunConfig(log=LogConfig(wandb="offline", mlflow="runs")), tmp_path)
 
 
 @pytest.mark.parametrize("secret", ["me:hunter2", "hunter2", ":hunter2"])
-def test_a_password_in_an_address_is_refused(secret: str, tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
-    toy: Any = type("Toy", (), {"name": "toy"})
+def test_a_password_in_an_address_is_refused(secret: str) -> None:
     with pytest.raises(BadInput, match="MLFLOW_TRACKING_PASSWORD") as error:
-        mlflow_sink(toy, RunConfig(log=LogConfig(mlflow=f"https://{secret}@example.org")), tmp_path)
+        refuse_nonsense(RunConfig(log=LogConfig(mlflow=f"https://{secret}@example.org")))
     assert "hunter2" not in str(error.value)
 
 

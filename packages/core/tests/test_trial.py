@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runner_core.config.resolve import from_preset
 from runner_core.config.values import plain
-from runner_core.measure.trial import Base, Trial, TrialFailed
-from runner_core.plugins import Plugins
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import from_preset
+from runner_core.tools.measure.trial import Trial, TrialFailed
+from runner_core.training.child import TrainingSpec
 
 pytestmark = pytest.mark.torch
 PROJECT = Path(__file__).parent / "toy" / "project"
@@ -26,7 +27,7 @@ def base(here, cache_home, monkeypatch):
     project = Plugins.load("toy").project()
     settings = from_preset(project, "demo")
     settings.train.threads = 1
-    return Base("toy", "demo", None, plain(settings))
+    return TrainingSpec("toy", "demo", None, plain(settings))
 
 
 def wait_until(condition, seconds=60.0):
@@ -168,8 +169,8 @@ def test_no_process_outlives_its_parent(base, tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from runner_core.measure.trial import Base, Trial
-trial = Trial(Base("toy", "demo", None, {dict(base.settings)!r}), "x", {{"train.workers": 1}})
+from runner_core.tools.measure.trial import TrainingSpec, Trial
+trial = Trial(TrainingSpec("toy", "demo", None, {dict(base.settings)!r}), "x", {{"train.workers": 1}})
 trial.start()
 Path("pid").write_text(str(trial.pid))
 trial.steps(1 << 40)

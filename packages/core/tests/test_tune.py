@@ -15,19 +15,20 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.cli import main
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
-from runner_core.measure import tune
-from runner_core.measure.agreement import same_samples, same_steps
-from runner_core.measure.candidates import Candidate, Facts, LeftOut, systematic, with_fixes
-from runner_core.measure.trial import Base, TrialFailed, Turn
-from runner_core.measure.tune import Tuning
-from runner_core.measure.tune_report import facts, lines, verdict
-from runner_core.project import Project
-from runner_core.protocols import Fix
-from runner_core.runfolder import json_text
+from runner_core.contract import Fix
+from runner_core.contract.project import Project
+from runner_core.output.runfolder import json_text
+from runner_core.tools.measure import tune
+from runner_core.tools.measure.agreement import same_samples, same_steps
+from runner_core.tools.measure.candidates import Candidate, Facts, LeftOut, systematic, with_fixes
+from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.tools.measure.tune import Tuning
+from runner_core.tools.measure.tune_report import facts, lines, verdict
+from runner_core.training.child import TrainingSpec
 
 
 class World:
@@ -117,7 +118,7 @@ def world(monkeypatch):
     return made
 
 
-BASE = Base("toy", "demo", None, {"train": {"batch_size": 4}})
+BASE = TrainingSpec("toy", "demo", None, {"train": {"batch_size": 4}})
 SETTINGS = {"train.workers": 0, "train.channels_last": "auto", "train.batch_size": 4, "train.compile": "auto"}
 
 

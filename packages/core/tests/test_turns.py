@@ -11,8 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
-from runner_core.measure.trial import TrialFailed, Turn
-from runner_core.measure.turns import LEAST, Contender, Rounds, compare, spread
+from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.tools.measure.turns import LEAST, Contender, Rounds, compare, spread
 
 
 class Fake:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core import BadInput, watched
+from runner_core import BadInput
 from runner_core.cli import main
-from runner_core.sinks.lines import JsonlSink
+from runner_core.engines import returned
+from runner_core.output.sinks.lines import JsonlSink
+from runner_core.training import watched
 
 
 def project(found: Any) -> Any:
@@ -31,13 +33,13 @@ def project(found: Any) -> Any:
 )
 def test_what_is_no_small_array_is_refused(found: Any, message: str) -> None:
     with pytest.raises(BadInput, match=f"project toy: `watch` must return small NumPy arrays of numbers.*{message}"):
-        watched.watch(project(found), None)
+        returned.watch(project(found), None)
 
 
 def test_what_is_watched_stays_as_it_was() -> None:
     """A network on the CPU gives views of its own weights."""
     weights = np.ones(3, np.float32)
-    found = watched.watch(project({"weights": weights}), None)
+    found = returned.watch(project({"weights": weights}), None)
     weights += 1
     assert found["weights"].tolist() == [1, 1, 1]
 

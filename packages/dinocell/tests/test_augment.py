@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_dinocell import augment
+from runner_dinocell.batches import on_device
 from runner_dinocell.config import AugmentConfig, CellConfig
 from scipy import ndimage
 from torch.nn import functional
@@ -88,7 +89,7 @@ def plain_crop(window: np.ndarray, draws: np.ndarray, settings: AugmentConfig, w
 def test_crops_are_those_of_loops_in_float64(side: int, parts: dict[str, Any]) -> None:
     settings = config(**parts)
     given = batch(settings, side=side)
-    made = augment.on_device(given, settings, None)
+    made = on_device(given, settings, None)
     low, high = given["levels"].double().numpy()[..., None, None].transpose(2, 0, 1, 3, 4)
     windows = ((given["image"].numpy() - low) / (high - low)).clip(0, augment.CEILING)
     draws = given["draws"].double().numpy()[:, :-4].reshape(4, 5, -1)
@@ -105,7 +106,7 @@ def test_nothing_asked_for_gives_the_window_back_exactly() -> None:
     )
     given = batch(settings)
     window = augment.scaled(given["image"], given["levels"])
-    made = augment.on_device(given, settings, torch.Generator())
+    made = on_device(given, settings, torch.Generator())
     wanted = window * (1 / augment.SPREAD) - augment.CENTRE / augment.SPREAD
     for crop in (*made["globals"].unbind(1), *made["locals"].unbind(1)):
         torch.testing.assert_close(crop, wanted, rtol=0, atol=1e-6)
@@ -126,9 +127,9 @@ def test_levels_become_0_and_1_and_16_bits_are_kept() -> None:
 def test_levels_of_the_set_take_the_place_of_each_fields() -> None:
     chosen = config(noise=0)
     given, levels = batch(chosen), np.array([[50, 1000], [80, 2500], [0, 700]], np.float32)
-    found = augment.on_device(given, chosen, None, levels)
-    wanted = augment.on_device(given | {"levels": torch.from_numpy(levels).expand(4, -1, -1)}, chosen, None)
-    own = augment.on_device(given, chosen, None)
+    found = on_device(given, chosen, None, levels)
+    wanted = on_device(given | {"levels": torch.from_numpy(levels).expand(4, -1, -1)}, chosen, None)
+    own = on_device(given, chosen, None)
     for name in ("image", "globals", "locals"):
         torch.testing.assert_close(found[name], wanted[name])
         assert not torch.allclose(found[name], own[name])
@@ -191,7 +192,7 @@ def symmetries(flip: bool, rotate90: bool) -> set[tuple[int, ...]]:
     )  # fmt: skip
     image = torch.arange(9).to(torch.uint16).view(1, 1, 3, 3).expand(64, 1, 3, 3)
     given = batch(settings, 64, 1, 3) | {"image": image, "levels": torch.tensor([0.0, 8.0]).expand(64, 1, 2)}
-    crops = augment.on_device(given, settings, None)["globals"].flatten(0, 1)[:, 0]
+    crops = on_device(given, settings, None)["globals"].flatten(0, 1)[:, 0]
     numbers = ((crops * augment.SPREAD + augment.CENTRE) * 8).round().long()
     return {tuple(n) for n in numbers.flatten(1).tolist()}
 
@@ -213,9 +214,9 @@ def test_crops_do_not_depend_on_the_batch() -> None:
     settings = config()
     settings.model.channels = "subset"
     given = batch(settings, 6)
-    together = augment.on_device(given, settings, None)
+    together = on_device(given, settings, None)
     order = torch.tensor([4, 1, 5])
-    apart = augment.on_device({name: value[order] for name, value in given.items()}, settings, None)
+    apart = on_device({name: value[order] for name, value in given.items()}, settings, None)
     for name in ("globals", "locals"):
         torch.testing.assert_close(apart[name], together[name][order], rtol=0, atol=1e-5)
 
@@ -224,7 +225,7 @@ def test_crops_of_a_sample_differ_and_follow_its_draws() -> None:
     settings = config()
     given = batch(settings, 2)
     given["image"][1], given["levels"][1] = given["image"][0], given["levels"][0]
-    made = augment.on_device(given, settings, None)
+    made = on_device(given, settings, None)
     assert not torch.allclose(made["globals"][0], made["globals"][1], atol=0.1)
     assert not torch.allclose(made["globals"][0, 0], made["globals"][0, 1], atol=0.1)
 
@@ -232,9 +233,9 @@ def test_crops_of_a_sample_differ_and_follow_its_draws() -> None:
 def test_the_rest_of_the_batch_is_kept() -> None:
     settings = config()
     given = batch(settings) | {"record": torch.arange(4), "mask": torch.ones(4, 2, 4, dtype=torch.bool)}
-    made = augment.on_device(given, settings, None)
+    made = on_device(given, settings, None)
     assert set(made) == {"globals", "locals", "record", "mask", "image"}
-    assert set(augment.on_device(given, settings, torch.Generator())) == {"globals", "locals", "record", "mask"}
+    assert set(on_device(given, settings, torch.Generator())) == {"globals", "locals", "record", "mask"}
     assert made["globals"].shape == (4, 2, 3, 16, 16)
     assert made["locals"].shape == (4, 3, 3, 9, 9)
     assert made["globals"].is_contiguous()
@@ -244,9 +245,9 @@ def test_the_rest_of_the_batch_is_kept() -> None:
 def test_noise_is_the_generators_and_as_strong_as_drawn() -> None:
     settings = config(noise=0.5, global_size=64)
     given = batch(settings)
-    clean = augment.on_device(given, settings, None)["globals"]
-    noisy = augment.on_device(given, settings, torch.Generator().manual_seed(1))["globals"]
-    again = augment.on_device(given, settings, torch.Generator().manual_seed(1))["globals"]
+    clean = on_device(given, settings, None)["globals"]
+    noisy = on_device(given, settings, torch.Generator().manual_seed(1))["globals"]
+    again = on_device(given, settings, torch.Generator().manual_seed(1))["globals"]
     assert torch.equal(noisy, again)
     drawn = given["draws"][:, :-4].view(4, 5, -1)[:, :2, 9]
     found = (noisy - clean).flatten(2).std(-1) * augment.SPREAD
@@ -257,9 +258,9 @@ def test_blur_falls_on_crops_as_in_dinov2() -> None:
     """Of white noise: all first global crops, a tenth of the second, half of the local ones."""
     whole = config(global_scale=(1, 1), local_scale=(1, 1), global_size=24, local_size=24, brightness=0, contrast=0)
     given = batch(whole, 300, 1)
-    made = augment.on_device(given, whole, None)
+    made = on_device(given, whole, None)
     del made["image"]
-    unblurred = augment.on_device(given, replace(whole, augment=replace(whole.augment, blur=0)), None)["globals"]
+    unblurred = on_device(given, replace(whole, augment=replace(whole.augment, blur=0)), None)["globals"]
     sharpness = {name: (crops[..., 1:] - crops[..., :-1]).square().mean((2, 3, 4)) for name, crops in made.items()}
     most = (unblurred[..., 1:] - unblurred[..., :-1]).square().mean((2, 3, 4))
     sigma = given["draws"][:, :-2].view(300, 5, -1)[:, 0, 8]
@@ -269,6 +270,19 @@ def test_blur_falls_on_crops_as_in_dinov2() -> None:
     assert 0.35 < float((sharpness["locals"] < 0.97 * most[:, :1]).float().mean()) < 0.6
 
 
+@pytest.mark.parametrize("kind", ["subset", "bag"])
+def test_missing_channels_are_0_and_never_the_only_ones(kind: Any) -> None:
+    settings = config(noise=0.1)
+    settings.model.channels = kind
+    given = batch(settings, count=64) | {"grey": torch.tensor([[900, 0, 300]] * 64)}
+    made = on_device(given, settings, torch.Generator())
+    filled = made["globals"].flatten(3).any(3)
+    assert torch.equal(filled[:, 0], filled[:, 1])
+    assert set(filled[:, 0].sum(1).tolist()) == ({1, 2} if kind == "subset" else {2})
+    looked_at = on_device({n: t for n, t in given.items() if n != "draws"}, settings, None)["image"]
+    assert looked_at.flatten(2).any(2).tolist() == [[True, False, True]] * 64
+
+
 def test_a_subset_keeps_one_channel_at_least_the_same_in_all_crops() -> None:
     settings = CellConfig(augment=replace(NOTHING, **SMALL, noise=0.1))
     settings.model.channels = "subset"
@@ -276,12 +290,12 @@ def test_a_subset_keeps_one_channel_at_least_the_same_in_all_crops() -> None:
     for channel in range(4):  # each of one grey value, to be told apart
         given["image"][:, channel] = 200 + 300 * channel
     given["levels"][:] = torch.tensor([0.0, 2000.0])
-    made = augment.on_device(given, settings, torch.Generator())
+    made = on_device(given, settings, torch.Generator())
     kept = (made["globals"] != 0).any(-1).any(-1)
     assert torch.equal(kept, kept[:, :1].expand_as(kept))
     assert torch.equal(kept[:, :1].expand(-1, 3, -1), (made["locals"] != 0).any(-1).any(-1))
     assert set(kept[:, 0].sum(-1).tolist()) == {1, 2, 3, 4}
-    clean = augment.on_device(given, settings, None)["globals"]
+    clean = on_device(given, settings, None)["globals"]
     shades = ((clean[:, 0, :, 0, 0] * augment.SPREAD + augment.CENTRE) * 2000).round()
     orders = {tuple(row) for row in shades[kept[:, 0].all(-1)].tolist()}
     assert len(orders) > 10
@@ -294,7 +308,7 @@ def test_a_subset_keeps_one_channel_at_least_the_same_in_all_crops() -> None:
 def test_without_draws_the_whole_window_is_seen() -> None:
     settings = config()
     given = {name: value for name, value in batch(settings).items() if name != "draws"}
-    found = augment.on_device(given, settings, None)
+    found = on_device(given, settings, None)
     assert set(found) == {"image"}
     window = augment.scaled(given["image"], given["levels"])
     wanted = normal(functional.interpolate(window, (16, 16), mode="bilinear", antialias=True))

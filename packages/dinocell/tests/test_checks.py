@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
-from runner_core import BadInput
-from runner_core.location import Url
+from runner_core import BadInput, Url
 from runner_dinocell import checks
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import Field

@@ -19,8 +19,8 @@ from runner_dinocell import weights
 from runner_dinocell.attention import attention_maps
 from runner_dinocell.config import CellConfig
 from runner_dinocell.export import export
-from runner_dinocell.network import DinoNet, shard_units
-from runner_dinocell.vit import SIZES, backbone
+from runner_dinocell.network import DinoNet, backbone, shard_units
+from runner_dinocell.vit import SIZES
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.project import Predicted
-from runner_core.protocols import Array
+from runner_core import Array, Predicted
 from runner_dinocell import evaluate
-from runner_dinocell.embed import Embedded
 from runner_dinocell.evaluate import NOTHING, balanced, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
 from runner_dinocell.judgement import UNTRAINED, WHAT, chosen, judge
+from runner_dinocell.whole import Embedded
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 

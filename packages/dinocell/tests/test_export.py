@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from runner_dinocell.augment import CENTRE, SPREAD, whole
 from runner_dinocell.config import CellConfig, demo
 from runner_dinocell.export import export
 from runner_dinocell.network import DinoNet
@@ -50,6 +51,16 @@ def test_the_exported_backbone_is_the_teachers(model, tmp_path) -> None:
     if "channels" not in model:
         with torch.no_grad():
             torch.testing.assert_close(bare(images), network.embed(images))
+
+
+def test_windows_resized_as_it_says_are_what_the_network_reads(tmp_path) -> None:
+    network, config = trained()
+    _, settings, _ = export(network, tmp_path, config, CHANNELS)
+    told = json.loads(settings.read_text(encoding="utf-8"))["input"]
+    window = torch.rand(2, 3, 75, 75)
+    resize = {**told["resize"], "size": tuple(told["resize"]["size"])}
+    made = (torch.nn.functional.interpolate(window, **resize) - CENTRE) / SPREAD
+    torch.testing.assert_close(made, whole(window, config.augment.global_size), atol=1e-5, rtol=1e-5)
 
 
 def test_it_says_how_to_feed_it(tmp_path) -> None:

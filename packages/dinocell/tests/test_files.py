@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import BadInput
-from runner_core.location import Url
+from runner_core import BadInput, Url
+from runner_core.config.values import overlay_named
 from runner_dinocell import phantom, sources
-from runner_dinocell.config import CellConfig
+from runner_dinocell.config import CellConfig, CellDataConfig
 from runner_dinocell.fields import decode
 from runner_dinocell.files import find_inputs, find_records
 from runner_dinocell.project import DinoCell
@@ -53,6 +53,14 @@ def test_a_gallery_like_jumps(tmp_path: Path, config: CellConfig) -> None:
 def test_one_plates_name_in_two_batches_is_two_plates(tmp_path: Path, config: CellConfig) -> None:
     make(tmp_path, *(JUMP.replace("B1", b).format(column=1, channel=1) for b in ("B1", "B2")))
     assert [r.group for r in find_records(tmp_path, config)] == ["source_4/B1/BR1", "source_4/B2/BR1"]
+
+
+def test_a_table_and_a_pattern_are_one_too_many(tmp_path: Path, config: CellConfig) -> None:
+    table = make(tmp_path, "1.tif") / "t.csv"
+    table.write_text("plate,well,site,channel,path\nP,A01,1,1,1.tif\n")
+    config.data.pattern = "{plate}_{well}_{site}_{channel}.tif"
+    refused(table, config, r"data.pattern and the table .*t.csv both say .*: leave one out")
+    assert len(find_inputs(table, config, ("1",))) == 1  # the pattern is that of the data which were trained on
 
 
 def test_real_images(real_plate: Path, config: CellConfig) -> None:
@@ -151,6 +159,42 @@ def test_plates_without_a_common_channel(tmp_path: Path, config: CellConfig) -> 
 # ---------------------------------------------------------------- labels
 
 
+def test_brightfield_is_taken_where_it_is_asked_for(tmp_path: Path, config: CellConfig) -> None:
+    root = make(tmp_path / "P1" / "Images", *(f"r01c01f01p01-ch{n}sk1fk1fl1.tiff" for n in range(1, 9)))
+    said: list[str] = []
+    (field,) = find_records(root, config, say=said.append)
+    assert field.channels == ("1", "2", "3", "4", "5")
+    assert "6, 7, 8" in said[0]
+    assert "--data.channels 1 2 3 4 5 6 7 8" in said[0]
+    config.data.channels = ("1", "7")
+    (field,) = find_records(root, config, say=said.append)
+    assert (field.channels, len(said)) == (("1", "7"), 1)
+
+
+@pytest.mark.parametrize("kind", ["subset", "bag"])
+def test_networks_for_mixed_stains_take_plates_with_others_and_without(
+    tmp_path: Path, config: CellConfig, kind: Any
+) -> None:
+    config.model.channels = kind
+    root = make(tmp_path, "P1/P1_A01_site1_ChDNA.tif", "P1/P1_A01_site1_ChER.tif",
+                "P2/P2_A01_site1_ChDNA.tif", "P2/P2_A01_site1_ChRNA.tif")  # fmt: skip
+    fields = find_records(root, config)
+    assert [field.channels for field in fields] == [("DNA", "ER", "RNA")] * 2
+    assert [list(field.files) for field in fields] == [["DNA", "ER"], ["DNA", "RNA"]]
+    assert all(field.partial for field in fields)
+    trained = ("AGP", "DNA", "ER")
+    used = {field.channels for field in find_records(root / "P2", config, trained)}
+    assert used == {("RNA", "DNA", "ER") if kind == "subset" else ("DNA", "RNA")}
+    assert find_records(root / "P1", config, ("DNA",))[0].channels == ("DNA",)
+
+
+def test_a_subset_network_has_so_many_places(tmp_path: Path, config: CellConfig) -> None:
+    config.model.channels = "subset"
+    root = make(tmp_path, *(f"P2/P2_A01_site1_Ch{name}.tif" for name in ("DNA", "RNA", "Mito")))
+    with pytest.raises(BadInput, match="takes 2 at once"):
+        find_records(root, config, ("DNA", "ER"))
+
+
 def test_labels_beside_the_images(tmp_path: Path, config: CellConfig) -> None:
     make(tmp_path, *(f"P_A0{w}_s{s}_w1.tif" for w in (1, 2) for s in (1, 2)), "Q_A01_s1_w1.tif")
     (tmp_path / "labels.csv").write_text("plate,well,compound\nP,a1,dmso\nP,A02,\nR,A01,taxol\n")
@@ -224,7 +268,7 @@ def test_a_bucket_is_read_as_a_folder(small_phantom: Path, config: CellConfig, s
 
 def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, config: CellConfig, s3: Any) -> None:
     """And what is wrong with a file is said of its URL."""
-    from runner_core.stream.local import localised
+    from runner_core.data.stream.local import localised
 
     here = find_records(small_phantom, config)
     broken = 0
@@ -281,7 +325,7 @@ def test_many_files(
     ][:200_000]  # fmt: skip
     root = Url("s3://gallery/cpg")
     monkeypatch.setattr(sources, "listed", lambda root, remote: ((path, root / path) for path in paths))
-    monkeypatch.setattr(sources, "content_if_any", lambda place, remote: b"well,label\nA01,x\n")
+    monkeypatch.setattr(sources, "content_if_any", lambda *_: b"well,label\nA01,x\n")
     begun = time.perf_counter()
     records = find_records(root, config)
     record_property("seconds for 200,000 images", time.perf_counter() - begun)
@@ -301,9 +345,9 @@ def test_inputs_are_not_those_of_the_runs_manifest(tmp_path: Path, config: CellC
     assert [r.key for r in find_inputs(tmp_path / "other.csv", config, ("1",))] == ["Q/A01/1"]
 
 
-def test_a_manifest_is_kept_by_its_whole_path(tmp_path: Path, config: CellConfig, monkeypatch: Any) -> None:
+def test_a_manifest_is_kept_by_its_whole_path(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for given, kept in (("a.csv", str(tmp_path / "a.csv")), ("s3://b/a.csv", "s3://b/a.csv"), (None, None)):
-        config.data.manifest = given
-        DinoCell(config)
-        assert config.data.manifest == kept
+        assert CellDataConfig(manifest=given).manifest == kept
+        config = overlay_named(CellConfig(), {"data.manifest": given}, "these")
+        assert DinoCell(config).config.data.manifest == kept

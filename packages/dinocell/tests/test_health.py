@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runner_core.protocols import Finding, HealthEvent, Progress
+from runner_core import Finding, HealthEvent, Progress
 from runner_dinocell import runner_health, schedules
 from runner_dinocell.config import CellConfig, LossConfig, default, demo
 from runner_dinocell.heads import DINOHead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core import BadInput
-from runner_core.location import Url
+from runner_core import BadInput, Url
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 from runner_dinocell import manifest
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records
 from runner_dinocell.manifest import Table
+from runner_dinocell.project import DinoCell
 
 PLAIN = "plate,well,site,channel,path\n"
 LOAD_DATA = "Metadata_Plate,Metadata_Well,Metadata_Site,FileName_OrigDNA,PathName_OrigDNA\n"
@@ -153,10 +156,11 @@ def test_a_table_in_a_bucket(config: CellConfig, s3: Any) -> None:
         (PLAIN + "P,A01,1,1,1.tif\nP,A02,1,1,\n", "line 3 has no path"),
         (PLAIN, "no row below its names of columns"),
         (PLAIN + "P,A01,1,1\n", "not a readable table"),
+        ((PLAIN + "P,A01,1,1,a.tif\n").replace("\n", "\r"), "not a readable table"),
         ("", "not a readable table|no row"),
         (PLAIN.replace("site", "well") + "P,A01,1,1,1.tif\n", "no column 'site'|two columns are named 'well'"),
-        (PLAIN + "P,A01,1,1,../1.tif\n", r"line 2: the path \.\./1\.tif leads out of"),
-        (PLAIN + "P,A01,1,1,a/../../1.tif\n", "leads out of"),
+        (PLAIN + "P,A01,1,1,../1.tif\n", r"line 2: the path \.\./1\.tif has `\.\.` in it\. Write it in full"),
+        (PLAIN + "P,A01,1,1,a/../../1.tif\n", r"the path a/\.\./\.\./1\.tif has `\.\.` in it"),
         (PLAIN + "P,A01,1,1,1.tif\nP,a1,01,1,2.tif\n", "two images of channel 1 of P/A01/1"),
     ],
 )  # fmt: skip
@@ -196,6 +200,40 @@ def test_a_field_with_two_labels(tmp_path: Path, config: CellConfig) -> None:
     rows = "P,A01,1,1,1.tif,taxol\nP,A01,1,2,2.tif,\nP,A01,1,3,3.tif,dmso\n"
     table = write(tmp_path, PLAIN.replace("path", "path,compound") + rows)
     refused(config, table, r"images\.csv: P/A01/1 has two labels, taxol and dmso\.")
+
+
+@pytest.mark.parametrize("suffix", [".csv.gz", ".parquet"])
+def test_a_small_file_that_unpacks_to_a_huge_table_is_refused(
+    tmp_path: Path, config: CellConfig, monkeypatch: Any, suffix: str
+) -> None:
+    path = tmp_path / f"images{suffix}"
+    if suffix == ".parquet":
+        pa.parquet.write_table(pa.table({name: ["x" * 1000] * 100_000 for name in ("plate", "well")}), path)
+    else:
+        path.write_bytes(gzip.compress(PLAIN.encode() + b"x" * 50_000_000))
+    assert path.stat().st_size < 100_000
+    monkeypatch.setattr(manifest, "MOST_BYTES", 20_000_000)
+    tracemalloc.start()
+    with pytest.raises(BadInput, match=r"images\..*; a table, unpacked, takes at most 20\.0 MB"):
+        find_records(path, config)
+    assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    tracemalloc.stop()
+
+
+def test_a_table_too_large_to_read_is_refused(tmp_path: Path, config: CellConfig, monkeypatch: Any) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", 10)
+    (tmp_path / "images.csv").write_text(PLAIN)
+    with pytest.raises(BadInput, match=r"images\.csv: \d+ B; a table takes at most 10 B"):
+        find_records(tmp_path / "images.csv", config)
+
+
+@pytest.mark.parametrize("path, message", [("file://[x/a.tif", "line 2: the .* is no URL"), ("a" * 5000, "too long")])
+def test_paths_that_no_system_takes_are_refused(tmp_path: Path, config: CellConfig, path: str, message: str) -> None:
+    table = write(tmp_path, PLAIN + f"P,A01,1,1,{path}\n")
+    project = DinoCell(config)
+    pipeline = RecordPipeline(project, NoCrop())
+    with pytest.raises(BadInput, match=message):
+        [pipeline.decode(record) for record in project.records(table)]
 
 
 def test_two_columns_of_one_name() -> None:

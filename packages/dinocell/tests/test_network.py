@@ -83,6 +83,12 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_channels_that_are_missing_do_not_count_in_a_bag() -> None:
+    net, image = network(channels="bag"), torch.randn(2, 3, 48, 48)
+    padded = torch.cat([image[:, :1], torch.zeros_like(image[:, :1]), image[:, 1:]], 1)
+    torch.testing.assert_close(net.embed(padded), net.embed(image))
+
+
 def test_a_bag_is_the_mean_over_its_channels() -> None:
     net, image = network(channels="bag"), torch.randn(2, 3, 48, 48)
     assert net.teacher.backbone.patch_embed.proj.in_channels == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from runner_core.protocols import Cost, Progress
+from runner_core import Cost, Progress
 from runner_dinocell import facts, losses
 from runner_dinocell.config import CellConfig, LossConfig, demo
 from runner_dinocell.network import DinoNet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner_core.protocols import Progress
+from runner_core import Progress
 from runner_dinocell import schedules
 from runner_dinocell.config import CellConfig, OptimConfig, demo
 from runner_dinocell.network import DinoNet

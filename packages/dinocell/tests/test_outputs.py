@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core import BadInput
-from runner_core.protocols import Arrays
+from runner_core import Arrays, BadInput
 from runner_dinocell import outputs
 from runner_dinocell.config import CellConfig
-from runner_dinocell.embed import Embedded, corners, embed, side
 from runner_dinocell.fields import Field
+from runner_dinocell.whole import Embedded, corners, predict, side
 
 SETTINGS = {"window": 8, "channels": ["Ch1", "Ch2"]}
 
@@ -64,14 +63,14 @@ def test_each_window_is_embedded_with_its_fields_levels() -> None:
         first, last = arrays["image"][:, 0, 0, 0], arrays["image"][:, 1, -1, -1]
         return {"embedding": np.stack([first, last, arrays["levels"][:, 1, 1]], 1).astype(np.float32)}
 
-    found = embed({"image": image, "levels": levels}, infer, 8, 1.0, 4, "P1/A01/1")
+    found = predict({"image": image, "levels": levels}, infer, 8, 1.0, 4, "P1/A01/1")
     assert batches == [4, 4, 1]
     assert found.corners.tolist() == [[y, x] for y in (0, 6, 12) for x in (0, 8, 16)]
     for (y, x), row in zip(found.corners, found.windows, strict=True):
         assert row.tolist() == [image[0, y, x], image[1, y + 7, x + 7], 4]
     np.testing.assert_allclose(found.field, found.windows.astype(np.float64).mean(0), rtol=1e-6)
     with pytest.raises(BadInput, match=r"P1/A01/1: 24 × 20 pixels, smaller than the windows .*32"):
-        embed({"image": image, "levels": levels}, infer, 32, 1.0, 4, "P1/A01/1")
+        predict({"image": image, "levels": levels}, infer, 32, 1.0, 4, "P1/A01/1")
 
 
 def test_fields_are_a_row_each_in_one_file(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
-from runner_core.protocols import Arrays
+from runner_core import Arrays
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 from runner_dinocell import fields, files
 from runner_dinocell.config import CellConfig
 from runner_dinocell.project import DinoCell

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core import BadInput
-from runner_core.cache.storage import Layout
-from runner_core.cache.stored import PreparedStore
-from runner_core.location import Url
+from runner_core import BadInput, Layout, PreparedStore, Url
 from runner_dinocell import fields
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records

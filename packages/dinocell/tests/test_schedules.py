@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core.protocols import Progress
+from runner_core import Progress
 from runner_dinocell import schedules
 from runner_dinocell.config import CellConfig, default, demo
 
@@ -27,6 +27,18 @@ def test_the_learning_rate_warms_up_and_ends_at_its_final_value() -> None:
     assert factors[1000] * config.train.learning_rate == pytest.approx(config.optim.final_learning_rate)
     middle = (config.train.learning_rate + config.optim.final_learning_rate) / 2
     assert factors[550] * config.train.learning_rate == pytest.approx(middle)
+
+
+def test_train_schedule_is_the_course_of_the_learning_rate() -> None:
+    config = default()
+    config.train.schedule = "constant"
+    assert set(over(schedules.learning_rate, config, 1000)[100:]) == {1.0}
+    config.train.schedule = "linear"
+    factors = over(schedules.learning_rate, config, 1000)
+    np.testing.assert_allclose(np.diff(factors[100:]), np.diff(factors[100:])[0], rtol=1e-9)
+    assert factors[1000] * config.train.learning_rate == pytest.approx(config.optim.final_learning_rate)
+    config.train.learning_rate = 0.0  # a health rule has the say then
+    assert all(np.isfinite(over(schedules.learning_rate, config, 1000)))
 
 
 def test_weight_decay_and_momentum_rise_along_cosines() -> None:

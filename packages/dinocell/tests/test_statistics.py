@@ -11,14 +11,30 @@ from runner_dinocell import statistics
 from runner_dinocell.config import CellConfig
 
 
-class Fields:
-    """A store of images, of which some cannot be read."""
+class Grey:
+    """How many grey values the channels of fields have."""
 
-    def __init__(self, images: list[np.ndarray], keys: list[str] | None = None, bad: tuple[int, ...] = ()) -> None:
+    def __init__(self, lacking: tuple[int, ...]) -> None:
+        self._lacking = lacking
+
+    def read(self, number: int) -> np.ndarray:
+        return np.array([9, 0 if number in self._lacking else 9])
+
+
+class Fields:
+    """A store of images, of which some cannot be read, and some lack their second channel."""
+
+    def __init__(
+        self,
+        images: list[np.ndarray],
+        keys: list[str] | None = None,
+        bad: tuple[int, ...] = (),
+        lacking: tuple[int, ...] = (),
+    ) -> None:
         self.keys = keys or [f"P{n % 2}/A{n:02d}/1" for n in range(len(images))]
         self._images, self._bad = images, bad
         self.read_numbers: list[int] = []
-        self.arrays = {"image": self}
+        self.arrays: dict[str, Any] = {"image": self, "grey": Grey(lacking)}
         self.meta = self
 
     def read(self, number: int) -> np.ndarray:
@@ -54,6 +70,19 @@ def test_fields_of_their_own_scale_are_not_read(config: CellConfig) -> None:
     store = Fields(images(3))
     assert statistics.fit(store, [0, 1, 2], config) == {"channels": ["DNA", "ER"]}  # type: ignore[arg-type]
     assert store.read_numbers == []
+
+
+def test_a_missing_channel_darkens_no_level(config: CellConfig) -> None:
+    config.data.scale = "set"
+    made = images(4)
+    for n in (1, 2):
+        made[n][1] = 0
+    learned = statistics.fit(Fields(made, lacking=(1, 2)), [0, 1, 2, 3], config)  # type: ignore[arg-type]
+    there = statistics.fit(Fields([made[0], made[3]]), [0, 1], config)  # type: ignore[arg-type]
+    assert np.array_equal(learned["levels"][1], there["levels"][1])
+    nowhere = statistics.fit(Fields(made, lacking=(0, 1, 2, 3)), [0, 1], config)["levels"]  # type: ignore[arg-type]
+    own = np.array([[1, 2], [3, 4]], np.float32)
+    assert statistics.usable(nowhere, own)[1].tolist() == [3, 4]
 
 
 def test_unreadable_fields_are_passed_over(config: CellConfig) -> None:

@@ -11,8 +11,7 @@ import pytest
 import tifffile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput
-from runner_core.project import Record
+from runner_core import BadInput, Record
 from runner_dinocell import fields, tiff
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_dinocell.config import CellConfig, demo
-from runner_dinocell.vit import backbone, interpolated
+from runner_dinocell.network import backbone
+from runner_dinocell.vit import interpolated
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -12,8 +12,8 @@ import torch
 from runner_core import BadInput
 from runner_dinocell import weights
 from runner_dinocell.config import CellConfig
-from runner_dinocell.network import DinoNet
-from runner_dinocell.vit import SIZES, backbone
+from runner_dinocell.network import DinoNet, backbone
+from runner_dinocell.vit import SIZES
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional

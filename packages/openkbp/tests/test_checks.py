@@ -11,7 +11,7 @@ import pytest
 from runner_openkbp.checks import findings, smallest_region
 from runner_openkbp.config import demo
 from runner_openkbp.csvfiles import write_values, write_voxels
-from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.project import OpenKBP
 
 Write = Callable[..., Path]
@@ -20,7 +20,7 @@ REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[
 
 def found(folder: Path) -> dict[str, str]:
     """Messages by rule and level, joined."""
-    (record,) = find_patients(folder)
+    (record,) = find_records(folder)
     messages: dict[str, list[str]] = {}
     for finding in findings(record):
         messages.setdefault(finding.rule, []).append(f"{finding.level}: {finding.message}")
@@ -28,7 +28,7 @@ def found(folder: Path) -> dict[str, str]:
 
 
 def rewrite(folder: Path, file: str, change: Callable[[np.ndarray], None]) -> None:
-    (record,) = find_patients(folder)
+    (record,) = find_records(folder)
     patient = read_patient(record)
     volume = np.array(patient.dose if file == "dose.csv" else patient.ct, np.float64)
     change(volume)
@@ -41,7 +41,7 @@ def test_a_good_patient_has_no_findings(write_boxes: Write) -> None:
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no real patients in {REAL}")
 def test_the_real_patients_have_none() -> None:
-    for record in find_patients(REAL):
+    for record in find_records(REAL):
         assert [f.message for f in findings(record)] == []
 
 

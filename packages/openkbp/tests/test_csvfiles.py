@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,22 @@ from runner_openkbp.csvfiles import (
     write_voxels,
 )
 from runner_openkbp.rois import GRID
+
+
+@pytest.mark.parametrize("read, size", [(read_values, 200_000_000), (read_indices, 50_000_000), (read_voxels, 20_000)])
+def test_a_file_larger_than_any_of_the_challenges_is_refused_unread(tmp_path: Path, read, size: int) -> None:
+    path = tmp_path / "ct.csv"
+    path.touch()
+    os.truncate(path, size)
+    with pytest.raises(BadInput, match=r"ct\.csv: .*; such a file of the challenge's takes at most"):
+        read(path)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ct.csv")
+    with pytest.raises(BadInput, match=r"ct\.csv: a named pipe"):
+        read_values(tmp_path / "ct.csv")
+
 
 ONE_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 places = st.lists(st.integers(0, VOXELS - 1), min_size=1, max_size=40, unique=True)
@@ -181,10 +198,12 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         read_values(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "1 2", "1 2 3 4", "1 2 zero", "1 2 0", "1 2 -3", "nan 1 1", "inf 1 1"])
+@pytest.mark.parametrize(
+    "content", ["", "1 2", "1 2 3 4", "1 2 zero", "1 2 0", "1 2 -3", "nan 1 1", "inf 1 1", "1e-300 1 1", "1 1 1e300"]
+)
 def test_voxels_that_are_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "voxel_dimensions.csv").write_text(content)
-    with pytest.raises(BadInput, match=r"voxel_dimensions\.csv: .*(three positive numbers|empty)"):
+    with pytest.raises(BadInput, match=r"voxel_dimensions\.csv: .*(three numbers from 0.001 to 1000|empty)"):
         read_voxels(tmp_path / "voxel_dimensions.csv")
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
-from runner_core.protocols import Precision
+from runner_core import Precision
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 from runner_openkbp.config import demo
-from runner_openkbp.patients import find_patients
+from runner_openkbp.files import find_records
 from runner_openkbp.phantom import write_patient
 from runner_openkbp.project import OpenKBP
 
@@ -69,7 +69,7 @@ np.save("network.npy", straight)
 @pytest.mark.parametrize("cascade", [False, True])
 def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
     write_patient(tmp_path / "pt_1", np.random.default_rng(3))
-    (record,) = find_patients(tmp_path / "pt_1")
+    (record,) = find_records(tmp_path / "pt_1")
     config = demo()
     config.data.size, config.model.features, config.model.cascade = 32, 2, cascade
     project = OpenKBP(config)

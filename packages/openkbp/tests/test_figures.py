@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_openkbp.drawing import DOSE_COLOURS, Scale, dashes
-from runner_openkbp.figures import COLOURS, dose_figure
-from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.figures import COLOURS, figure
+from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, bit, unpack
 
 PLACES = np.array([1 << 16, 1 << 8, 1])
@@ -23,12 +23,12 @@ def colours_in(picture: Any) -> set[int]:
 
 @pytest.fixture
 def patient(write_boxes: Any) -> Any:
-    (record,) = find_patients(write_boxes())
+    (record,) = find_records(write_boxes())
     return read_patient(record)
 
 
 def test_a_figure_shows_every_roi_that_the_patient_has(patient: Any) -> None:
-    picture = dose_figure(patient, patient.dose * 1.1, "pt_1")
+    picture = figure(patient, patient.dose * 1.1, "pt_1")
     assert picture.dtype == np.uint8
     assert picture.shape[1:] == (1200, 3)
     assert 800 < picture.shape[0] < 2000
@@ -36,27 +36,27 @@ def test_a_figure_shows_every_roi_that_the_patient_has(patient: Any) -> None:
     shown = {roi for roi in ROIS if int(COLOURS[roi] @ PLACES) in found}
     assert shown == {roi for roi in ROIS if unpack(patient.masks, roi).any()}
     assert len(shown) == 7
-    assert np.array_equal(picture, dose_figure(patient, patient.dose * 1.1, "pt_1"))
-    assert not np.array_equal(picture[:36], dose_figure(patient, patient.dose * 1.1, "pt_2")[:36])
+    assert np.array_equal(picture, figure(patient, patient.dose * 1.1, "pt_1"))
+    assert not np.array_equal(picture[:36], figure(patient, patient.dose * 1.1, "pt_2")[:36])
 
 
 def test_without_a_reference_only_the_prediction_is_drawn(patient: Any) -> None:
     prediction = patient.dose * 0.9
-    both = dose_figure(patient, prediction, "pt_1")
+    both = figure(patient, prediction, "pt_1")
     patient.dose = None
-    alone = dose_figure(patient, prediction, "pt_1")
+    alone = figure(patient, prediction, "pt_1")
     assert alone.shape[1:] == (1200, 3)
     assert alone.shape[0] < both.shape[0]
 
 
 @pytest.mark.parametrize("value", [0.0, 90.0, np.nan])
 def test_any_prediction_can_be_drawn(value: float, patient: Any) -> None:
-    assert dose_figure(patient, np.full(GRID, value, np.float32), "pt_1").shape[1] == 1200
+    assert figure(patient, np.full(GRID, value, np.float32), "pt_1").shape[1] == 1200
 
 
 def test_a_patient_without_any_roi_is_drawn(patient: Any) -> None:
     patient.masks &= np.uint16(1 << bit(POSSIBLE))
-    assert dose_figure(patient, patient.dose, "pt_1").shape[1] == 1200
+    assert figure(patient, patient.dose, "pt_1").shape[1] == 1200
 
 
 def test_a_scale_runs_from_its_first_colour_to_its_last() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from keras import ops
 from runner_openkbp.config import LossConfig
-from runner_openkbp.losses import DOSES, SOFTNESS, STEP, dose_losses, dvh_distance, mae
+from runner_openkbp.losses import DOSES, SOFTNESS, STEP, dvh_distance, mae
 from runner_openkbp.metrics import dose_error
+from runner_openkbp.objective import objective
 
 SHAPE = (2, 6, 6, 6, 1)
 
@@ -99,10 +100,12 @@ def test_terms_and_weights(doses: tuple[np.ndarray, np.ndarray], rois: np.ndarra
         "mask": rois[..., :1],
         "image": np.concatenate([np.zeros_like(dose), rois], -1),
     }
-    loss, terms = dose_losses([dose], batch, LossConfig())
+    step = objective([dose], batch, LossConfig())
+    loss, terms = step.loss, step.terms
     assert list(terms) == ["mae"]
     assert float(loss) == float(terms["mae"])
-    loss, terms = dose_losses([coarse, dose], batch, LossConfig(mae=2.0, masked=True, dvh=0.25))
+    step = objective([coarse, dose], batch, LossConfig(mae=2.0, masked=True, dvh=0.25))
+    loss, terms = step.loss, step.terms
     expected = {
         "mae": mae(dose, reference, batch["mask"]),
         "mae_coarse": mae(coarse, reference, batch["mask"]),

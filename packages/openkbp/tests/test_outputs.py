@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from runner_core import BadInput
-from runner_core.project import Record
+from runner_core import BadInput, Record
 from runner_openkbp import csvfiles, dicom, outputs
 from runner_openkbp.config import DosePredictOptions, demo
-from runner_openkbp.patients import find_inputs, find_patients, read_patient
+from runner_openkbp.files import find_inputs, find_records, read_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE
 
@@ -63,7 +62,7 @@ def write_patient(tmp_path: Path, boxed: Any) -> Callable[..., Record]:
         csvfiles.write_voxels(folder / "voxel_dimensions.csv", VOXEL_MM)
         if dose:
             csvfiles.write_values(folder / "dose.csv", boxed(rng.uniform(1, 70, shape).round(3)))
-        (record,) = find_patients(folder) if dose else find_inputs(folder)
+        (record,) = find_records(folder) if dose else find_inputs(folder)
         return record
 
     return write

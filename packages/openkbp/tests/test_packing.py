@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from runner_core import BadInput, RowSamples
-from runner_core.cache import default_cache
-from runner_core.crop import NoCrop
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.cache import default_cache
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 from runner_openkbp import packing
 from runner_openkbp.config import PRESETS
+from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.packing import DOSE_STEP, pool_masks, prepare, quantise
-from runner_openkbp.patients import find_patients, read_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import MASKS, POSSIBLE, pack_masks, unpack
 
@@ -60,7 +60,7 @@ def test_pooled_masks_are_the_majority(data: st.DataObject, factor: int) -> None
 
 
 def test_prepared_arrays(write_boxes: Write) -> None:
-    (record,) = find_patients(write_boxes())
+    (record,) = find_records(write_boxes())
     patient = read_patient(record)
     decoded = packing.pack(patient)
     assert decoded.meta == {"voxel_mm": [4.0, 4.0, 2.5], "dose_step": 1 / 800}
@@ -80,7 +80,7 @@ def test_prepared_arrays(write_boxes: Write) -> None:
 
 @pytest.mark.parametrize("size", [64, 32])
 def test_a_smaller_grid_keeps_means(write_boxes: Write, size: int) -> None:
-    (record,) = find_patients(write_boxes())
+    (record,) = find_records(write_boxes())
     decoded = packing.pack(read_patient(record))
     small = prepare(decoded, size)
     factor = 128 // size
@@ -98,7 +98,7 @@ def test_a_smaller_grid_keeps_means(write_boxes: Write, size: int) -> None:
 
 
 def test_without_a_dose(write_boxes: Write) -> None:
-    (record,) = find_patients(write_boxes())
+    (record,) = find_records(write_boxes())
     files = {role: path for role, path in record.files.items() if role != "dose"}
     patient = read_patient(type(record)(record.key, record.group, files))
     assert sorted(prepare(packing.pack(patient), 64)) == ["ct", "masks"]

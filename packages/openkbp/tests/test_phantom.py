@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runner_openkbp import phantom
 from runner_openkbp.checks import findings
-from runner_openkbp.patients import find_patients, read_patient
+from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.rois import OARS, POSSIBLE, TARGETS, unpack
 
 REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")) / "openkbp"
@@ -26,18 +26,18 @@ def patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_names_and_splits(patients: Path) -> None:
-    found = [(r.key, r.split) for r in find_patients(patients)]
+    found = [(r.key, r.split) for r in find_records(patients)]
     assert found == [*((f"pt_{i}", "train") for i in range(1, 5)), ("pt_201", "validation")]
 
 
 def test_nothing_to_complain_about(patients: Path) -> None:
-    for record in find_patients(patients):
+    for record in find_records(patients):
         assert [f.message for f in findings(record) if f.level != "note"] == []
 
 
 def test_dose_follows_the_targets(patients: Path) -> None:
     """Levels as the challenge's plans reach them, organs spared, nothing outside the mask."""
-    for record in find_patients(patients):
+    for record in find_records(patients):
         patient = read_patient(record)
         assert patient.dose is not None
         possible = unpack(patient.masks, POSSIBLE)
@@ -55,7 +55,7 @@ def test_dose_follows_the_targets(patients: Path) -> None:
 
 
 def test_targets_are_disjoint_and_inside(patients: Path) -> None:
-    for record in find_patients(patients):
+    for record in find_records(patients):
         masks = read_patient(record).masks
         targets = sum(unpack(masks, name).astype(int) for name in TARGETS)
         assert targets.max() == 1
@@ -63,7 +63,7 @@ def test_targets_are_disjoint_and_inside(patients: Path) -> None:
 
 
 def test_patients_differ(patients: Path) -> None:
-    records = find_patients(patients)
+    records = find_records(patients)
     read = [read_patient(r) for r in records]
     assert len({tuple(p.voxel_mm) for p in read}) > 1
     assert len({frozenset(r.files) for r in records}) > 1  # not the same regions everywhere
@@ -74,7 +74,7 @@ def test_patients_differ(patients: Path) -> None:
 
 def test_no_constant_is_good_enough(patients: Path) -> None:
     """Neither one dose for every voxel nor the other patients' mean comes near what a network learns (below 4 Gy)."""
-    read = [read_patient(r) for r in find_patients(patients)]
+    read = [read_patient(r) for r in find_records(patients)]
     doses = np.stack([p.dose for p in read if p.dose is not None])
     for number, patient in enumerate(read):
         inside = unpack(patient.masks, POSSIBLE)

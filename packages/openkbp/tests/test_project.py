@@ -10,16 +10,16 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from runner_core._errors import BadInput
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
-from runner_core.protocols import Precision, Progress
+from runner_core import BadInput, Precision, Progress
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 from runner_openkbp.config import PRESETS, OpenKBPConfig, demo
+from runner_openkbp.files import find_records, read_patient
+from runner_openkbp.metrics import dose_error
 from runner_openkbp.mirror import mirrored
-from runner_openkbp.patients import find_patients, read_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import POSSIBLE, unpack
-from runner_openkbp.upsample import upsample
+from runner_openkbp.whole import upsample
 
 FLOAT32 = Precision("float32")
 LAST = Progress(1, 1, 0)
@@ -83,6 +83,25 @@ def test_default_is_what_its_users_had() -> None:
     assert config.train.learning_rate == 2e-4
     optimizer = OpenKBP(config).optimizer(None)
     assert (optimizer.beta_1, optimizer.beta_2) == (0.5, 0.999)
+    assert optimizer.weight_decay is None
+
+
+def test_weight_decay_is_what_the_setting_says() -> None:
+    weight = keras.Variable(np.full((3,), 2.0, np.float32))
+    optimizer = project(train__weight_decay=0.1, train__learning_rate=0.5).optimizer(None)
+    optimizer.apply([ops.zeros(3)], [weight])  # without a gradient, decay is all that happens
+    np.testing.assert_allclose(ops.convert_to_numpy(weight.value), 2.0 * (1 - 0.5 * 0.1), rtol=1e-6)
+
+
+def test_dose_outside_the_mask_counts_in_the_plain_metric_too(batch: dict[str, np.ndarray]) -> None:
+    own = project()
+    decoded = {n: ops.convert_to_numpy(t) for n, t in own.on_device(batch, {}, None).items() if n != "record"}
+    assert not decoded["mask"][0, 0, 0, 0]
+    decoded["dose"] = decoded["dose"].copy()
+    decoded["dose"][0, 0, 0, 0] = 50.0  # which no prediction reaches
+    guess = np.full_like(decoded["dose"], 12.0)
+    expected = dose_error(ops.convert_to_tensor(guess), decoded)
+    assert own.plain_metrics(guess, decoded)["dose_error_gy"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("cascade", [False, True])
@@ -109,7 +128,7 @@ def test_validation_draws_nothing(batch: dict[str, np.ndarray]) -> None:
 def test_prediction_is_the_patients(write_boxes: Callable[..., Path]) -> None:
     """On the patient's grid, 0 where no dose can be, and the file with the dose is not read."""
     folder = write_boxes("pt_1")
-    record = find_patients(folder.parent)[0]
+    record = find_records(folder.parent)[0]
     masks = read_patient(record).masks
     (folder / "dose.csv").unlink()
     dose = project().predict(record, lambda arrays: {"prediction": np.full((1, 32, 32, 32, 1), 35.0, np.float32)})
@@ -120,7 +139,7 @@ def test_prediction_is_the_patients(write_boxes: Callable[..., Path]) -> None:
 def test_mirrored_patients_are_mirrored_back(write_boxes: Callable[..., Path]) -> None:
     """A network that gives the right parotid 40 Gy and all else its CT number: seen both ways, each parotid gets half
     of that, where it is, and the rest stays."""
-    record = find_patients(write_boxes("pt_1").parent)[0]
+    record = find_records(write_boxes("pt_1").parent)[0]
     shapes = []
 
     def infer(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_openkbp import remarks
+from runner_openkbp import outputs
 from runner_openkbp.config import DosePredictOptions, demo
-from runner_openkbp.patients import find_patients
+from runner_openkbp.files import find_records
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE, pack_masks
 
@@ -40,13 +40,13 @@ def plan(gy: float) -> Any:
     ],
 )
 def test_a_dose_that_no_plan_has_is_warned_of(dose: Any, said: str) -> None:
-    findings = list(remarks.on_dose(patient(PTV70=target()), dose))
+    findings = list(outputs.on_dose(patient(PTV70=target()), dose))
     assert any(said in f.message and f.level == "warning" for f in findings), findings
 
 
 def test_a_plausible_dose_is_not_remarked_on() -> None:
-    assert list(remarks.on_dose(patient(PTV70=target()), plan(69))) == []
-    assert list(remarks.on_dose(patient(), plan(40))) == []
+    assert list(outputs.on_dose(patient(PTV70=target()), plan(69))) == []
+    assert list(outputs.on_dose(patient(), plan(40))) == []
 
 
 def test_outside_the_mask_nothing_counts() -> None:
@@ -54,25 +54,25 @@ def test_outside_the_mask_nothing_counts() -> None:
     found.masks[0] = 0
     dose = plan(70)
     dose[0] = math.inf
-    assert list(remarks.on_dose(found, dose)) == []
+    assert list(outputs.on_dose(found, dose)) == []
 
 
 def test_an_organ_below_a_tenth_cc_is_noted() -> None:
     """0.1 cm³ are 4 voxels of 27 mm³."""
     organ = np.zeros((4, 4, 4), bool)
     organ[0, 0, :3] = True
-    (finding,) = remarks.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))
+    (finding,) = outputs.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))
     assert finding.level == "note"
     assert finding.message == "Larynx has 3 voxels, fewer than the 4 of 0.1 cm³: its D_0.1_cc is not scored"
     organ[0, 0, 3] = True
-    assert list(remarks.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))) == []
+    assert list(outputs.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))) == []
 
 
 def test_a_synthetic_geometry_is_said(tmp_path: Any) -> None:
-    assert list(remarks.on_files(DosePredictOptions())) == []
-    (finding,) = remarks.on_files(DosePredictOptions(nifti=True, dicom=True))
+    assert list(outputs.on_files(DosePredictOptions())) == []
+    (finding,) = outputs.on_files(DosePredictOptions(nifti=True, dicom=True))
     assert finding.message.startswith("NIfTI and RTDOSE: the geometry is synthetic")
-    assert list(remarks.on_files(DosePredictOptions(nifti=True, dicom=True, reference=tmp_path))) == []
+    assert list(outputs.on_files(DosePredictOptions(nifti=True, dicom=True, reference=tmp_path))) == []
 
 
 def test_what_check_warns_of_is_remarked(write_boxes: Any) -> None:
@@ -81,7 +81,7 @@ def test_what_check_warns_of_is_remarked(write_boxes: Any) -> None:
     (folder / "Esophagus.csv").write_text(",data\n")
     lines = (folder / "dose.csv").read_text().splitlines(keepends=True)
     (folder / "dose.csv").write_text("".join(lines[:1] + lines[len(lines) // 2 :]))
-    (record,) = find_patients(folder)
+    (record,) = find_records(folder)
     found = OpenKBP(demo()).remarks(record, np.full(GRID, 20, np.float32))
     said = [f"{f.level}: {f.message[:23]}" for f in found]
     assert said == [

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from runner_openkbp.patients import find_patients, read_patient
-from runner_openkbp.remarks import too_small
+from runner_openkbp.files import find_records, read_patient
+from runner_openkbp.outputs import too_small
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, pack_masks, unpack
 from runner_openkbp.scores import (
     CELLS,
@@ -230,7 +230,7 @@ def test_pooling_is_over_the_cells_that_have_a_value(values: list[list[float]]) 
 
 @real
 def test_real_doses_are_perfect_predictions_of_themselves() -> None:
-    record = next(r for r in find_patients(REAL) if r.key == "pt_201")
+    record = next(r for r in find_records(REAL) if r.key == "pt_201")
     found = read_patient(record)
     scores = patient_scores(found, found.dose)
     assert len(scores) == 25
@@ -240,7 +240,7 @@ def test_real_doses_are_perfect_predictions_of_themselves() -> None:
 
 @real
 def test_real_dvh_metrics_are_what_a_plan_should_be() -> None:
-    record = next(r for r in find_patients(REAL) if r.key == "pt_201")
+    record = next(r for r in find_records(REAL) if r.key == "pt_201")
     found = read_patient(record)
     metrics = dvh_metrics(found.dose, found.masks, found.voxel_mm)
     for target in TARGETS:
@@ -252,7 +252,7 @@ def test_real_dvh_metrics_are_what_a_plan_should_be() -> None:
 @real
 def test_the_mean_training_dose_scores_as_published_for_these_patients() -> None:
     """The baseline that every prediction has to beat: 10.7 Gy on patients 201 to 203."""
-    records = find_patients(REAL)
+    records = find_records(REAL)
     doses = [read_patient(r).dose for r in records if r.split == "train"]
     mean = np.mean(doses, axis=0, dtype=np.float64)
     scores = [patient_scores(read_patient(r), mean) for r in records if r.split == "validation"]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from keras import ops
-from runner_core.protocols import Progress
-from runner_openkbp.baseline import BIN, constant_error
+from runner_core import Progress
 from runner_openkbp.config import demo
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import POSSIBLE, bit
+from runner_openkbp.statistics import BIN, constant_error
 
 SIDE = 8
 
@@ -53,9 +53,9 @@ def project(**loss: Any) -> OpenKBP:
 
 def test_runs_without_the_statistic_are_not_looked_at() -> None:
     own = project()
-    assert own.uninformed() == {}
+    assert own.chance_losses() == {}
     own.statistics = {"constant_error": 12.5}
-    assert own.uninformed() == {"mae": 12.5, "mae_coarse": 12.5}
+    assert own.chance_losses() == {"mae": 12.5, "mae_coarse": 12.5}
 
 
 @pytest.mark.parametrize("loss", [{"masked": True}, {"masked": True, "dvh": 1.0}])

@@ -28,7 +28,7 @@ def test_it_finds_the_minimum_of_its_loss() -> None:
 
 def test_it_separates_what_can_be_separated() -> None:
     channels, classes = _clouds(np.random.default_rng(1), apart=6)
-    probabilities = baseline.predict(channels, baseline.fit(channels, classes, np.ones(3)))
+    probabilities = baseline.baseline(channels, baseline.fit(channels, classes, np.ones(3)))
     assert np.allclose(probabilities.sum(1), 1, atol=1e-5)
     assert (probabilities.argmax(1) == classes).mean() > 0.99
 
@@ -40,7 +40,7 @@ def test_weights_make_rare_classes_count() -> None:
     channels = rng.normal(size=(2000, 1)) + classes[:, None]
     counts = np.bincount(classes)
     found = [
-        baseline.predict(channels, baseline.fit(channels, classes, weights)).argmax(1)[classes == 1].mean()
+        baseline.baseline(channels, baseline.fit(channels, classes, weights)).argmax(1)[classes == 1].mean()
         for weights in (np.ones(2), 1 / counts)
     ]
     assert found[0] < 0.1

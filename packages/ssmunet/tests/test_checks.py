@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core import Record
+from runner_core import Finding, Record
 from runner_ssmunet.checks import findings, set_findings
+from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import SpectraConfig, SSMConfig
-from runner_ssmunet.cores import find_cores, read_core
+from runner_ssmunet.files import find_records, read_core
 from runner_ssmunet.preprocess import tissue_mask
 from runner_ssmunet.project import SSMUNet
+
+NAMED = Classes(("red", "green", "blue"), source="data.classes")
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def rules(data) -> Callable[..., dict[str, str]]:
 
     def check(path: Path, settings: SpectraConfig = data, notes: bool = False) -> dict[str, str]:
         core = read_core(path)
-        found = findings(core, tissue_mask(core, settings.tissue, path.name), path, settings)
+        found = findings(core, tissue_mask(core, settings.tissue, path.name), path, settings, NAMED)
         return {f.rule: f.message for f in found if notes or f.level != "note"}
 
     return check
@@ -55,7 +58,11 @@ def test_hardly_any_annotation(rules, write_core, make_core) -> None:
 
 def test_annotation_beside_the_tissue(rules, write_core, make_core) -> None:
     shifted = np.roll(make_core()["y"], 6, axis=0)
-    assert "of the annotated pixels are no tissue" in rules(write_core(y=shifted))["annotation"]
+    tissue = make_core()["tissue_mask"]
+    off, known = np.count_nonzero((shifted > 0) & ~tissue), np.count_nonzero(shifted)
+    message = rules(write_core(y=shifted))["annotation"]
+    assert f"{off} annotated pixels ({off / known:.1%}) off the tissue mask: not trained on" in message
+    assert "shifted or mirrored" in message
 
 
 def test_unannotated_pixels_with_a_number_of_a_class(rules, write_core, make_core, data) -> None:
@@ -114,7 +121,7 @@ def test_a_mask_of_nearly_nothing_or_everything(rules, write_core, share: int) -
 
 
 def together(root: Path, data: SpectraConfig, notes: bool = False) -> list[str]:
-    found = set_findings(find_cores(root, "patient"), data)
+    found = set_findings(find_records(root, "patient"), data, NAMED)
     return [f"{f.level} {f.rule}: {f.message}" for f in found if notes or f.level != "note"]
 
 
@@ -177,22 +184,27 @@ def test_a_set_of_a_single_class(write_set, make_core, data) -> None:
 def test_a_core_that_cannot_be_read_does_not_hide_the_others(write_set, data) -> None:
     root = write_set({"core_1": "P1", "core_2": "P2", "core_3": "P3"}, {"core_2": {"y": np.full((12, 14), 99)}})
     assert any("in 2 cores of 2 groups" in line for line in together(root, data, notes=True))
-    assert list(set_findings([], data)) == []
+    assert _kinds(set_findings([], data, NAMED)) == ["note classes"]
     gone = Record("core_9", "P9", {"core": root / "core_9.npz"})
-    assert list(set_findings([gone], data)) == []
+    assert _kinds(set_findings([gone], data, NAMED)) == ["note classes"]
+
+
+def _kinds(found: Iterable[Finding]) -> list[str]:
+    return [f"{finding.level} {finding.rule}" for finding in found]
 
 
 @pytest.mark.parametrize("ignore, first", [(0, {}), (None, {"unannotated": 6}), (9, {})])
-def test_pixels_of_each_class(ignore: int | None, first: dict[str, int], write_core) -> None:
-    """Those that nobody annotated are ignored; where no label is, they are a class of their own."""
+def test_pixels_of_each_class(ignore: int | None, first: dict[str, int], write_core, make_core) -> None:
+    """Those that nobody annotated are ignored, or a class where no label is; those off the tissue are ignored."""
     labels = np.full((12, 14), 1, np.uint8)
-    labels[0, :6], labels[1, :5] = 0 if ignore is None else ignore, 3
+    labels[6, 4:10], labels[7, 4:9] = 0 if ignore is None else ignore, 3
+    tissue = make_core()["tissue_mask"]
     config = SSMConfig()
     config.data = SpectraConfig(classes=("red", "green", "blue"), ignore=ignore)
     project = SSMUNet(config)
     (record,) = project.records(write_core(y=labels).parent)
     found = project.annotation(project.decode(record))
     assert found is not None
-    assert found.counts == {**first, "red": 12 * 14 - 11, "green": 0, "blue": 5}
-    assert found.ignored == (0 if ignore is None else 6)
+    assert found.counts == {**first, "red": int(tissue.sum()) - 11, "green": 0, "blue": 5}
+    assert found.ignored == int((~tissue).sum()) + (0 if ignore is None else 6)
     assert project.annotation(project.decode(replace(record, files={"core": record.files["core"]}))) is None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from runner_core import BadInput
+from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import SpectraConfig, SSMConfig
 from runner_ssmunet.export import export, frozen_network, load_network
 from runner_ssmunet.network import SSMUNetwork
@@ -49,7 +50,7 @@ def trained(tmp_path: Path) -> tuple[SSMUNetwork, dict[str, np.ndarray], Path]:
     network(scaled[None].repeat(2, 1, 1, 1), torch.from_numpy(tissue)[None].repeat(2, 1, 1))
     with torch.no_grad():
         network.stack.filters.edges.shift.normal_(0, 0.3)
-    export(network, tmp_path / "export", settings, statistics)
+    export(network, tmp_path / "export", settings, Classes(CLASSES, {2: (255, 0, 1)}), statistics)
     return network.eval(), statistics, tmp_path / "export"
 
 
@@ -75,13 +76,14 @@ def test_the_files_suffice(trained: Trained) -> None:
         torch.testing.assert_close(logits, network(x, where), rtol=0, atol=0)
     assert logits.shape == (1, len(told["output"]["classes"]), 20, 16)
     assert dict(zip(told["output"]["labels"], told["output"]["classes"], strict=True)) == dict(enumerate(CLASSES, 1))
+    assert told["output"]["colours"] == ["#e69f00", "#ff0001", "#009e73"]  # the data's own, where they have one
     assert given["mean"] == statistics["mean"].tolist()
 
 
 def test_unannotated_as_a_class_is_described_so(tmp_path: Path, trained: Trained) -> None:
     network, statistics, _ = trained
     settings = config(ignore=None)
-    export(network, tmp_path / "other", settings, statistics)
+    export(network, tmp_path / "other", settings, Classes(CLASSES), statistics)
     told = json.loads((tmp_path / "other" / "model.json").read_text("utf-8"))
     assert told["output"]["labels"] == [0, 1, 2, 3]
     assert told["output"]["classes"] == ["unannotated", *CLASSES]

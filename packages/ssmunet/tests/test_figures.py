@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import ImageDraw
 from runner_ssmunet import figures
+from runner_ssmunet.classes import Classes, palette
 
-NAMES = {1: "one", 2: "two", 3: "three"}
+NAMES = ("one", "two", "three")
 AXIS = np.concatenate([np.arange(900, 1350, 4.0), np.arange(1490, 1801, 4.0)])
 
 
@@ -19,10 +20,18 @@ def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
 
 def test_colours_differ_and_none_is_that_of_no_tissue() -> None:
     for labels in (2, 8, 40):
-        found = figures.palette(labels)
+        found = palette(labels)
         assert found.shape == (labels + 1, 3)
         assert found.dtype == np.uint8
         assert len(colours(found)) == labels + 1
+
+
+def test_colours_of_the_data_are_drawn() -> None:
+    own = {2: (10, 20, 30), 9: (1, 2, 3)}
+    assert palette(3, own)[2].tolist() == [10, 20, 30]
+    np.testing.assert_array_equal(palette(3, own)[[0, 1, 3]], palette(3)[[0, 1, 3]])
+    picture = figures.overlay(np.zeros((10, 10)), np.full((10, 10), 2), None, Classes(NAMES, own))
+    assert (10, 20, 30) in colours(picture)
 
 
 def test_the_overlay_shows_truth_prediction_and_error() -> None:
@@ -31,12 +40,12 @@ def test_the_overlay_shows_truth_prediction_and_error() -> None:
     truth[5:10, 5:15] = 1
     predicted = np.full((20, 30), 1)
     predicted[:, 20:] = 2
-    palette = figures.palette(3)
-    right = colours(figures.overlay(grey, predicted, truth, NAMES)[:150])
-    assert right >= {tuple(palette[1]), tuple(palette[2]), figures.RIGHT}
+    colour = palette(3)
+    right = colours(figures.overlay(grey, predicted, truth, Classes(NAMES))[:150])
+    assert right >= {tuple(colour[1]), tuple(colour[2]), figures.RIGHT}
     assert figures.WRONG not in right
-    assert figures.WRONG in colours(figures.overlay(grey, 3 - predicted, truth, NAMES)[:150])
-    plain = figures.overlay(grey, predicted, None, NAMES)
+    assert figures.WRONG in colours(figures.overlay(grey, 3 - predicted, truth, Classes(NAMES))[:150])
+    plain = figures.overlay(grey, predicted, None, Classes(NAMES))
     assert not colours(plain) & {figures.RIGHT, figures.WRONG}
     assert plain.dtype == np.uint8
 
@@ -45,8 +54,8 @@ def test_the_map_has_the_place_and_size_of_the_prediction() -> None:
     """One pixel of the grid is a square of the picture, where it should be."""
     predicted = np.zeros((10, 10), int)
     predicted[2, 7] = 2
-    picture = figures.overlay(np.zeros((10, 10)), predicted, None, NAMES)
-    hits = np.argwhere((picture[:278] == figures.palette(3)[2]).all(-1))  # above the legend
+    picture = figures.overlay(np.zeros((10, 10)), predicted, None, Classes(NAMES))
+    hits = np.argwhere((picture[:278] == palette(3)[2]).all(-1))  # above the legend
     zoom = np.ptp(hits[:, 0]) + 1
     assert len(hits) == zoom * zoom
     assert (hits.min(0) - [18, 0]).tolist() == [2 * zoom, 7 * zoom + 10 * zoom + 6]
@@ -78,7 +87,7 @@ def test_attention_is_drawn_where_it_is_and_not_across_a_gap() -> None:
 def test_right_and_wrong_are_no_class_and_differ_in_lightness() -> None:
     lightness = [np.dot(colour, (0.2126, 0.7152, 0.0722)) for colour in (figures.RIGHT, figures.WRONG)]
     assert lightness[0] > 2 * lightness[1]
-    classes = figures.palette(8).astype(int)
+    classes = palette(8).astype(int)
     for verdict in (figures.RIGHT, figures.WRONG):
         assert np.linalg.norm(classes - verdict, axis=1).min() > 60
 
@@ -133,7 +142,7 @@ def test_filters_over_training_are_drawn_from_the_first_step_to_the_last() -> No
     watched = [(step, bands + step / 10) for step in (10, 20, 30)]
     picture = figures.filter_chart(watched, AXIS, {"amide I": 1655})
     assert picture.dtype == np.uint8
-    first = tuple(figures.palette(2)[1])
+    first = tuple(palette(2)[1])
     columns = np.argwhere((picture == first).all(-1))[:, 1]
     assert columns.min() < 60
     assert columns.max() > 700

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from runner_core import BadInput
+from runner_ssmunet.classes import Classes, numbers
 from runner_ssmunet.config import SpectraConfig, SSMConfig
 from runner_ssmunet.export import export, load_network
 from runner_ssmunet.frozen import FrozenFeatures
@@ -30,7 +31,7 @@ def write(folder: Path, seed: int, width: float = 80.0) -> None:
     torch.manual_seed(seed)
     network = SSMUNetwork(AXIS.tolist(), 8, filters=4, states=4, embed=4, base=2, dropout=0.5, width=width)
     statistics = {"wavenumbers": AXIS, "mean": rng.normal(1, 0.1, 40), "std": rng.uniform(0.5, 1, 40)}
-    export(network, folder, SSMConfig(), statistics)
+    export(network, folder, SSMConfig(), Classes(numbers(8)), statistics)
 
 
 def core() -> tuple[np.ndarray, np.ndarray]:

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.protocols import HealthEvent
+from runner_core import HealthEvent
 from runner_ssmunet import runner_health
+from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import default
-from runner_ssmunet.health import UnannotatedLearned, label_shares
+from runner_ssmunet.health import OffTissue, UnannotatedLearned
+from runner_ssmunet.statistics import label_shares
 from scipy import ndimage
 
 CLASSES = ("a", "b", "c")
@@ -49,8 +51,8 @@ def sparse(rng: np.random.Generator, share: float = 0.1) -> tuple[np.ndarray, np
 def observed(cores: Sequence[tuple[np.ndarray, np.ndarray]], ignore: int | None, *facts: dict[str, Any]) -> list[Any]:
     """What the rule says at the first step, and at validations with `facts`."""
     shares = label_shares(store(cores), range(len(cores)))
-    project: Any = SimpleNamespace(statistics={"label_shares": shares})
-    rule = UnannotatedLearned(project, CLASSES, ignore)
+    project: Any = SimpleNamespace(statistics={"label_shares": shares}, classes=Classes(CLASSES))
+    rule = UnannotatedLearned(project, ignore)
     events = [HealthEvent("first_step", 1, 0, {}), *(HealthEvent("validation", 9, 1, f) for f in facts)]
     return [rule.observe(event) for event in events]
 
@@ -118,7 +120,16 @@ def test_without_anything_off_the_tissue_label_zero_is_an_error_and_others_need_
 
 def test_without_statistics_nothing_is_said() -> None:
     project: Any = SimpleNamespace(statistics={})
-    assert UnannotatedLearned(project, CLASSES, None).observe(HealthEvent("first_step", 1, 0, {})) is None
+    assert UnannotatedLearned(project, None).observe(HealthEvent("first_step", 1, 0, {})) is None
+
+
+@pytest.mark.parametrize(("off", "level"), [(0, None), (5, "note"), (50, "warning")])
+def test_annotation_off_the_tissue_is_told_with_its_number(off: int, level: str | None) -> None:
+    project: Any = SimpleNamespace(statistics={"off_tissue": off, "class_counts": np.array([90, 100 - off + 10])})
+    finding = OffTissue(project).observe(HealthEvent("first_step", 1, 0, {}))
+    assert (finding and finding.level) == level
+    if finding:
+        assert finding.message.startswith(f"{off} annotated pixels ({off / 200:.1%}) of the training cores")
 
 
 def train(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:

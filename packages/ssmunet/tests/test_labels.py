@@ -22,9 +22,9 @@ def test_outputs_lead_back_to_their_labels(ignore: int | None) -> None:
 @pytest.mark.parametrize(
     ("classes", "ignore", "said"),
     [
-        (("a",), 0, "two different names"),
-        (("a", "a"), 0, "two different names"),
-        (("a", ""), 0, "two different names"),
+        (("a",), 0, "two names or more"),
+        (("a", "a"), 0, "two classes are called a"),
+        (("a", ""), 0, "has no name"),
         (tuple(map(str, range(256))), 0, "255 is the most"),
         (("a", "b"), 2, "data.ignore is 2"),
         (("a", "b"), -1, "data.ignore is -1"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from runner_ssmunet.network import SSMUNetwork
-from runner_ssmunet.unet import UNet
+from runner_ssmunet.config import ssmunet_3
+from runner_ssmunet.network import SSMUNetwork, UNet
 from torch import Tensor, nn
 
 AXIS = np.linspace(900, 1800, 30).tolist()
@@ -42,8 +42,10 @@ def test_parameters_of_the_default_network(length: int) -> None:
 
 
 def test_parameters_of_ssmunet_3() -> None:
-    whole = SSMUNetwork(np.linspace(900, 1800, 425), 8, filters=3)
-    assert parameters(whole) == 4_375_903
+    """What its source calls 0.5 M."""
+    model = ssmunet_3().model
+    whole = SSMUNetwork(np.linspace(900, 1800, 425), 8, filters=model.filters, embed=model.embed, base=model.base)
+    assert parameters(whole) - 2 * 3 == 488_553
     assert whole.stack.filters.bands().mean(1).tolist() == pytest.approx([1655, 1545, 1740], abs=0.1)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core._errors import BadInput
-from runner_ssmunet import figures, outputs
+from runner_core import BadInput
+from runner_ssmunet import outputs
+from runner_ssmunet.classes import palette
 
 NAMES = ("a", "b", "c")
 LABELS = np.array([1, 2, 3], np.uint8)
@@ -44,7 +45,7 @@ def test_files_hold_labels_probabilities_and_names(prediction: outputs.Segmented
         assert image.mode == "P"
         assert np.array_equal(np.asarray(image), prediction.classes)
         shown = np.asarray(image.convert("RGB"))
-    assert np.array_equal(shown, figures.palette(3)[prediction.classes])
+    assert np.array_equal(shown, palette(3)[prediction.classes])
     with np.load(arrays, allow_pickle=False) as found:
         assert np.array_equal(found["classes"], prediction.classes)
         assert found["probabilities"].dtype == np.float16

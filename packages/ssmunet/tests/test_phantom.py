@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_ssmunet import phantom
-from runner_ssmunet.config import TISSUES
 from scipy import ndimage
 
 
@@ -47,7 +46,7 @@ def test_annotation_is_sparse_on_tissue_and_in_patches(cores: list[dict[str, np.
         assert not (known & ~core["tissue_mask"]).any()
         _, pieces = ndimage.label(known)
         assert known.sum() / pieces > 4
-        assert set(np.unique(core["y"])) <= set(range(len(TISSUES) + 1))
+        assert set(np.unique(core["y"])) <= set(range(len(phantom.AMOUNTS) + 1))
 
 
 def test_each_patient_shows_every_tissue(cores: list[dict[str, np.ndarray]]) -> None:
@@ -55,12 +54,13 @@ def test_each_patient_shows_every_tissue(cores: list[dict[str, np.ndarray]]) -> 
     for core in cores:
         seen[json.loads(str(core["meta"]))["patient_id"]] |= set(np.unique(core["y"])) - {0}
     assert len(seen) == phantom.PATIENTS
-    every = [len(found) == len(TISSUES) for found in seen.values()]
+    every = [len(found) == len(phantom.AMOUNTS) for found in seen.values()]
     assert np.mean(every) > 0.7  # small regions may get no annotation
 
 
-def test_classes_of_the_settings_are_the_tissues() -> None:
-    assert tuple(phantom.AMOUNTS) == TISSUES
+def test_its_classes_are_named_beside_the_cores(folder: Path) -> None:
+    lines = (folder / "classes.csv").read_text("utf-8").splitlines()
+    assert lines == ["label,name", *(f"{label},{name}" for label, name in enumerate(phantom.AMOUNTS, 1))]
     assert all(len(amounts) == len(phantom.BANDS) for amounts in phantom.AMOUNTS.values())
 
 

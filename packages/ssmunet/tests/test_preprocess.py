@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.polynomial import polynomial
 from pybaselines import Baseline
 from runner_core import BadInput
-from runner_ssmunet.axis import check_settings, plan, segments
-from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.axis import plan, segments
+from runner_ssmunet.config import SpectraConfig, wrong_axis
 from runner_ssmunet.preprocess import amide1_weights, prepare, processed, rubberband, tissue_mask
 from runner_ssmunet.readers import base
 from scipy import signal
@@ -261,16 +261,36 @@ def test_no_amide_one_to_normalise_by() -> None:
 # ---------------------------------------------------------------- resampling
 
 
-def test_resampling_interpolates_onto_multiples_of_the_step() -> None:
-    data = settings_of(step=10.0)
+def test_resampling_onto_a_finer_axis_interpolates() -> None:
+    data = settings_of(step=2.0)
     points = plan(WAVENUMBERS, data, "core").wavenumbers
-    np.testing.assert_array_equal(points, [*range(900, 1350, 10), *range(1500, 1810, 10)])
+    np.testing.assert_array_equal(points, [*range(900, 1350, 2), *range(1492, 1802, 2)])
     pixels = random_spectra()
     halves = [
         np.stack([np.interp(own, WAVENUMBERS[side], row[side]) for row in pixels.astype(np.float64)])
         for side, own in zip(SIDES, (points[points < 1400], points[points > 1400]), strict=True)
     ]
     np.testing.assert_allclose(process(pixels, data), np.concatenate(halves, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("step", [10.0, 12.5, 40.0])
+def test_resampling_onto_a_coarser_axis_averages(step: float) -> None:
+    """Against the mean of the straight lines between the measured points, by a sum over a thousand places."""
+    data = settings_of(step=step)
+    wide = np.arange(820.0, 1884.0, 4.0)
+    pixels = np.random.default_rng(0).random((4, len(wide))).astype(np.float32)
+    points = plan(wide, data, "core").wavenumbers
+    found = process(pixels, data, wide)
+    kept = (wide < 1350 + 0.01, wide > 1490 - 0.01)
+    for k, point in enumerate(points):
+        side = kept[0] if point < 1400 else kept[1]
+        own = wide[side]
+        half = min(step / 2, point - own[0], own[-1] - point)  # beside the gap it shrinks, to stay centred
+        at = point + half * (2 * (np.arange(1000) + 0.5) / 1000 - 1)
+        expected = [np.interp(at, own, row[side].astype(np.float64)).mean() for row in pixels]
+        np.testing.assert_allclose(found[:, k], expected, atol=2e-4)
+    noise = process(np.random.default_rng(1).normal(0, 1, (400, len(wide))).astype(np.float32), data, wide)
+    assert noise[:, len(points) // 4].std() < 1.1 * np.sqrt(4 / step)  # as the mean of independent channels has
 
 
 @settings(max_examples=50, deadline=None)
@@ -313,19 +333,17 @@ def test_a_segment_too_short_for_the_window() -> None:
     [
         ({"low": 1800.0, "high": 900.0}, "data.low 1800 and data.high 900"),
         ({"gap": (1490.0, 1350.0)}, "the lower wavenumber comes first"),
-        ({"bin": 0}, "data.bin is 0"),
-        ({"step": 0.0}, "data.step is 0"),
         ({"derivative": "second", "window": 8}, "data.window is 8"),
         ({"derivative": "second", "window": 3}, "data.window is 3"),
     ],
 )
 def test_settings_that_make_no_sense(changed: dict[str, Any], said: str) -> None:
-    assert said in (check_settings(settings_of(**changed)) or "")
+    assert said in (wrong_axis(settings_of(**changed)) or "")
 
 
 def test_settings_that_do() -> None:
     for changed in ({}, {"gap": None}, {"step": 4.0, "derivative": "second", "window": 5}):
-        assert check_settings(settings_of(**changed)) is None
+        assert wrong_axis(settings_of(**changed)) is None
 
 
 # ---------------------------------------------------------------- whole cores
@@ -422,3 +440,14 @@ def test_no_way_to_find_the_tissue(make_core) -> None:
     kept = arrays["wn"] < 1500
     with pytest.raises(BadInput, match="core_4: its axis, 900 to 1494 cm⁻¹, has no amide-I band"):
         tissue_mask(core_of(arrays | {"X": arrays["X"][..., kept], "wn": arrays["wn"][kept]}, False), "auto", "core_4")
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [({"bin": 0}, "data.bin must be at least 1, not 0"), ({"step": 0.0}, "data.step must be more than 0, not 0.0")],
+)
+def test_numbers_out_of_bounds(changed: dict[str, Any], said: str) -> None:
+    from runner_core.config.bounds import refuse_out_of_bounds
+
+    with pytest.raises(BadInput, match=said):
+        refuse_out_of_bounds(settings_of(**changed), "data.")

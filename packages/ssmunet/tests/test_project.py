@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runner_core._errors import BadInput
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
-from runner_core.precision import Precision
-from runner_core.project import Record
-from runner_core.protocols import Arrays, Infer, Progress
+from runner_core import Arrays, BadInput, Infer, Precision, Progress, Record
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 from runner_ssmunet import statistics
+from runner_ssmunet.classes import numbers
 from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
 from runner_ssmunet.project import SSMUNet
 
@@ -174,6 +172,64 @@ def test_loss_and_metrics_do_not_see_unannotated_pixels(project: SSMUNet, write_
     assert found[0] == pytest.approx(found[1])
 
 
+def test_annotation_off_the_tissue_means_the_same_everywhere(project: SSMUNet, write_core: WriteCore) -> None:
+    """Half of the annotated pixels lie off the mask, far from it too: no loss, no weight, and missed in every score."""
+    tissue = np.zeros((40, 60), bool)
+    tissue[12:28, 4:20] = True
+    label = np.zeros(tissue.shape, np.uint8)
+    label[14:18, 6:16], label[20:24, 6:16] = 1, 2
+    label[14:18, 40:50], label[20:24, 40:50] = 1, 2
+    rng = np.random.default_rng(0)
+    path = write_core(X=rng.random((40, 60, 101)).astype(np.float32), y=label, tissue_mask=tissue)
+    records = list(project.records(path.parent))
+    store: Any = Stored(project, records)
+    project.statistics = project.fit(store, [0])
+    assert project.statistics["class_counts"].tolist() == [40, 40, 0]
+    assert project.statistics["off_tissue"] == 80
+    batch = project.on_device(tensors(batch_of(project, store, "validation")), project.statistics, None)
+    assert torch.equal(batch["target"] >= 0, (batch["truth"] >= 0) & batch["tissue"])
+    assert int((batch["target"] >= 0).sum()) == 80
+    own = np.zeros((len(batch["truth"]), 3, 16, 16), np.float32)
+    for output in range(3):  # every annotated pixel is answered rightly, whatever the mask says of it
+        own[:, output][batch["truth"].numpy() == output] = 9
+    logits = torch.from_numpy(own).requires_grad_()
+    step = project.step(lambda spectra, tissue: logits, batch, Progress(1, 1, 0))
+    (gradient,) = torch.autograd.grad(step.loss, step.prediction)
+    assert not gradient.abs().sum(1)[batch["target"] < 0].any()
+    (metric,) = project.metrics()
+    metric.update(step.prediction, batch)
+    validated = metric.compute()
+    perfect = np.zeros((3, *label.shape), np.float32)
+    for output in range(3):
+        perfect[output][label == output + 1] = 1
+    found = project._segmented(perfect.transpose(0, 1, 2), tissue, np.empty(0), _Whole())
+    scored = project.score(records[0], found)
+    assert validated["miou"] == pytest.approx(0.5)
+    for name in ("miou", "macro_f1", "accuracy", "iou_red", "iou_green"):
+        assert validated[name] == pytest.approx(scored[name]), name
+    assert "80 annotated pixels off the tissue count as missed" in project.remarks(records[0], found)[-1].message
+    assert "80 annotated pixels (50.0%) off the tissue mask" in " ".join(f.message for f in project.check(records[0]))
+    annotation = project.annotation(project.decode(records[0]))
+    assert annotation is not None
+    assert annotation.counts == {"red": 40, "green": 40, "blue": 0}
+
+
+class _Whole:
+    """A crop that cut nothing off."""
+
+    def restore(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+def test_a_patch_annotated_off_the_tissue_alone_is_not_trained_on(project: SSMUNet, write_core: WriteCore) -> None:
+    tissue, label = np.zeros((16, 48), bool), np.zeros((16, 48), np.uint8)
+    tissue[:, :16] = True
+    label[4:6, 4:6], label[4:6, 40:42], label[8, 8] = 1, 1, 2
+    path = write_core(X=np.ones((16, 48, 101), np.float32), y=label, tissue_mask=tissue)
+    store: Any = Stored(project, list(project.records(path.parent)))
+    assert [len(project.samples(store, [0], split)) for split in ("train", "validation")] == [1, 2]
+
+
 def test_a_core_without_labels_is_left_out_with_a_warning(project: SSMUNet, write_core: WriteCore) -> None:
     write_core("core_1", meta={"patient_id": "P1"})
     path = write_core("core_2", meta={"patient_id": "P2"}, y=None)
@@ -182,6 +238,9 @@ def test_a_core_without_labels_is_left_out_with_a_warning(project: SSMUNet, writ
     warned = [f.message for f in project.check_set(records) if f.rule == "labels"]
     assert warned == ["1 core without labels, left out of training and scores: core_2.npz."]
     assert [record.key for record in project.inputs(path.parent)] == ["core_1", "core_2"]
+    np.savez(path, **{**np.load(path), "X": np.full((12, 14, 101), np.nan, np.float32)})
+    (fault,) = [f.message for f in project.check_set(project.records(path.parent)) if f.rule == "decode"]
+    assert fault.startswith(f"a core without labels cannot be read: {path}: ")
     path.unlink()
     assert not [f for f in project.check_set(project.records(path.parent)) if f.rule == "labels"]
 
@@ -252,13 +311,15 @@ def test_learning_with_nothing_ignored_has_one_more_output(write_core: WriteCore
     assert project.model(Precision("float32")).settings["classes"] == 4
     assert project.statistics["label_shares"][0].min() > 0.5
     batch = {n: torch.from_numpy(array) for n, array in batch_of(project, store, "train").items()}
-    assert int(project.on_device(batch, project.statistics, None)["target"].min()) == 0
+    out = project.on_device(batch, project.statistics, None)
+    assert torch.equal(out["target"] >= 0, out["tissue"])
+    assert torch.equal(out["target"] == 0, out["tissue"] & (batch["label"] == 0))
 
 
 @pytest.mark.parametrize(
     ("section", "name", "value"),
     [("data", "patch", 40), ("data", "patch", 0), ("data", "overlap", 1.0), ("predict", "overlap", -0.1),
-     ("data", "ignore", 3), ("data", "classes", ("one",)), ("data", "bin", 0), ("data", "classes", ("a", "no_tissue")),
+     ("data", "ignore", -1), ("data", "classes", ("one",)), ("data", "bin", 0), ("data", "classes", ("a", "no_tissue")),
      ("model", "filters", 0), ("model", "layers", -1), ("model", "states", 0), ("model", "embed", 0),
      ("model", "base", -1), ("model", "chunk", -3), ("model", "width", 0.0), ("model", "dropout", 1.0),
      ("loss", "dice", -1.0), ("augment", "noise", float("nan"))],
@@ -274,7 +335,7 @@ def test_settings_that_make_no_sense_together_are_refused() -> None:
     for change, said in (
         ({"data.patch": 16, "train.batch_size": 1}, "data.patch 16 with train.batch_size 1"),
         ({"loss.cross_entropy": 0.0, "loss.dice": 0.0}, "loss.cross_entropy and loss.dice are both 0"),
-        ({"data.ignore": None, "data.classes": ("a", "unannotated")}, "data.classes holds unannotated"),
+        ({"data.ignore": None, "data.classes": ("a", "unannotated")}, "data.classes: a class is called unannotated"),
     ):
         config = demo()
         for name, value in change.items():
@@ -288,7 +349,7 @@ def test_presets_are_what_they_say() -> None:
     axis = np.linspace(900, 1800, 425)
     for make, filters in ((default, 24), (ssmunet_3, 3)):
         project = SSMUNet(make())
-        project.statistics = {"wavenumbers": axis}
+        project.statistics = {"wavenumbers": axis, "classes": {"names": numbers(8), "colours": []}}
         network = project.model(Precision("float32"))
         centres = network.stack.filters.bands().mean(-1).tolist()
         assert len(centres) == filters
@@ -349,3 +410,23 @@ def test_settings_of_the_cache_name_whatever_decides_labels(project: SSMUNet) ->
     other = SSMConfig()
     other.data.classes = ("a", "b")
     assert project.prepare_settings() != SSMUNet(other).prepare_settings()
+
+
+@pytest.mark.parametrize(
+    ("wavenumbers", "data", "said"),
+    [
+        (np.linspace(2000.0, 3000.0, 101), {}, "nothing is left of its axis"),
+        (np.linspace(900.0, 1590.0, 101), {"normalise": "amide1"}, "data.normalise amide1 needs three points"),
+        (np.linspace(900.0, 1590.0, 101), {}, r"no amide-I band .* Add a tissue mask\.$"),
+        (np.linspace(900.0, 1590.0, 101), {"tissue": "amide1"}, "Add a tissue mask and set data.tissue to file"),
+    ],
+)
+def test_a_mask_is_advised_only_where_it_helps(
+    write_core: WriteCore, wavenumbers: np.ndarray, data: dict[str, Any], said: str
+) -> None:
+    project = project_with(**data)
+    path = write_core(wn=wavenumbers, tissue_mask=None)
+    (record,) = project.records(path.parent)
+    for look in (project.decode, project.check):
+        with pytest.raises(BadInput, match=said):
+            look(record)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 import struct
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,10 @@ import spectral
 from brukeropus.file import constants
 from PIL import Image
 from runner_core import BadInput
-from runner_ssmunet.cores import find_cores, find_inputs, read_core, read_outline, stored_labels
+from runner_ssmunet.classes import Classes
+from runner_ssmunet.files import find_inputs, find_records, read_core, read_outline, stored_labels
+from runner_ssmunet.readers import matfile, sizes
+from runner_ssmunet.readers import matlab as matlab_reader
 
 AGILENT = Path(agilent_format.__file__).parent / "datasets"
 """Measured by an Agilent Cary 620; shipped with agilent-format."""
@@ -86,6 +93,12 @@ def test_envi_headers_without_an_axis(tmp_path: Path, core, metadata: dict[str, 
     refuse(write_envi(tmp_path, core, **metadata), message)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_the_library_warns_of_is_not_shown(tmp_path: Path, core) -> None:
+    core["X"][0, 0] = np.nan
+    assert not read_core(write_envi(tmp_path, core)).measured[0, 0]
+
+
 def test_envi_files_that_are_damaged(tmp_path: Path, core) -> None:
     header = write_envi(tmp_path, core)
     data = header.with_suffix(".dat")
@@ -110,7 +123,7 @@ def test_labels_mask_and_names_beside_a_file(tmp_path: Path, core) -> None:
     read = read_core(header)
     np.testing.assert_array_equal(read.labels, core["y"])
     np.testing.assert_array_equal(read.tissue, core["tissue_mask"])
-    (record,) = find_cores(tmp_path, "patient")
+    (record,) = find_records(tmp_path, "patient")
     assert record.group == "P3"
     assert list(record.files) == ["data", "core", "labels", "tissue", "meta"]
     np.testing.assert_array_equal(read_outline(header).labels, core["y"])
@@ -157,10 +170,10 @@ def test_sidecars_that_are_wrong(tmp_path: Path, core) -> None:
 def test_a_core_without_labels_is_told_what_is_missing(tmp_path: Path, core) -> None:
     header = write_envi(tmp_path, core)
     (tmp_path / "core_1.json").write_text('{"patient_id": "P3"}')
-    (record,) = find_cores(tmp_path, "patient")
+    (record,) = find_records(tmp_path, "patient")
     assert "labels" not in record.files
-    with pytest.raises(BadInput, match=r"core_1.hdr: it has no labels \(no core_1.labels.png or .npy beside it"):
-        stored_labels(read_outline(header), header, ("a", "b"), 0, needed=True)
+    with pytest.raises(BadInput, match=r"core_1.hdr: it has no labels \(no core_1.labels.png, .npy or .hdr beside it"):
+        stored_labels(read_outline(header), header, Classes(("a", "b")), 0, needed=True)
 
 
 def test_labels_in_the_file_and_beside_it_are_refused(write_core) -> None:
@@ -192,13 +205,32 @@ def test_an_agilent_tile(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_core(other).spectra, core.spectra)
 
 
-def test_agilent_files_read_as_envi_are_the_same_upside_down(tmp_path: Path) -> None:
-    """The instrument writes an ENVI header too: two libraries read one file."""
-    agilent(tmp_path, "4_noimage*")
-    tile = read_core(tmp_path / "4_noimage_agg256.dat")
-    envi = read_core(tmp_path / "4_noimage_agg256.hdr")
-    np.testing.assert_array_equal(envi.spectra[::-1], tile.spectra)
+def test_every_file_of_an_agilent_image_has_the_same_row_on_top(tmp_path: Path) -> None:
+    """The instrument writes an ENVI header too: two libraries read one file, with and without its .bsp or .dmt."""
+    agilent(tmp_path, "4_noimage*", "5_[Mm]osaic*")
+    for name, header in (("4_noimage_agg256", ".bsp"), ("5_mosaic_agg1024", ".dmt")):
+        wanted = read_core(tmp_path / f"{name}{header}")
+        beside = read_core(tmp_path / f"{name}.hdr")
+        np.testing.assert_array_equal(beside.spectra, wanted.spectra)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    agilent(alone, "4_noimage*.hdr", "4_noimage*.dat")
+    envi = read_core(alone / "4_noimage_agg256.hdr")
+    tile = read_core(tmp_path / "4_noimage_agg256.bsp")
+    np.testing.assert_array_equal(envi.spectra, tile.spectra)
     np.testing.assert_allclose(envi.wavenumbers, tile.wavenumbers, atol=1e-5)
+    plain = spectral.envi.open(str(alone / "4_noimage_agg256.hdr")).load()
+    np.testing.assert_array_equal(np.asarray(plain)[::-1], tile.spectra)
+
+
+def test_an_agilent_header_claims_no_more_than_its_files_hold(tmp_path: Path) -> None:
+    agilent(tmp_path, "4_noimage*.dat", "4_noimage*.bsp")
+    header = tmp_path / "4_noimage_agg256.bsp"
+    content = bytearray(header.read_bytes())
+    for count in (2**31 - 1, 0, -1):
+        content[2236:2240] = struct.pack("<i", count)
+        header.write_bytes(bytes(content))
+        refuse(header, f"not a readable Agilent image .{count} wavenumbers, in files of 3.3 kB")
 
 
 def test_an_agilent_mosaic(tmp_path: Path) -> None:
@@ -227,6 +259,8 @@ def test_a_tile_that_is_missing_was_not_measured(tmp_path: Path) -> None:
 def test_agilent_files_that_are_wrong(tmp_path: Path) -> None:
     agilent(tmp_path, "4_noimage*", "5_[Mm]osaic*.dm?")
     refuse(tmp_path / "4_noimage_agg256.seq", "interferograms, not spectra")
+    (tmp_path / "5_Mosaic_agg1024_0000_0000.drd").write_bytes(b"")
+    refuse(tmp_path / "5_Mosaic_agg1024_0000_0000.drd", "interferograms, not spectra")
     tile = tmp_path / "4_noimage_agg256.dat"
     tile.write_bytes(tile.read_bytes()[:-8])
     refuse(tile, "not a readable Agilent image")
@@ -236,6 +270,11 @@ def test_agilent_files_that_are_wrong(tmp_path: Path) -> None:
     tile.unlink()
     refuse(header, "no 4_noimage_agg256.dat beside it")
     mosaic = tmp_path / "5_mosaic_agg1024.dmt"
+    for path in tmp_path.glob("*.dmd"):
+        path.unlink()
+        path.symlink_to(path.name)
+    with pytest.raises(BadInput, match=r"agg1024_0000_000\d.dmd: (no such file|cannot be read)"):
+        read_core(mosaic)
     for path in tmp_path.glob("*.dmd"):
         path.unlink()
     refuse(mosaic, "no tile 5_mosaic_agg1024_0000_0000.dmd")
@@ -279,8 +318,25 @@ def test_matlab(matlab, core) -> None:
     np.testing.assert_array_equal(read.labels, core["y"])
     np.testing.assert_array_equal(read.tissue, core["tissue_mask"])
     assert (read.meta["patient_id"], read.meta["delta_cm1"]) == ("P5", pytest.approx(9.0))
-    (record,) = find_cores(path.parent, "patient")
+    (record,) = find_records(path.parent, "patient")
     assert (record.group, record.files) == ("P5", {"core": path, "labels": path})
+
+
+def test_labels_that_matlab_wrote_as_bytes_may_pack_to_very_little(tmp_path: Path) -> None:
+    """It writes whole numbers of type double as bytes: a label map of 18 MB in memory is 2.3 kB in the file."""
+    labels = np.zeros((1500, 1500), np.uint8)
+    labels[200:300, 400:900], labels[700:900, 100:300] = 1, 2
+    plain = io.BytesIO()
+    scipy.io.savemat(plain, {"y": labels})
+    content = bytearray(plain.getvalue()[128:])
+    content[16] = 6  # of type double
+    packed = zlib.compress(bytes(content), 9)
+    path = tmp_path / "core_1.mat"
+    path.write_bytes(plain.getvalue()[:128] + struct.pack("<2I", 15, len(packed)) + packed)
+    (variable,) = matfile.variables(path)
+    assert (variable.kind, variable.unpacked) == ("double", 18_000_000)
+    assert variable.unpacked > 1100 * variable.stored
+    np.testing.assert_array_equal(matlab_reader._variables(path, ("y",))["y"], labels)
 
 
 def test_matlab_without_labels_or_meta(matlab) -> None:
@@ -296,9 +352,9 @@ def test_matlab_files_that_are_wrong(matlab, core) -> None:
     path = matlab()
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
-    refuse(path, "not a readable MATLAB file")
+    refuse(path, "not a readable MATLAB file|cut short")
     path.write_bytes(whole[:700])
-    refuse(path, "not a readable MATLAB file|no variable 'wn'")
+    refuse(path, "not a readable MATLAB file|cut short")
     path.write_bytes(b"")
     refuse(path, "not a readable MATLAB file")
 
@@ -370,7 +426,7 @@ def test_an_opus_series_takes_its_grid_from_what_stands_beside_it(tmp_path: Path
     read = read_core(path)
     np.testing.assert_array_equal(read.spectra, core["X"])
     np.testing.assert_array_equal(read.labels, core["y"])
-    (record,) = find_cores(tmp_path, "patient")
+    (record,) = find_records(tmp_path, "patient")
     assert (record.key, record.group) == ("core_1.0", "P1")
 
 
@@ -385,11 +441,158 @@ def test_opus_files_that_are_wrong(tmp_path: Path, core) -> None:
     path = write_opus(tmp_path / "core_1.0", core["wn"], core["X"][2, 3], kind=5)
     refuse(path, r"no absorbance in it \(it holds t\)")
     path.write_bytes(path.read_bytes()[:40])
-    refuse(path, "not a readable OPUS file|no absorbance in it")
+    refuse(path, "40 bytes, but a block of it ends at byte")
     path.write_bytes(b"text")
     refuse(path, "not an OPUS file")
     with pytest.raises(BadInput, match="no core below it"):
         find_inputs(tmp_path)
+
+
+# ---------------------------------------------------------------- files cut short, sizes that are not there
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_matlab_file_cut_short_is_not_unlabelled(tmp_path: Path, core, compressed: bool, share: float) -> None:
+    """Its variables stand one after the other: what is cut off is the last of them, as if it had never been there."""
+    path = tmp_path / "core_1.mat"
+    variables = {"wn": core["wn"], "meta": '{"patient_id": "P1"}', "X": core["X"], "y": core["y"]}
+    scipy.io.savemat(path, variables, do_compression=compressed)
+    assert "labels" in find_records(tmp_path, "patient")[0].files
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    for read in (lambda: find_records(tmp_path, "patient"), lambda: find_inputs(tmp_path), lambda: read_core(path)):
+        with pytest.raises(BadInput, match=r"core_1\.mat: it ends within a variable"):
+            read()
+
+
+def test_bytes_after_the_last_variable_are_no_variable(tmp_path: Path, core) -> None:
+    path = write_matlab(tmp_path / "core_1.mat", {"X": core["X"], "wn": core["wn"]}, False)
+    path.write_bytes(path.read_bytes() + b"\1\2\3")
+    refuse(path, "it ends within a variable, 3 bytes after byte")
+
+
+@pytest.mark.parametrize("kind", ["npz", "envi", "agilent", "matlab 7", "matlab 7.3", "opus"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
+def test_a_file_cut_short_is_refused(tmp_path: Path, core, kind: str, share: float) -> None:
+    path = a_core_of(kind, tmp_path, core)
+    data = max((file for file in tmp_path.iterdir() if "tissue" not in file.name), key=lambda file: file.stat().st_size)
+    if kind == "agilent":
+        data = path
+    whole = data.read_bytes()
+    data.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(BadInput, match=r"core_1|4_noimage"):
+        read_core(path)
+
+
+def test_an_archive_that_unpacks_to_more_than_was_measured_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sizes, "_LARGE", 1_000_000)
+    path = tmp_path / "core_1.npz"
+    np.savez_compressed(path, X=np.zeros((100, 100, 101), np.float32), wn=np.linspace(900, 1800, 101))
+    for read in (read_core, read_outline):
+        with pytest.raises(BadInput, match=r"'X' unpacks from 4\.. kB to 4.0 MB \(100 × 100 × 101 values\)"):
+            read(path)
+    path = write_matlab(tmp_path / "core_2.mat", {"X": np.zeros((100, 100, 101)), "wn": np.arange(101.0) + 900}, False)
+    refuse(path, "'X' unpacks from .* kB to 8.1 MB")
+
+
+def test_an_array_of_another_size_than_its_header_says_is_refused(tmp_path: Path, core) -> None:
+    path = tmp_path / "core_1.npz"
+    claim = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        claim, {"descr": "<f4", "fortran_order": False, "shape": (32000, 32000, 32000)}
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("X.npy", claim.getvalue() + b"\0" * 64)
+        wavenumbers = io.BytesIO()
+        np.save(wavenumbers, core["wn"])
+        archive.writestr("wn.npy", wavenumbers.getvalue())
+    refuse(path, r"'X' of 32000 × 32000 × 32000 values promises 131.1 TB, which the .* cannot hold")
+    sidecar = tmp_path / "core_2.labels.npy"
+    sidecar.write_bytes(claim.getvalue() + b"\0" * 64)
+    np.savez(tmp_path / "core_2.npz", X=core["X"], wn=core["wn"])
+    refuse(tmp_path / "core_2.npz", "core_2.labels.npy: not a readable NPY file")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lines": "32000", "samples": "32000", "bands": "32000"}, "14140 bytes, but core_1.hdr says 131072"),
+        ({"lines": "-5"}, "none can be below 1"),
+        ({"bands": "0"}, "none can be below 1"),
+        ({"lines": "five"}, "not a readable ENVI image"),
+        ({"samples": "1e400"}, "not a readable ENVI image"),
+        ({"header offset": "-8"}, "nor the offset below 0"),
+        ({"data type": "99"}, "not a readable ENVI image"),
+        ({"byte order": "middle"}, "not a readable ENVI image"),
+        ({"data ignore value": "none"}, "`data ignore value` 'none' is no number"),
+        ({"reflectance scale factor": "0"}, "NaN or infinite|every spectrum"),
+        ({"wavelength": "1000"}, "wavenumbers are float64"),
+        ({"wavelength units": "{a, b}"}, "`wavelength units` is"),
+    ],
+)
+def test_envi_values_that_are_wrong(tmp_path: Path, core, changed: dict[str, str], said: str) -> None:
+    header = write_envi(tmp_path, core)
+    lines = [line for line in header.read_text().splitlines() if line.partition("=")[0].strip() not in changed]
+    header.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in changed.items())]) + "\n")
+    refuse(header, said)
+
+
+def test_variables_that_are_no_numbers_are_refused(tmp_path: Path, core) -> None:
+    plain = {"X": core["X"], "wn": core["wn"][None], "y": core["y"]}
+    for changed in ({"X": "text"}, {"y": "text"}, {"wn": "text"}, {"delta_cm1": "abc"}, {"tissue_mask": "text"}):
+        for v73 in (False, True):
+            refuse(write_matlab(tmp_path / "core_1.mat", plain | changed, v73), "text|needed|<U")
+    for odd in ({"a": 1}, np.array([[1, "a"]], object), scipy.sparse.eye(3).tocsc()):
+        scipy.io.savemat(tmp_path / "core_2.mat", plain | {"y": odd})
+        refuse(
+            tmp_path / "core_2.mat", "'y' is a (struct|cell array|sparse array); numbers, or text for meta, are needed"
+        )
+
+
+def test_links_to_other_files_are_not_followed(tmp_path: Path, core) -> None:
+    other = write_matlab(tmp_path / "other.mat", {"X": core["X"], "y": core["y"]}, True)
+    (tmp_path / "raw").write_bytes(core["y"].astype("<f8").T.tobytes())
+
+    def external(file: Any) -> None:
+        file["y"] = h5py.ExternalLink(str(other), "/y")
+
+    def soft(file: Any) -> None:
+        file["elsewhere"] = core["y"]
+        file["y"] = h5py.SoftLink("/elsewhere")
+
+    def stored(file: Any) -> None:
+        file.create_dataset("y", (7, 5), "<f8", external=[(str(tmp_path / "raw"), 0, 280)])
+
+    def virtual(file: Any) -> None:
+        layout = h5py.VirtualLayout((7, 5), "<f8")
+        layout[:] = h5py.VirtualSource(str(other), "y", (7, 5))
+        file.create_virtual_dataset("y", layout)
+
+    def claims(file: Any) -> None:
+        file.create_dataset("y", (32000, 32000, 320), "<f8", chunks=(1, 100, 100))
+
+    faults = {
+        external: "'y' is a link", soft: "'y' is a link", stored: "'y' lies in other files",
+        virtual: "'y' lies in other files", claims: "'y' of 320 × 32000 × 32000 values promises",
+    }  # fmt: skip
+    for change, said in faults.items():
+        path = write_matlab(tmp_path / "core_1.mat", {"X": core["X"], "wn": core["wn"][None]}, True)
+        with h5py.File(path, "a") as file:
+            change(file)
+        refuse(path, said)
+
+
+@pytest.mark.timeout(20)
+def test_pipes_are_no_cores(tmp_path: Path) -> None:
+    for name in ("core_1.npz", "core_1.mat", "core_1.hdr", "core_1.0", "core_1.dmt"):
+        path = tmp_path / name
+        os.mkfifo(path)
+        refuse(path, "a named pipe|no tile|no such file")
+        path.unlink()
+    (tmp_path / "core_1.dat").touch()  # its header is a pipe
+    os.mkfifo(tmp_path / "core_1.bsp")
+    refuse(tmp_path / "core_1.dat", r"core_1\.bsp: a named pipe")
 
 
 # ---------------------------------------------------------------- a missing library

@@ -9,12 +9,16 @@ import warnings
 from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_ssmunet.scan import choice, eager, mamba_ssm, reference, selective_scan
+from runner_core import BadInput
+from runner_ssmunet import scan
+from runner_ssmunet.config import ModelConfig
+from runner_ssmunet.scan import choice, eager, gradients, mamba_ssm, reference, selective_scan
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -298,10 +302,10 @@ def test_states_are_never_all_there(how: str) -> None:
 
 def test_a_pass_without_gradients_keeps_nothing() -> None:
     x = torch.ones(2, requires_grad=True)
-    assert choice.keeps(None, x)
-    assert not choice.keeps(None, x.detach())
+    assert gradients.keeps(None, x)
+    assert not gradients.keeps(None, x.detach())
     with torch.no_grad():
-        assert not choice.keeps(None, x)
+        assert not gradients.keeps(None, x)
         y = selective_scan(**inputs(2, 9, 3, 2, **EVERY_OPTION), how="eager")
     assert y.grad_fn is None
 
@@ -417,3 +421,32 @@ def test_the_kernels_need_no_vector_extensions(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize(
+    ("how", "device", "deterministic", "said"),
+    [
+        ("triton", "cpu", False, "model.scan triton: it runs on a GPU"),
+        ("mamba_ssm", "cpu", False, "model.scan mamba_ssm: it runs on a GPU"),
+        ("mamba_ssm", "cuda", False, r"no mamba; install runner-ssmunet\[cuda\]"),
+        ("mamba_ssm", "cuda:1", True, "train.deterministic asks for: set model.scan to triton"),
+        ("cpu", "cuda", False, "this run computes on a GPU: set model.scan to auto"),
+        ("auto", "cpu", True, None),
+        ("auto", "cuda", True, None),
+        ("eager", "cuda", True, None),
+    ],
+)
+def test_a_way_that_cannot_run_here_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, how: str, device: str, deterministic: bool, said: str | None
+) -> None:
+    monkeypatch.setattr(mamba_ssm, "unavailable", lambda: "ImportError: no mamba")
+    if said is None:
+        choice.refuse_unavailable(how, device, deterministic)
+        return
+    with pytest.raises(BadInput, match=said):
+        choice.refuse_unavailable(how, device, deterministic)
+
+
+def test_every_way_can_be_chosen_by_a_setting() -> None:
+    assert {*get_args(get_type_hints(ModelConfig)["scan"])} == {"auto", *scan.WAYS}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from runner_core.engines.torch.metrics import Confusion
+from runner_core import Confusion
 from runner_ssmunet import scores
 
 NAMES = ("a", "b", "c")

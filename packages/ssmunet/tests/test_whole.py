@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core.protocols import Arrays
+from runner_core import Arrays
 from runner_ssmunet import whole
 
 
@@ -113,7 +113,7 @@ def test_each_tissue_pixel_is_described_once_and_put_back(pixels: int, monkeypat
 
 
 def test_a_core_without_tissue_is_nothing() -> None:
-    found, attention = whole.segment(
+    found, attention = whole.predict(
         np.zeros((5, 6, 4), np.float16), np.zeros((5, 6), bool), fake([]), 3, 16, 0.5, 4
     )  # fmt: skip
     assert found.shape == (3, 5, 6)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.crop import default_cropper
-from runner_core.pipeline import RecordPipeline
+from runner_core.data.crop import default_cropper
+from runner_core.data.pipeline import RecordPipeline
 from runner_vesuvius.config import ScrollConfig, demo
 
 Pair = tuple[np.ndarray, np.ndarray]

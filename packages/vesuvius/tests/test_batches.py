@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 from runner_vesuvius.batches import needed, on_device
 from runner_vesuvius.config import AugmentConfig, ScrollConfig, TermConfig, demo
 from runner_vesuvius.targets import prepare

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
-from runner_core import BadInput
+from runner_core import BadInput, PairsConfig
 from runner_vesuvius import phantom
-from runner_vesuvius.files import find_inputs, find_records
+from runner_vesuvius.config import ScrollConfig
+from runner_vesuvius.files import deprecated, find_inputs, find_records
+from runner_vesuvius.project import Vesuvius
 from runner_vesuvius.volumes import read_image
 
 
@@ -49,6 +53,43 @@ def test_the_challenges_layout(tmp_path: Path) -> None:
         key: (scroll, f"train_images/{key}.tif", f"train_labels/{key}.tif")
         for key, scroll in {"11": "s1", "12": "s1", "21": "s2"}.items()
     }
+
+
+def test_the_challenges_download(tmp_path: Path) -> None:
+    """Its train.csv lists 806 volumes; the hosts took 20 of them back, whose files lie in deprecated folders alone."""
+    ids = [str(1_000_000 + number) for number in range(806)]
+    root = challenge(tmp_path, "".join(f"{key},s{number % 6}\n" for number, key in enumerate(ids)), tuple(ids[20:]))
+    old = [f"deprecated_train_{kind}/{key}.tif" for kind in ("images", "labels") for key in ids[:20]]
+    make(root, *old, "test_images/31.tif", "test.csv")
+    records = find_records(root)
+    assert [record.key for record in records] == ids[20:]
+    assert deprecated(records) == ids[:20]
+    assert {record.key for record in find_inputs(root)} == {*ids[20:], "31"}
+    refused_rows = (root / "train.csv").read_text() + "2000000,s1\n"
+    (root / "train.csv").write_text(refused_rows)
+    refused(root, r"1 row without files \(line 808: 2000000\)", "train.csv")
+
+
+def test_what_test_csv_lists_is_predicted_or_named(tmp_path: Path) -> None:
+    make(tmp_path, "test_images/31.tif")
+    (tmp_path / "test.csv").write_text("id,scroll_id\n31.tif,s1\n32,s1\n")
+    for place in (tmp_path, tmp_path / "test_images"):
+        assert {r.files["image"] for r in find_inputs(place)} == {tmp_path / f"test_images/{n}.tif" for n in (31, 32)}
+    (tmp_path / "test.csv").write_text("patient,age\nx,3\n")
+    assert [r.key for r in find_inputs(tmp_path)] == ["31"]
+    for outside in ("../31", "/etc/hosts", ".."):
+        (tmp_path / "test.csv").write_text(f"id\n{outside}\n")
+        with pytest.raises(BadInput, match=r"test\.csv: the id .* is no name of a file"):
+            find_inputs(tmp_path)
+
+
+def test_a_table_that_is_a_pipe(tmp_path: Path) -> None:
+    make(tmp_path, "test_images/31.tif", "train_images/1.tif", "train_labels/1.tif")
+    for name in ("test.csv", "train.csv"):
+        os.mkfifo(tmp_path / name)
+    refused(tmp_path, "a named pipe", "train.csv")
+    with pytest.raises(BadInput, match=r"test\.csv: a named pipe"):
+        find_inputs(tmp_path / "test_images")
 
 
 def test_any_manifest_beside_images(tmp_path: Path) -> None:
@@ -102,6 +143,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     refused(tmp_path / "no", "no such folder")
     refused(make(tmp_path, "x.tif"), "no volumes with labels below it. Looked for train_images")
     refused(tmp_path / "x.tif", "not a folder")
+    refused(challenge(tmp_path / "c") / "train_images", f"Did you mean {tmp_path / 'c'}, in which")
     refused(make(tmp_path / "e", "images/.keep", "labels/.keep"), "no volumes with labels")
 
 
@@ -130,6 +172,10 @@ def test_a_partner_of_another_format_is_named(tmp_path: Path) -> None:
         read_image(tmp_path / "images" / "A_1.nii.gz")
     make(tmp_path / "nii", "images/A_1.nii.gz", "labels/A_1.nii.gz")
     refused(tmp_path / "nii", r"no volumes with labels .* \.npy or \.zarr volumes\. .*A_1\.nii\.gz is not read")
+
+
+def test_two_folders_whose_names_differ_in_case(tmp_path: Path) -> None:
+    refused(make(challenge(tmp_path), "Train_Images/11.tif"), "lies beside it. Which is it", "T")
 
 
 def test_one_id_in_two_files(tmp_path: Path) -> None:
@@ -162,7 +208,9 @@ def test_names_without_a_scroll(tmp_path: Path) -> None:
         ("11,s1\n12,s1\n21\n", "line 4 has 1 value, the first line 2 names"),
         ("11,s1\n12,s1\n21,\n", "line 4 has no scroll_id"),
         ("11,s1\n12,s1\n ,s2\n", "line 4 has no id"),
-        ('11,s1\n12,"s1\n', "not a readable CSV file"),
+        ('11,s1\n12,"s1\nx"\n21,s2\n', "line 4 has a line break"),
+        ("11,s1\n12,\x1b[31ms1\n21,s2\n", "line 3 has a line break or another control character"),
+        ('11,s1\n12,"s1\n', "not a readable table"),
     ],
 )
 def test_rows_that_do_not_fit(tmp_path: Path, rows: str, message: str) -> None:
@@ -172,13 +220,16 @@ def test_rows_that_do_not_fit(tmp_path: Path, rows: str, message: str) -> None:
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "no column 'id'"),
-        (b"id;scroll_id\n11;s1\n", "no column 'id'.*write it with commas"),
+        (b"", "no row below the names of its columns. A manifest has the columns id and scroll_id"),
+        (b"id|scroll_id\n11|s1\n", "no column 'id'.*its first line is 'id.scroll_id'"),
         (b"id,scrol_id\n11,s1\n", "no column 'scroll_id'.*did you mean"),
-        (b"id,scroll_id\n", "its first line is all there is; write a row"),
+        (b"id,scroll_id\n", "no row below the names of its columns"),
         (b"id,scroll_id\n\xff\xfe,s1\n", "is not UTF-8 text. Save it as CSV UTF-8"),
         ("id,scroll_id\n11,s1\n".encode("utf-16"), "is not UTF-8 text"),
         ("id,scroll_id\n11,s1\n".encode("utf-16-le"), "is not UTF-8 text"),
+        (b"id,scroll_id\n11,s\0\n", "is not UTF-8 text"),
+        (b"id,scroll_id\n" + b"1" * 10**6 + b",s1\n", "not a readable table"),
+        (b"id,scroll_id\n" + b"1" * 10**5 + b",s1\n", "no row for 11 and 2 other volumes"),
         (b"\x89PNG\r\n\x1a\n\0\0", "is not UTF-8 text"),
     ],
 )
@@ -213,3 +264,48 @@ def test_inputs(tmp_path: Path) -> None:
         find_inputs(make(tmp_path / "e", "x.txt"))
     with pytest.raises(BadInput, match="no such folder"):
         find_inputs(tmp_path / "no")
+
+
+# ---------------------------------------------------------------- the user's own table or patterns
+
+
+def test_a_table_and_patterns(tmp_path: Path) -> None:
+    make(tmp_path, "a/A_1.tif", "b/x.npy", "a/2.tif", "b/y.zarr")
+    table = tmp_path / "t.tsv"
+    table.write_text("id\timage\tlabel\tscroll_id\none\ta/A_1.tif\tb/x.npy\ts1\ntwo\ta/2.tif\tb/y.zarr\ts2\n")
+    records = find_records(tmp_path, PairsConfig(manifest=table))
+    assert [(r.key, r.group, r.files["label"].name) for r in records] == [
+        ("one", "s1", "x.npy"),
+        ("two", "s2", "y.zarr"),
+    ]
+    assert [r.key for r in find_inputs(table)] == ["one", "two"]
+    make(tmp_path, "v/A_3_ct.tif", "v/A_3_surf.zarr")
+    (record,) = find_records(tmp_path, PairsConfig(pattern=("v/{group}_{id}_ct.tif", "v/{group}_{id}_surf.zarr")))
+    assert (record.key, record.group, record.files["label"].name) == ("3", "A", "A_3_surf.zarr")
+    with pytest.raises(BadInput, match="of which scroll is it"):
+        find_records(make(tmp_path, "w/2.tif"), PairsConfig(pattern=("w/{id}.tif", "z/{id}.tif")))
+
+
+def test_a_manifest_that_patterns_leave_unread_is_said(tmp_path: Path) -> None:
+    make(tmp_path, "train_images/2.tif", "train_labels/2.tif")
+    (tmp_path / "train.csv").write_text("id,scroll_id\n2,s1\n")
+    data = PairsConfig(pattern=("train_images/{id}.tif", "train_labels/{id}.tif"))
+    unread = r"train\.csv is not read with data\.pattern or data\.manifest; a table .* id,image,label,scroll is\."
+    with pytest.raises(BadInput, match=f"of which scroll is it.*{unread}$"):
+        find_records(tmp_path, data)
+    for name in ("train_images/2.tif", "train_labels/2.tif"):
+        (tmp_path / name).rename((tmp_path / name).with_name("A_2.tif"))
+    config = ScrollConfig()
+    config.data.pattern = data.pattern
+    project = Vesuvius(config)
+    assert [record.group for record in project.records(tmp_path)] == ["A"]
+    (said,) = project.left_out
+    assert re.search(f"{unread} The files' names say the scrolls", said)
+    assert said in [finding.message for finding in project.check_set([])]
+
+
+def test_predict_says_what_it_leaves_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    make(tmp_path, "images/A_1.tif", "labels/A_1.tif", "x.tif")
+    find_inputs(tmp_path, say=said.append)
+    assert said == [f"{tmp_path}: 2 volumes left out, in no folder of images: x.tif, labels/A_1.tif"]

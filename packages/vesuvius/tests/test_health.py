@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.protocols import Finding, HealthEvent
+from runner_core import Finding, HealthEvent
 from runner_vesuvius import runner_health
 from runner_vesuvius.config import TermConfig, demo
 from runner_vesuvius.health import NeverComputed, SurfaceRatio, WildShare

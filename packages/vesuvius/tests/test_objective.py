@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runner_core.protocols import Cost, Progress
+from runner_core import Cost, Progress
 from runner_vesuvius.config import LossConfig, TermConfig
 from runner_vesuvius.losses import soft_dice, weighted_bce
 from runner_vesuvius.objective import objective

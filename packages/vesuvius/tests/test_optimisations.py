@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.protocols import Progress
+from runner_core import Progress
 from runner_vesuvius.batches import decoded, on_device, signed, stored
 from runner_vesuvius.config import LossConfig, TermConfig, demo
 from runner_vesuvius.instep import computed

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tifffile
-from runner_core import BadInput, Record
-from runner_core.protocols import Arrays
+from runner_core import Arrays, BadInput, Record
 from runner_vesuvius import outputs, postprocess
 from runner_vesuvius.config import PredictConfig
 from runner_vesuvius.outputs import Detected
@@ -40,8 +41,8 @@ def test_the_surface_is_found_where_it_is(project, record) -> None:
 
 
 def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
-    from runner_core.crop import CentreCrop
-    from runner_core.pipeline import RecordPipeline
+    from runner_core.data.crop import CentreCrop
+    from runner_core.data.pipeline import RecordPipeline
 
     project = Vesuvius(config)
     RecordPipeline(project, CentreCrop((16, 16, 16)))
@@ -143,6 +144,16 @@ def remarks(mask: np.ndarray, probability: np.ndarray | None = None) -> list[str
     return [finding.rule for finding in outputs.remarks(Detected(mask.astype(np.uint8), probability))]
 
 
+def test_probabilities_never_take_the_name_of_another_mask(project: Vesuvius, tmp_path: Path) -> None:
+    """As where the folder holds an earlier prediction: one of the two files was lost."""
+    for name in ("a", "a_probability"):
+        write_tif(tmp_path / f"{name}.tif", np.zeros((20, 20, 20), np.uint8))
+    assert len(project.inputs(tmp_path)) == 2
+    project.predict_options = ScrollPredictOptions(probability=True)
+    with pytest.raises(BadInput, match="a_probability is a volume here, and the probabilities of a would have its na"):
+        project.inputs(tmp_path)
+
+
 def test_remarks_on_predictions_that_cannot_be_right() -> None:
     shape = (20, 20, 20)
     assert remarks(np.zeros(shape)) == ["empty"]
@@ -155,6 +166,7 @@ def test_remarks_on_predictions_that_cannot_be_right() -> None:
     (merged,) = outputs.remarks(Detected(comb.astype(np.uint8), None))
     assert merged.level == "note"
     assert "100% of the surface, which fills 40% of the volume, is one piece" in merged.message
+    assert "does not raise the score" in merged.message  # measured: the README's table
     empty = Detected(np.zeros(shape, np.uint8), np.full(shape, 51, np.uint8))
     assert "the highest probability is 0.20" in next(outputs.remarks(empty)).message
 

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-from runner_core import BadInput
-from runner_core.cache.storage import Layout
-from runner_core.cache.stored import PreparedStore
-from runner_core.project import Record
+from runner_core import BadInput, Layout, PreparedStore, Record
 from runner_vesuvius.config import TermConfig
 from runner_vesuvius.targets import LABEL, TUBE
 
@@ -92,7 +89,7 @@ def test_labels_of_another_shape_are_refused_by_name(project, write_volumes) -> 
 
 def test_a_batch_on_the_device_is_what_the_losses_read(project, write_volumes) -> None:
     import torch
-    from runner_core.protocols import Progress
+    from runner_core import Progress
 
     for name in ("cldice", "boundary"):
         setattr(project.config.loss, name, TermConfig(0.1))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_vesuvius.config import LossConfig
 from runner_vesuvius.losses import LOSSES
+from runner_vesuvius.network import SurfaceUNet
 from runner_vesuvius.supervision import DENSE, over_levels, supervised, targets
-from runner_vesuvius.unet import SurfaceUNet
 
 CONFIG = LossConfig()
 

@@ -8,7 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+from runner_vesuvius import papyrus
+from runner_vesuvius.config import demo
 from runner_vesuvius.medial import medial_surface
+from runner_vesuvius.papyrus import roll
+from runner_vesuvius.phantom import make_scrolls
 from runner_vesuvius.targets import (
     CAP,
     COORDINATES,
@@ -49,6 +53,37 @@ def test_a_label_comes_back_and_all_bits_are_where_they_belong() -> None:
     assert medial.any()
     assert target.max() < 16
     np.testing.assert_array_equal(prepare(label, 0)["target"] & TUBE > 0, medial)
+
+
+def thin_sheets() -> np.ndarray:
+    """A generated scroll's label with sheets as thick as the challenge's: 2 voxels (median), 2.33 (mean)."""
+    rng = np.random.default_rng(0)
+    (rolling, _), *_ = make_scrolls(4, rng)
+    return roll(rolling, (64, 64, 64), rng).surface
+
+
+def test_skeleton_recall_of_thin_sheets_is_not_plain_recall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, a hole through a sheet costs at least twice as much as a layer of it, for voxels lost."""
+    monkeypatch.setattr(papyrus, "SURFACE", (-0.5, 1.5))
+    surface = thin_sheets()
+    label = surface.astype(np.uint8)
+    z, y, x = np.indices(surface.shape)
+    holes = surface & ((z % 16 - 8) ** 2 + (y % 16 - 8) ** 2 + (x % 16 - 8) ** 2 < 25)
+    layers = [surface & ~np.roll(surface, step, axis) for axis in range(3) for step in (1, -1)]
+
+    def cost(lost: np.ndarray, tube: int) -> float:
+        """Share of the tube that is lost, over the share of the sheet."""
+        wanted = prepare(label, tube)["target"] & TUBE > 0
+        return (np.count_nonzero(lost & wanted) / np.count_nonzero(wanted)) / (lost.sum() / surface.sum())
+
+    def ratio(tube: int) -> float:
+        return cost(holes, tube) / float(np.mean([cost(layer, tube) for layer in layers]))
+
+    medial = prepare(label, 0)["target"] & MEDIAL > 0
+    assert 2.2 < surface.sum() / medial.sum() < 2.5  # mean thickness
+    assert np.count_nonzero(prepare(label, 1)["target"] & TUBE > 0) > 0.97 * surface.sum()
+    assert ratio(1) == pytest.approx(1, abs=0.05)
+    assert ratio(demo().data.tube) > 2
 
 
 def test_distances_go_to_the_other_kind_and_ignored_voxels_are_no_surface() -> None:

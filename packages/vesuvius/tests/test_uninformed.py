@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from runner_core.protocols import Progress
+from runner_core import Progress
 from runner_vesuvius.config import ScrollConfig, TermConfig
 from runner_vesuvius.project import Vesuvius
 from torch import Tensor
@@ -42,11 +42,11 @@ def test_it_is_that_of_every_patch_at_every_level(config: ScrollConfig) -> None:
     project = Vesuvius(config)
     silent: Any = Network(torch.zeros(2, 1, 12, 12, 12), torch.zeros(2, 1, 6, 6, 6))
     terms = project.step(silent, batch(), Progress(0, 10, 0)).terms
-    assert project.uninformed() == {"bce_loss": pytest.approx(math.log(2)), "skeleton_recall_loss": 0.5}
+    assert project.chance_losses() == {"bce_loss": pytest.approx(math.log(2)), "skeleton_recall_loss": 0.5}
     assert float(terms["bce_loss"]) == pytest.approx(math.log(2), rel=1e-6)
     assert float(terms["skeleton_recall_loss"]) == pytest.approx(0.5, abs=0.01)  # but for its epsilon
     config.loss.positive = 2.0
-    assert Vesuvius(config).uninformed() == {}
+    assert Vesuvius(config).chance_losses() == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

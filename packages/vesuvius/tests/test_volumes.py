@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import tifffile
@@ -18,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
-from runner_core import BadInput
+from runner_core import BadInput, Record
 from runner_vesuvius import volumes
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 VOLUME = np.random.default_rng(0).integers(0, 256, (5, 16, 19), np.uint8)
 SMOOTH = np.add.outer(np.arange(6), np.add.outer(np.arange(40), np.arange(30))).astype(np.uint8)
@@ -269,8 +272,79 @@ def test_slices_that_are_no_volume(tmp_path: Path) -> None:
     refused(volumes.read_image, as_tif()(tmp_path, VOLUME[0]), "2-D.*Join the slices")
     refused(volumes.read_image, as_npy(tmp_path, VOLUME[None]), r"4-D \(1 × 5 × 16 × 19\)")
     refused(volumes.read_image, as_npy(tmp_path, VOLUME[:0]), r"empty \(0 × 16 × 19\)")
-    tifffile.imwrite(tmp_path / "v.tif", np.stack([VOLUME] * 3, -1), photometric="rgb")
-    refused(volumes.read_image, tmp_path / "v.tif", "3 channels")
+    refused(volumes.read_image, as_npy(tmp_path, np.stack([VOLUME] * 3, -1)), "slices of 3 channels")
+
+
+PICTURE = np.random.default_rng(1).integers(0, 256, (40, 36, 4), np.uint8)
+"""With transparency."""
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "LA", "P", "L", "1"])
+def test_pictures_are_no_volumes(tmp_path: Path, mode: str) -> None:
+    Image.fromarray(PICTURE, "RGBA").convert("RGB" if mode in ("CMYK", "P") else "RGBA").convert(mode).save(
+        tmp_path / "v.tif"
+    )
+    message = "2-D" if mode in "PL1" else rf"{3 if mode == 'RGB' else len(mode)} values a pixel \("
+    refused(volumes.read_image, tmp_path / "v.tif", message)
+    refused(volumes.read_label, tmp_path / "v.tif", message)
+
+
+def test_pictures_in_planes_and_stacks_in_colours_are_no_volumes(tmp_path: Path) -> None:
+    path = tmp_path / "v.tif"
+    tifffile.imwrite(path, PICTURE[..., :3].transpose(2, 0, 1), photometric="rgb", planarconfig="separate")
+    refused(volumes.read_image, path, r"3 values a pixel \(RGB\)")
+    tifffile.imwrite(path, np.stack([VOLUME] * 3, -1), photometric="rgb")
+    refused(volumes.read_image, path, r"3 values a pixel \(RGB\)")
+    tifffile.imwrite(path, np.stack([VOLUME] * 5, -1), photometric="minisblack", planarconfig="contig")
+    refused(volumes.read_image, path, r"5 values a pixel \(MINISBLACK\)")
+    tifffile.imwrite(path, VOLUME % 3, photometric="palette", colormap=np.arange(768, dtype=np.uint16).reshape(3, -1))
+    refused(volumes.read_image, path, "a palette image")
+    assert np.array_equal(volumes.read_label(path), VOLUME % 3)  # its values are the labels
+    tifffile.imwrite(
+        path, VOLUME, photometric="palette", colormap=np.stack([np.arange(256, dtype=np.uint16) * 257] * 3)
+    )
+    assert np.array_equal(volumes.read_image(path), VOLUME)  # the colours are greys
+
+
+@pytest.mark.parametrize("shape", [(40, 36, 3), (40, 36, 4), (3, 40, 36), (40, 36, 1), (1, 40, 36)])
+@pytest.mark.parametrize("write", [as_npy, as_zarr(3)])
+def test_arrays_of_a_picture_are_no_volumes(tmp_path: Path, write: Any, shape: tuple[int, ...]) -> None:
+    refused(volumes.read_image, write(tmp_path, np.zeros(shape, np.uint8)), r"a picture \(of \d channel")
+
+
+@pytest.mark.parametrize(
+    "options, axes",
+    [
+        ({"imagej": True, "metadata": {"axes": "ZCYX"}}, "Z 5, C 2"),
+        ({"imagej": True, "metadata": {"axes": "TZYX"}}, "T 5, Z 2"),
+        ({"ome": True, "metadata": {"axes": "CZYX"}}, "C 5, Z 2"),
+        ({}, "Q 5, Q 2"),
+    ],
+)
+def test_several_channels_or_times_are_no_depth(tmp_path: Path, options: dict[str, Any], axes: str) -> None:
+    """Nor are slices that ImageJ calls times: it does so of any stack."""
+    path = tmp_path / "v.tif"
+    tifffile.imwrite(path, np.stack([VOLUME] * 2, 1), photometric="minisblack", **options)
+    refused(volumes.read_image, path, f"4 axes \\({axes}, Y 16, X 19\\)")
+    if options:
+        options["metadata"]["axes"] = options["metadata"]["axes"].replace("Z", "")
+        tifffile.imwrite(path, VOLUME, photometric="minisblack", **options)
+        assert np.array_equal(volumes.read_image(path), VOLUME)
+
+
+def test_zarr_channels_are_no_depth(tmp_path: Path) -> None:
+    """Whether dimension names say it or OME-Zarr's axes do."""
+    zarr.create_array(tmp_path / "v.zarr", data=VOLUME, dimension_names=("c", "y", "x"))
+    refused(volumes.read_image, tmp_path / "v.zarr", "c 5: several channels or times")
+    path = as_zarr(2, "0", "0.4")(tmp_path, VOLUME)
+    group = zarr.open_group(path)
+    (scales,) = group.attrs["multiscales"]
+    for names, refusal in (("tyx", True), ("zyx", False)):
+        group.attrs["multiscales"] = [scales | {"axes": [{"name": name} for name in names]}]
+        if refusal:
+            refused(volumes.read_image, path, "t 5: several channels or times")
+        else:
+            assert np.array_equal(volumes.read_image(path), VOLUME)
 
 
 def test_pages_of_different_size_or_type(tmp_path: Path) -> None:
@@ -297,7 +371,7 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path: Path) -> None
     header = json.loads((path / "zarr.json").read_text())
     header["shape"] = [10**6] * 3
     (path / "zarr.json").write_text(json.dumps(header))
-    refused(volumes.read_image, path, r"1000000 × 1000000 × 1000000 .* take 1000000\.0 TB, and .* of memory are free")
+    refused(volumes.read_image, path, r"1000000 × 1000000 × 1000000 .* take 1000000\.0 TB of memory, and .* are free")
     path = as_tif(compression="lzw", metadata=None)(tmp_path, VOLUME)
     data = bytearray(path.read_bytes())
     with tifffile.TiffFile(path) as tif:
@@ -306,17 +380,116 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path: Path) -> None
         struct.pack_into("<H", data, place, 0xFFFF)
         struct.pack_into("<H", data, place - 6, 3)
     path.write_bytes(bytes(data))
-    refused(volumes.read_image, path, "of memory are free|truncated or damaged")
+    refused(volumes.read_image, path, "of memory, and .* are free|truncated or damaged")
+
+
+def write_npy_header(path: Path, shape: tuple[int, ...], dtype: str = "|u1", fortran: bool = False) -> Path:
+    header = str({"descr": dtype, "fortran_order": fortran, "shape": shape}).encode().ljust(117) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    return path
+
+
+def test_headers_that_claim_more_than_the_file_has(tmp_path: Path) -> None:
+    """Uncompressed voxels are as many bytes as the file has of them: what a page lacks is not the next one's."""
+    refused(
+        volumes.read_image, write_npy_header(tmp_path / "v.npy", (32_000,) * 3), r"32\.8 TB of values by its header"
+    )
+    path = as_tif(metadata=None)(tmp_path, VOLUME)
+    data = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as tif:
+        places = [page.tags[name].offset for page in tif.pages for name in ("ImageLength", "RowsPerStrip")]
+    for place in places:
+        struct.pack_into("<HIH", data, place + 2, 3, 1, 2 * VOLUME.shape[1])
+    path.write_bytes(bytes(data))
+    refused(volumes.read_image, path, "page 1 holds fewer voxels than its header says")
+
+
+def test_tifs_of_more_pages_than_a_volume_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volumes.tif, "_MOST_PAGES", 4)
+    refused(volumes.read_image, as_tif(metadata=None)(tmp_path, VOLUME), "more than 4 pages")
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "blosc"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_chunks_that_hold_more_than_a_chunk(tmp_path: Path, version: int, codec: str) -> None:
+    """They are refused by their size, or by the size that their headers tell, before they are decoded."""
+    path = tmp_path / "v.zarr"
+    v3 = {"gzip": GzipCodec(), "zstd": ZstdCodec(), "blosc": BloscCodec()}
+    compressor: Any = numcodecs.get_codec({"id": codec}) if version == 2 else v3[codec]
+    zarr.create_array(path, data=SMOOTH, chunks=SMOOTH.shape, zarr_format=version, compressors=compressor)
+    assert np.array_equal(volumes.read_image(path), SMOOTH)
+    (chunk,) = (p for p in path.rglob("*") if p.is_file() and p.name[0] in "0123456789")
+    packed = numcodecs.get_codec({"id": codec})
+    chunk.write_bytes(packed.encode(np.zeros(50_000_000, np.uint8)))
+    refused(volumes.read_image, path, r"chunk \S+ (takes|holds) [\d,]+ bytes, a whole one is 7,200")
+
+
+def test_zarrs_of_more_chunks_than_can_be_read(tmp_path: Path) -> None:
+    path = as_zarr(3)(tmp_path, VOLUME)
+    header = json.loads((path / "zarr.json").read_text())
+    header["shape"] = [300] * 3
+    header["chunk_grid"]["configuration"]["chunk_shape"] = [1] * 3
+    (path / "zarr.json").write_text(json.dumps(header))
+    refused(volumes.read_image, path, "it has 27,000,000 chunks; 262,144 are the most")
+
+
+@pytest.mark.parametrize("where", ["compressor", "filters"])
+def test_no_chunk_of_a_zarr_is_unpickled(tmp_path: Path, where: str) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    path = tmp_path / "v.zarr"
+    zarr.create_array(path, data=VOLUME, chunks=VOLUME.shape, zarr_format=2, compressors=None)
+    header = json.loads((path / ".zarray").read_text())
+    header[where] = {"id": "pickle", "protocol": 5} if where == "compressor" else [{"id": "pickle", "protocol": 5}]
+    (path / ".zarray").write_text(json.dumps(header))
+    (path / "0.0.0").write_bytes(pickle.dumps(Harm()))
+    refused(volumes.read_image, path, "truncated or damaged")
+    assert not (tmp_path / "harm").exists()
 
 
 def test_what_is_mapped_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A volume larger than the memory can be predicted from an npy file of uint8."""
-    monkeypatch.setattr(volumes, "available_ram", lambda: 100)
+    """A volume larger than the memory can be read from an npy file of uint8, unless its axes are turned."""
+    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 100)
     read = volumes.read_image(as_npy(tmp_path, VOLUME))
     assert not read.flags.owndata
     assert np.array_equal(read, VOLUME)
-    refused(volumes.read_image, as_tif()(tmp_path, VOLUME), "of memory are free")
-    refused(volumes.read_image, as_npy(tmp_path, VOLUME.astype(np.uint16)), "of memory are free")
+    refused(volumes.read_image, as_fortran_npy(tmp_path, VOLUME), "take 1.5 kB of memory, and 100 B are free")
+    refused(volumes.read_image, as_tif()(tmp_path, VOLUME), "of memory, and .* are free")
+    refused(volumes.read_image, as_npy(tmp_path, VOLUME.astype(np.uint16)), "of memory, and .* are free")
+
+
+def test_work_that_memory_cannot_hold_is_refused_before_reading(
+    tmp_path: Path, project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing and predicting take more than the volume itself."""
+    image, label = as_npy(tmp_path, VOLUME), tmp_path / "label.npy"
+    np.save(label, VOLUME % 3)
+    alone, pair = Record("v", "s", {"image": image}), Record("v", "s", {"image": image, "label": label})
+    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 10 * VOLUME.size)
+    project.decode(alone)
+    with pytest.raises(BadInput, match=r"preparing 5 × 16 × 19 voxels takes 24.3 kB of memory, and 15.2 kB are free"):
+        project.decode(pair)
+    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 1 << 50)
+    huge = write_npy_header(tmp_path / "huge.npy", (1300,) * 3)
+    with pytest.raises(BadInput, match=r"1300 × 1300 × 1300 voxels; fewer than 2³¹"):
+        project.decode(Record("v", "s", {"image": huge}))
+
+
+@pytest.mark.parametrize(
+    "image, message",
+    [
+        (np.full_like(VOLUME, 7), "every voxel is 7. Export it again"),
+        (VOLUME.astype(np.uint16), "these are 8 bits in a 16-bit file"),
+    ],
+)
+def test_scans_without_any_detail_are_not_trained_on(tmp_path: Path, project: Any, image: Any, message: str) -> None:
+    """`check` calls them errors that training refuses."""
+    path, label = as_npy(tmp_path, image), tmp_path / "label.npy"
+    np.save(label, VOLUME % 3)
+    refused(lambda path: project.decode(Record("v", "s", {"image": path, "label": label})), path, message)
+    project.decode(Record("v", "s", {"image": path}))  # predicting warns
 
 
 def test_zarr_groups_that_say_too_little(tmp_path: Path) -> None:

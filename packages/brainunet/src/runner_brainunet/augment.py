@@ -1,8 +1,8 @@
-"""Augmentation of whole batches on the device: from one scanner's few heads towards everybody's.
+"""Random changes of whole batches on the device, so that few heads of one scanner teach about all heads.
 
-Trained on a handful of scans, a network learns their scanner. So shapes, contrast, sharpness, field of view and
-what surrounds the brain vary here far beyond what any one scanner shows (domain randomisation, Billot et al. 2023,
-10.1016/j.media.2023.102789). Every random number comes from the generator given; nothing waits for the device.
+A network trained on a handful of scans learns their scanner. So shapes, contrast, sharpness, field of view and the
+surroundings of the brain vary here far more than one scanner shows (domain randomisation, Billot et al. 2023,
+10.1016/j.media.2023.102789). Every random number comes from the given generator. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from runner_brainunet.slices import SAGITTAL
 
 
 class Random:
-    """Random tensors of one batch, from one generator."""
+    """Random tensors for one batch, from one generator."""
 
     def __init__(self, generator: Any, count: int, device: Any) -> None:
         self.generator, self.count, self.device = generator, count, device
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """(count, *shape) in [low, high)."""
+        """Return numbers (count, *shape) in [low, high)."""
         drawn = torch.rand((self.count, *shape), generator=self.generator, device=self.device)
         return drawn * (high - low) + low
 
@@ -34,25 +34,25 @@ class Random:
         return torch.randn((self.count, *shape), generator=self.generator, device=self.device)
 
     def chance(self, probability: float, *shape: int) -> Tensor:
-        """(count, *shape) of 0.0 and 1.0."""
+        """Return 0.0 and 1.0 (count, *shape); `probability` is the share of 1.0."""
         return (self.uniform(0, 1, *shape) < probability).float()
 
     def field(self, coarse: int, size: tuple[int, int]) -> Tensor:
-        """Smooth fields (count, 1, *size) of about unit variance, from coarse × coarse normal numbers."""
+        """Return smooth fields (count, 1, *size) of about unit variance, from coarse × coarse normal numbers."""
         rows, columns = (_spread(coarse, n, self.device) for n in size)
         return (rows @ self.normal(coarse, coarse) @ columns.T)[:, None]
 
 
 @lru_cache(maxsize=64)
 def _spread(coarse: int, fine: int, device: Any) -> Tensor:
-    """(fine, coarse): cubic interpolation from few points to many, as a matrix: far faster than resizing."""
+    """Return the matrix (fine, coarse) of cubic interpolation from few points to many: far faster than resizing."""
     points = torch.eye(coarse, device=device)[None, None]
     spread = functional.interpolate(points, (fine, coarse), mode="bicubic", align_corners=True)[0, 0]
     return spread / spread.square().sum(1).mean().sqrt()
 
 
 def smooth(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """Gaussian blur of (B, C, H, W) with a standard deviation (voxels) per sample for each axis, (B,) or (1,)."""
+    """Blur (B, C, H, W) with a Gaussian. `down` and `across` are standard deviations (voxels), (B,) or (1,)."""
     count, channels, height, width = image.shape
     rows = image.transpose(1, 2).reshape(count, height, channels * width)
     rows = torch.matmul(_kernel(down, height), rows).view(count, height, channels, width)
@@ -62,8 +62,10 @@ def smooth(image: Tensor, down: Tensor, across: Tensor) -> Tensor:
 
 
 def _kernel(sigma: Tensor, size: int) -> Tensor:
-    """(B, size, size), or (size, size) for one sigma: each row has the weights of one output voxel, which add up
-    to 1 at the border too."""
+    """Return blur weights (B, size, size), or (size, size) for one sigma.
+
+    Each row holds the weights of one output voxel. They add up to 1 at the border too.
+    """
     at = torch.arange(size, device=sigma.device, dtype=torch.float32)
     weight = torch.exp(-0.5 * ((at[:, None] - at) / sigma.clamp(min=0.1)[:, None, None]) ** 2)
     weight = torch.relu(weight - 1e-4)  # far tails would be denormal numbers, on which a CPU is slow
@@ -71,7 +73,7 @@ def _kernel(sigma: Tensor, size: int) -> Tensor:
 
 
 def augment(image: Tensor, mask: Tensor, view: Tensor, config: AugmentConfig, generator: Any) -> tuple[Tensor, Tensor]:
-    """`image` (B, C, H, W) in [0, 1], `mask` (B, 1, H, W) in {0, 1}, `view` (B,) → both, changed."""
+    """Return `image` (B, C, H, W) in [0, 1] and `mask` (B, 1, H, W) in {0, 1}, both changed. `view` is (B,)."""
     rng = Random(generator, image.shape[0], image.device)
     if config.flip:
         image, mask = mirror(image, mask, view, rng.chance(0.5))
@@ -84,7 +86,7 @@ def augment(image: Tensor, mask: Tensor, view: Tensor, config: AugmentConfig, ge
 
 
 def mirror(image: Tensor, mask: Tensor, view: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-    """Left ↔ right where `which` (B,) is 1: the last axis, or for sagittal slices the order of the neighbours."""
+    """Mirror left and right if `which` (B,) is 1: the last axis, or in sagittal slices the order of neighbours."""
     sagittal = (view == SAGITTAL)[:, None, None, None]
     flipped = torch.where(sagittal, image.flip(1), image.flip(3))
     flip = which[:, None, None, None] > 0
@@ -92,7 +94,7 @@ def mirror(image: Tensor, mask: Tensor, view: Tensor, which: Tensor) -> tuple[Te
 
 
 def _warp(image: Tensor, mask: Tensor, active: Tensor, c: AugmentConfig, rng: Random) -> tuple[Tensor, Tensor]:
-    """Rotation, scale, stretch, shear, shift and a smooth displacement, in one interpolation."""
+    """Rotate, scale, stretch, shear, shift and displace smoothly, in one interpolation."""
     size = (image.shape[2], image.shape[3])
     angle = rng.uniform(-1, 1) * math.radians(c.rotate)
     scale = torch.exp(rng.uniform(-1, 1) * c.scale)
@@ -119,7 +121,7 @@ def _warp(image: Tensor, mask: Tensor, active: Tensor, c: AugmentConfig, rng: Ra
 
 
 def _intensity(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> Tensor:
-    """Contrast curve, brightness of the surroundings, bias field, resolution, noise, gain."""
+    """Change contrast, brightness of the surroundings, bias field, resolution, noise and gain."""
     size = (image.shape[2], image.shape[3])
     if c.contrast:
         image = curve(image, torch.exp(rng.normal(8) * c.contrast))
@@ -140,7 +142,7 @@ def _intensity(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> Te
 
 
 def curve(image: Tensor, slopes: Tensor) -> Tensor:
-    """Rising piecewise-linear curve through (0, 0) and (1, 1); `slopes` (B, pieces) > 0, relative."""
+    """Apply a rising piecewise-linear curve through (0, 0) and (1, 1). `slopes` (B, pieces) > 0 are relative."""
     pieces = slopes.shape[1]
     knots = functional.pad(torch.cumsum(slopes / slopes.sum(1, keepdim=True), 1), (1, 0))
     position = image.clamp(0, 1) * pieces
@@ -152,7 +154,7 @@ def curve(image: Tensor, slopes: Tensor) -> Tensor:
 
 
 def _surround(mask: Tensor, c: AugmentConfig, rng: Random, size: tuple[int, int]) -> Tensor:
-    """Factor on what lies outside the brain, 1 inside, with a soft border: a hard one would be a cue."""
+    """Return a factor for all voxels outside the brain, 1 inside. Its border is soft: a hard one would be a cue."""
     width = torch.full((1,), 3.0, device=mask.device)
     soft = smooth(mask, width, width)
     outside = (1 - soft).clamp(0, 1) ** 2
@@ -161,13 +163,13 @@ def _surround(mask: Tensor, c: AugmentConfig, rng: Random, size: tuple[int, int]
 
 
 def _blur(image: Tensor, c: AugmentConfig, rng: Random) -> Tensor:
-    """Thick slices blur one axis, low resolution both; half of the samples stay (almost) as they are."""
+    """Blur one axis, as thick slices do, or both, as low resolution does. Half of the samples change hardly at all."""
     sigma = rng.uniform(0, c.blur, 2) * rng.chance(0.5, 2)
     return smooth(image, sigma[:, 0], sigma[:, 1])
 
 
 def _field_of_view(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> tuple[Tensor, Tensor]:
-    """In some samples one or more sides of the slice, up to 40 %, were not scanned."""
+    """Cut off one or more sides of the slice in some samples, up to 40 % each, as if they were not scanned."""
     if not c.crop:
         return image, mask
     height, width = image.shape[2:]
@@ -181,10 +183,10 @@ def _field_of_view(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -
 
 
 def _decoy(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> tuple[Tensor, Tensor]:
-    """Random shapes of random brightness in place of the brain, of everything, or of the air around the head.
+    """Put random shapes of random brightness in place of the brain, of everything, or of the air around the head.
 
-    The scans may end above the neck, or be defaced; other people's do not. So that a network does not call brain
-    whatever fills a ring of fat, or lies where it never saw anything.
+    Training scans may end above the neck, or be defaced, and other scans do not. The shapes keep a network from
+    calling everything brain that fills a ring of fat, or lies at a place where it never saw anything.
     """
     if not c.decoy:
         return image, mask
@@ -202,7 +204,7 @@ def _decoy(image: Tensor, mask: Tensor, c: AugmentConfig, rng: Random) -> tuple[
 
 
 def _shapes(rng: Random, size: tuple[int, int]) -> Tensor:
-    """Patches of four random brightnesses (B, 1, H, W), bordered by the level sets of smooth fields."""
+    """Return patches of four random brightnesses (B, 1, H, W), bordered by level sets of smooth fields."""
     first = (rng.field(12, size) + rng.field(6, size) > 0).float()
     second = (rng.field(16, size) + rng.field(6, size) > 0).float()
     level = rng.uniform(0, 1, 4, 1, 1)

@@ -1,13 +1,13 @@
-"""What `runner brainunet check` looks for in a record that can be read."""
+"""Checks of `runner brainunet check` for a record that can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core.protocols import Finding
+from runner_core import Finding
 from scipy import ndimage
 
 from runner_brainunet import nifti
@@ -15,35 +15,33 @@ from runner_brainunet import nifti
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LITRES = (0.7, 2.2)
-"""Volumes that a brain has, children's included."""
+"""Volumes (litres) of human brains, children's included."""
 SHOWN = 10
-"""Values of a mask that are named."""
+"""Most values of a mask that a message lists."""
 THICK = 5.0
 """Spacing (mm) beyond which a slice hides too much."""
 
 
 def findings(image_path: Path, mask_path: Path | None) -> Iterator[Finding]:
-    """Warnings about one scan and its mask. Raises BadInput as reading does."""
+    """Yield warnings about one scan and its mask. Raises BadInput if reading does."""
     image, scan = nifti.read_scan(image_path)
     name = image_path.name
     spacing = np.asarray(nifti.spacing(image))
     yield from _geometry(name, image, spacing)
+    if nifti.is_analyze(image_path):
+        yield _warning(
+            "orientation",
+            f"{name}: an Analyze file, which does not say where left is: the first voxel of a row is taken for the "
+            "person's right. If that is wrong, convert the file to NIfTI.",
+        )
     yield from _intensity(name, scan)
     if mask_path is not None:
         values = nifti.read_mask_values(mask_path, image, image_path)
         mask = nifti.brain_of(values, mask_path)
-        yield from _values(mask_path.name, values, mask)
+        stripped = np.array_equal(values[mask], scan[mask]) and scan[~mask].any()
+        if not stripped:  # OASIS's masks are the scans without the skull
+            yield from _values(mask_path.name, values, mask)
         yield from _mask(mask_path.name, mask, spacing)
-
-
-def predicted(mask: Array, spacing: Sequence[float]) -> Iterator[Finding]:
-    """A warning when a predicted brain (bool, voxels of `spacing` mm) is nothing, or of a size that no brain has."""
-    ml = float(np.count_nonzero(mask)) * float(np.prod(spacing)) / 1e3
-    if ml == 0:
-        yield _warning("volume", "no brain was found: the mask is empty; is this a T1 scan of a head?")
-    elif not LITRES[0] * 1e3 <= ml <= LITRES[1] * 1e3:
-        expected = f"{LITRES[0] * 1e3:.0f} to {LITRES[1] * 1e3:.0f} ml"
-        yield _warning("volume", f"a brain of {ml:.0f} ml (expected {expected}): look at it before you use it")
 
 
 def _geometry(name: str, image: Any, spacing: Array) -> Iterator[Finding]:
@@ -76,7 +74,7 @@ def _intensity(name: str, scan: Array) -> Iterator[Finding]:
 
 
 def _values(name: str, values: Array, mask: Array) -> Iterator[Finding]:
-    """More than one value for the brain, or for what is none: labels, or shares of voxels."""
+    """Warn if the brain, or the rest, has more than one value: labels, or shares of voxels."""
     if all(float(part.min()) == float(part.max()) for part in (values[mask], values[~mask])):
         return
     found = np.unique(values)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from runner_core.config import DataConfig, RunConfig
+from runner_core import Between, MoreThan, PairsConfig, RunConfig
 
 View = Literal["axial", "coronal", "sagittal"]
 
 
 @dataclass
-class BrainDataConfig(DataConfig):
-    spacing: float = 1.0
-    """Isotropic voxel size (mm) at which the network works; every scan is resampled to it."""
+class BrainDataConfig(PairsConfig):
+    spacing: Annotated[float, MoreThan(0)] = 1.0
+    """Isotropic voxel size (mm) of the network; every scan is resampled to it."""
     size: int = 256
-    """Side of the square slices (voxels): smaller slices are padded, larger heads cut. spacing × size should
-    hold a head: 230 mm or more."""
+    """Side of the square slices (voxels). Smaller slices are padded, larger heads are cut; spacing × size should cover
+    a head: 230 mm or more."""
     views: tuple[View, ...] = ("axial",)
-    """Slice directions that the network learns and that prediction fuses by their mean."""
+    """Slice directions. The network learns from all of them, and prediction takes their mean."""
     neighbours: int = 1
-    """Slices the network sees at once (1, 3 or 5); the middle one is segmented."""
+    """Slices that the network sees at once (1, 3 or 5); it segments the middle one."""
 
 
 @dataclass
@@ -37,23 +37,27 @@ class LossConfig:
     bce: float = 1.0
     """Weight of the binary cross-entropy."""
     dice: float = 1.0
-    """Weight of the soft Dice loss over the batch."""
+    """Weight of the soft Dice loss."""
+    dice_over: Literal["batch", "sample"] = "batch"
+    """batch: one Dice over all voxels of a batch; slices with little brain have little weight. sample: the mean of each
+    slice's Dice. train.accumulate above 1 needs sample, and model.norm instance or group; only then do micro-batches
+    learn the same as the whole batch."""
 
 
 @dataclass
 class AugmentConfig:
-    """Training only. Ranges are symmetric or up to the number given; 0 switches a part off."""
+    """For training only. Ranges are symmetric, or go from 0 to the given number; 0 switches a part off."""
 
     probability: float = 0.9
-    """Share of the samples that are changed at all (flips apart)."""
+    """Share of the samples that are changed at all, except for flips."""
     flip: bool = True
     """Mirror left and right in half of the samples."""
     rotate: float = 20.0
-    """Degrees."""
+    """Rotation (degrees)."""
     scale: float = 0.25
-    """Logarithm of the size factor."""
+    """Largest logarithm of the size factor."""
     stretch: float = 0.12
-    """Logarithm of the factor by which one axis differs from the other."""
+    """Largest logarithm of the ratio of the two axes' scales."""
     shear: float = 0.1
     """Shear."""
     shift: float = 0.15
@@ -65,29 +69,29 @@ class AugmentConfig:
     gamma: float = 0.5
     """Largest logarithm of the exponent of a power law on the intensities."""
     surround: float = 0.6
-    """Logarithmic spread of how bright everything outside the brain is against the brain (fat, muscle, bone)."""
+    """Logarithmic spread of the brightness outside the brain (fat, muscle, bone), relative to the brain."""
     bias: float = 0.3
     """Standard deviation of the logarithm of a smooth multiplicative field."""
     gain: float = 0.35
-    """Logarithm of the factor on all intensities, cut at the top as prepared scans are."""
+    """Largest logarithm of the factor on all intensities. Values above 1 are cut, as in prepared scans."""
     noise: float = 0.08
     """Largest Rician noise, as a share of the intensity range."""
     blur: float = 1.5
     """Largest standard deviation (voxels) of the blur along each axis: thick slices, low resolution."""
     crop: float = 0.3
-    """Share of the samples of which a side lies outside the field of view."""
+    """Share of the samples in which a side lies outside the field of view."""
     decoy: float = 0.15
-    """Share of the samples in which random shapes stand in for the brain or fill the air: not brain."""
+    """Share of the samples in which random shapes, labelled as not brain, replace the brain or fill the air."""
 
 
 @dataclass
 class PredictConfig:
     flip: bool = True
-    """Average with the prediction of the mirrored head; takes twice the time."""
+    """Average with the prediction for the mirrored head, which takes twice the time."""
     fill_holes: bool = True
     """Fill holes inside the mask."""
-    threshold: float = 0.5
-    """Brain is where the probability exceeds this, in prediction and in the validation metrics."""
+    threshold: Annotated[float, Between(0, 1)] = 0.5
+    """Voxels with a higher probability are brain, in prediction and in validation metrics."""
 
 
 @dataclass
@@ -102,19 +106,19 @@ class BrainConfig(RunConfig):
 
 
 def default() -> BrainConfig:
-    """NFBS at 1 mm: axial slices of 256², a U-Net of 7.76 M parameters; for a GPU."""
+    """Train on NFBS at 1 mm: axial slices of 256² and a U-Net of 7.76 M parameters, for a GPU."""
     return BrainConfig()
 
 
 def light() -> BrainConfig:
-    """As default, without the 512-channel level: 1.93 M parameters."""
+    """Train like default, without the 512-channel level: 1.93 M parameters."""
     config = BrainConfig()
     config.model.features = (32, 64, 128, 256)
     return config
 
 
 def small() -> BrainConfig:
-    """2 mm, 128² slices of all three views, 121 k parameters: minutes on two CPU cores, any head."""
+    """Train in minutes on two CPU cores, for any head: 2 mm, 128² slices of three views, 121 k parameters."""
     config = BrainConfig()
     config.data.spacing, config.data.size = 2.0, 128
     config.data.views = ("axial", "coronal", "sagittal")
@@ -125,14 +129,14 @@ def small() -> BrainConfig:
     config.train.learning_rate = 3e-3
     config.train.epochs, config.train.steps_per_epoch = 24, 100
     config.validate.every, config.checkpoint.every = 4, 4
-    # Strong augmentation blurs borders, and the Dice loss then counts the doubtful voxels in: at 0.5 masks were 9 %
-    # too large on the very scans that were trained on, at 0.8 2 %.
+    # Strong augmentation blurs borders, and the Dice loss then counts doubtful voxels as brain. On the training scans,
+    # masks were 9 % too large at a threshold of 0.5 and 2 % at 0.8.
     config.predict.threshold = 0.75
     return config
 
 
 def demo() -> BrainConfig:
-    """The phantom in about a minute: small, with mild augmentation."""
+    """Train on the phantom in about a minute: the preset small, with mild augmentation."""
     config = small()
     config.augment = AugmentConfig(
         rotate=10, scale=0.12, stretch=0.06, shear=0.05, shift=0.05, contrast=0.3, gamma=0.2, surround=0.2, bias=0.15,
@@ -153,3 +157,26 @@ PRESETS: dict[str, Callable[[], BrainConfig]] = {
     "light": light,
     "demo": demo,
 }
+
+
+def faults(config: BrainConfig) -> Iterator[str]:
+    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+    from runner_brainunet import slices
+
+    data = config.data
+    if wrong := slices.check_size(data.size, data.views, len(config.model.features)):
+        yield wrong
+    if data.neighbours not in (1, 3, 5):
+        yield f"data.neighbours is {data.neighbours}; 1, 3 or 5 slices can be seen at once"
+    if (why := undivided(config)) and (count := config.train.accumulate) > 1:
+        yield f"train.accumulate is {count}, but micro-batches would learn something else: {why}"
+
+
+def undivided(config: BrainConfig) -> str:
+    """Return why micro-batches would learn something else than the whole batch and what to set, or ""."""
+    reasons = []
+    if config.model.norm == "batch":
+        reasons.append("batch normalisation takes its mean over the batch (set model.norm instance or group)")
+    if config.loss.dice and config.loss.dice_over == "batch":
+        reasons.append("the Dice loss is one over the batch (set loss.dice_over sample)")
+    return ", and ".join(reasons)

@@ -1,4 +1,4 @@
-"""The network for use without runner: weights, settings, and the class that they belong to."""
+"""Export the network for use without runner: its weights, its settings and its class."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from runner_brainunet.config import BrainConfig
 
 
 def export(network: Any, folder: Path, config: BrainConfig) -> Sequence[Path]:
-    """model.safetensors, model.json (how to build, feed and read it) and network.py (PyTorch only)."""
-    from runner_core.engines.torch.standalone import standalone
+    """Write model.safetensors, model.json (how to build, feed and read it) and network.py (needs PyTorch only)."""
+    from runner_core import export_standalone
 
-    from runner_brainunet import unet
+    from runner_brainunet import network as module
 
-    return standalone(network, folder, _description(config), unet)
+    return export_standalone(network, folder, _description(config), module)
 
 
 def _description(config: BrainConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The QC picture: slices of three views with the outlines of prediction and truth."""
+"""The picture to judge a prediction by: slices of three views with the outlines of prediction and truth."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LEGEND = 24
 """Height of the legend (pixels)."""
 
 
-def montage(scan: Array, prediction: Array, truth: Array | None, spacing: Sequence[float]) -> Array:
-    """(x, y, z) arrays in RAS, `spacing` in mm → picture (H, W, 3) uint8.
+def figure(scan: Array, prediction: Array, truth: Array | None, spacing: Sequence[float]) -> Array:
+    """Return a picture (H, W, 3) uint8 of arrays (x, y, z) in RAS with voxels of `spacing` mm.
 
-    Rows: axial, coronal, sagittal, from bottom, back and left; red: prediction, green: truth, yellow: both. The last
-    rows say so.
+    The rows are axial, coronal and sagittal slices, from bottom, back and left. The prediction is red, the truth
+    green, both yellow, as the legend below says.
     """
     top = float(np.percentile(scan[:: max(1, scan.shape[0] // 96)], 99.5)) or 1.0
     seen = prediction if truth is None else prediction | truth
@@ -52,7 +52,7 @@ def montage(scan: Array, prediction: Array, truth: Array | None, spacing: Sequen
 
 
 def _legend(colours: Mapping[str, tuple[int, int, int]], width: int) -> Array:
-    """(_LEGEND, width, 3) uint8: a square of each colour and what it means."""
+    """Return the legend (_LEGEND, width, 3) uint8: a square of each colour with its meaning."""
     picture = Image.new("RGB", (width, _LEGEND))
     draw, x = ImageDraw.Draw(picture), 8
     for text, colour in colours.items():
@@ -63,7 +63,7 @@ def _legend(colours: Mapping[str, tuple[int, int, int]], width: int) -> Array:
 
 
 def _tile(scan: Array, prediction: Array, truth: Array | None, zoom: Sequence[float]) -> Array:
-    """(_TILE, _TILE, 3) uint8 of one slice, the second axis upwards."""
+    """Return one slice as (_TILE, _TILE, 3) uint8, with the second axis upwards."""
     grey = _enlarge(np.clip(scan, 0, 1).astype(np.float32), zoom)
     picture = np.repeat((grey * 255).clip(0, 255).astype(np.uint8)[..., None], 3, axis=2)
     red = _outline(prediction, zoom)
@@ -79,7 +79,7 @@ def _outline(mask: Array, zoom: Sequence[float]) -> Array:
 
 
 def _enlarge(picture: Array, zoom: Sequence[float]) -> Array:
-    """`picture` zoomed and centred on a tile."""
+    """Return `picture` zoomed and centred on a tile."""
     centre = [(n - 1) / 2 - (_TILE - 1) / 2 / z for n, z in zip(picture.shape, zoom, strict=True)]
     steps = [1 / z for z in zoom]
     return np.asarray(ndimage.affine_transform(picture, steps, centre, (_TILE, _TILE), order=1, mode="grid-constant"))

@@ -1,127 +1,161 @@
-"""Finding scans and their masks: NFBS folders, BIDS trees, or any NIfTI for prediction.
+"""Find scans and their masks in the usual folder layouts.
 
-NFBS    sub-X_ses-Y_T1w.nii.gz with sub-X_ses-Y_T1w_brainmask.nii.gz beside it, in folders of any depth
-BIDS    sub-X/[ses-Y/]anat/sub-X[_ses-Y][_…]_T1w.nii.gz with a brain mask (sub-X[_ses-Y]…_desc-brain_mask.nii.gz)
-        beside it or anywhere below derivatives/
+table or pattern   given by data.manifest or data.pattern
+NFBS               sub-X_ses-Y_T1w.nii.gz with sub-X_ses-Y_T1w_brainmask.nii.gz beside it, in folders of any depth
+BIDS               sub-X/[ses-Y/]anat/sub-X[_ses-Y][_…]_T1w.nii.gz with a brain mask beside it or below derivatives/
+                   (see `bids`)
+two folders        images/NAME.nii.gz with masks/NAME.nii.gz or labels/NAME.nii.gz; imagesTr with labelsTr (nnU-Net)
+names              NAME.nii.gz with NAME_mask.nii.gz, NAME_brain_mask, NAME_staple, NAME_ss and the like, anywhere (see
+                   `named`): IXI, CC359 (Calgary-Campinas), OASIS
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runner_core import BadInput, Record, walk
-from runner_core._files import folder_split, unique_keys
+from runner_core import (
+    LABEL_FOLDERS,
+    BadInput,
+    Pair,
+    Record,
+    counted,
+    find_folder_pairs,
+    first_few,
+    is_table,
+    list_inputs,
+    list_pairs,
+    split_of_folder,
+    unique_keys,
+    walk,
+    without_channel,
+)
 
-from runner_brainunet.nifti import SUFFIXES, stem
+from runner_brainunet import bids, named
+from runner_brainunet.config import BrainDataConfig
+from runner_brainunet.nifti import header_of, is_nifti, stem
+from runner_brainunet.persons import person, persons
 
 LAYOUT = (
-    "sub-X_ses-Y_T1w.nii.gz with sub-X_ses-Y_T1w_brainmask.nii.gz beside it (NFBS), or a BIDS tree with brain "
-    "masks (*_desc-brain_mask.nii.gz) beside the scans or below derivatives/"
+    "sub-X_ses-Y_T1w.nii.gz with sub-X_ses-Y_T1w_brainmask.nii.gz beside it (NFBS); a BIDS tree with brain masks "
+    "(*_desc-brain_mask.nii.gz) beside the scans or below derivatives/; folders images and masks with equal names in "
+    "both; or NAME.nii.gz with NAME_mask.nii.gz (_brain_mask, _staple, _ss). Other names: a table (data.manifest) or "
+    "patterns (data.pattern)"
 )
-_MASK = re.compile(r"(brain.*mask|mask.*brain)$", re.IGNORECASE)
-_NO_SCAN = re.compile(r"(mask|brain|dseg|probseg|seg|label|labels)$", re.IGNORECASE)
-_SUBJECT = re.compile(r"sub-([A-Za-z0-9]+)")
+Say = Callable[[str], None]
+_OTHER_FORMATS = (".mgz", ".mgh", ".nrrd", ".nhdr", ".mha", ".mhd", ".dcm", ".ima", ".mnc")
 
 
-def find_records(root: Path) -> list[Record]:
-    """Every T1 scan below `root` with its brain mask. A partner that is missing is named where it should be, so
-    that decoding says so for every record at once. Raises BadInput when there is nothing of the kind."""
-    _must_be_folder(root)
-    paths = list(_nifti_below(root))
-    masks = [p for p in paths if _MASK.search(stem(p))]
-    scans = [p for p in paths if stem(p).endswith("_T1w") and "derivatives" not in _parts(p, root)]
-    pairs = {scan: _mask_of(scan, masks) for scan in scans}
-    used = set(pairs.values())
-    for mask in masks:  # a mask whose scan is gone
-        name = stem(mask)
-        if mask not in used and name.endswith("_T1w_brainmask"):
-            pairs[mask.with_name(name.removesuffix("_brainmask") + mask.name[len(name) :])] = mask
-    if not pairs:
-        found = f" ({len(paths)} other NIfTI files there)" if paths else ""
-        raise BadInput(f"{root}: no T1 scan below it{found}. Looked for {LAYOUT}.")
-    keys = unique_keys(list(pairs), root, stem)
-    records = [
-        Record(keys[scan], subject(scan), {"image": scan, "mask": mask}, folder_split(scan, root))
-        for scan, mask in pairs.items()
-    ]
+def find_records(root: Path, data: BrainDataConfig, say: Say = lambda text: None) -> list[Record]:
+    """Return every scan below `root` with its brain mask.
+
+    `say` gets messages: which files are left out, and which scans count as one person. A missing scan or mask stays in
+    the record, at its expected path, so that decoding reports all missing files at once. Raises BadInput if there is
+    no scan with a mask, or if several masks could belong to one scan.
+    """
+    pairs = list_pairs(root, data, is_nifti, stem)
+    if pairs is None:
+        pairs = _known_layouts(root, say)
+    who = persons([(pair.image, pair.group) for pair in pairs], root, say)
+    records = [Record(pair.key, group, _files(pair), pair.split) for pair, group in zip(pairs, who, strict=True)]
     return sorted(records, key=lambda record: record.key)
 
 
-def find_inputs(path: Path) -> list[Record]:
-    """Scans to predict: a NIfTI file, or the T1 scans below a folder (any NIfTI but masks, if none is named so)."""
-    if path.is_file():
-        if not path.name.endswith(SUFFIXES):
-            raise BadInput(f"{path}: not a NIfTI file (.nii or .nii.gz).")
-        return [Record(stem(path), subject(path), {"image": path})]
-    _must_be_folder(path)
-    paths = [p for p in _nifti_below(path) if not _NO_SCAN.search(stem(p))]
-    raw = [p for p in paths if "derivatives" not in _parts(p, path)]
-    scans = [p for p in raw if stem(p).endswith("_T1w")] or raw or paths
-    if not scans:
-        raise BadInput(f"{path}: no NIfTI file below it (.nii or .nii.gz; masks are left out).")
-    keys = unique_keys(scans, path, stem)
-    return sorted((Record(keys[p], subject(p), {"image": p}) for p in scans), key=lambda record: record.key)
+def find_inputs(path: Path, data: BrainDataConfig, say: Say = lambda text: None) -> list[Record]:
+    """Return the scans to predict: one file, those that a table or `data.pattern` names, or all below a folder.
 
-
-def subject(path: Path) -> str:
-    """The person: `sub-X` of the file's name, or of a folder above it; else the name of its folder.
-
-    >>> subject(Path("x/sub-01/ses-2/anat/sub-01_ses-2_T1w.nii.gz"))
-    'sub-01'
+    In a folder where some names mark T1 scans, files without such names are left out. `say` gets the files that are
+    left out and the reason.
     """
-    for part in reversed(path.parts):
-        if match := _SUBJECT.search(part):
-            return f"sub-{match[1]}"
-    return path.parent.name or stem(path)
+    if path.is_file() and not is_table(path):
+        if not is_nifti(header_of(path)[0]):
+            raise BadInput(f"{path}: not a NIfTI file (.nii, .nii.gz, or .img with .hdr beside it).")
+        path = header_of(path)[0]
+        return [Record(stem(path), person(path) or stem(path), {"image": path})]
+    _must_be_there(path)
+    if (pairs := list_inputs(path, data, is_nifti, stem, say)) is not None:
+        return [Record(pair.key, pair.group or pair.key, {"image": pair.image}) for pair in pairs]
+    _must_be_folder(path)
+    scans = list(_scans_alone(path, say))
+    if not scans:
+        raise BadInput(f"{path}: no NIfTI file below it (.nii, .nii.gz, or .img with .hdr; masks are left out).")
+    keys = unique_keys(scans, path, _id)
+    return sorted((Record(keys[p], person(p) or keys[p], {"image": p}) for p in scans), key=lambda record: record.key)
 
 
-def _mask_of(scan: Path, masks: Sequence[Path]) -> Path:
-    """The scan's mask: NFBS's name beside it, or the mask that shares most of its BIDS entities."""
-    own = scan.with_name(f"{stem(scan)}_brainmask{scan.name[len(stem(scan)) :]}")
-    if own in masks:
-        return own
-    wanted = _entities(scan)
-    best: list[Path] = []
-    most = -1
-    for mask in masks:
-        entities = _entities(mask)
-        differs = any(entities.get(k, v) != v for k, v in wanted.items())
-        lacks = any(k in wanted and k not in entities for k in ("sub", "ses"))
-        foreign = entities.get("space", "T1w") not in ("T1w", "orig", "native")
-        extra = any(k in entities and k not in wanted for k in ("ses", "run", "acq", "rec"))
-        if not wanted or differs or lacks or foreign or extra:
-            continue
-        shared = len(wanted.keys() & entities.keys())
-        if shared > most:
-            best, most = [mask], shared
-        elif shared == most:
-            best.append(mask)
-    if len(best) > 1:
-        raise BadInput(
-            f"{scan}: {len(best)} masks could be its own: {', '.join(map(str, best))}. Leave only one of them."
+def _known_layouts(root: Path, say: Say) -> list[Pair]:
+    _must_be_folder(root)
+    paths = list(_nifti_below(root))
+    found: dict[Path, Path] = {}
+    if any(stem(path).endswith(("_T1w", "_T1w_brainmask")) for path in paths):
+        found = bids.pairs(root, paths, say)
+    if not any(mask.exists() for mask in found.values()):
+        if beside := find_folder_pairs(root, is_nifti, _id, _label_id):
+            return beside
+        found = named.pairs(root, paths, say) or found
+    if not found:
+        there = (
+            f" ({counted(len(paths), 'NIfTI file')} there, none with a mask that is named after it)" if paths else ""
         )
-    return best[0] if best else own
+        raise BadInput(f"{root}: no T1 scan with a brain mask below it{there}. Looked for {LAYOUT}.")
+    keys = unique_keys(list(found), root, stem)
+    return [Pair(keys[scan], scan, mask, None, split_of_folder(scan, root)) for scan, mask in found.items()]
 
 
-def _entities(path: Path) -> dict[str, str]:
-    """BIDS entities of a file's name that tell scans apart."""
-    pairs = (part.split("-", 1) for part in stem(path).split("_") if "-" in part)
-    return {key: value for key, value in pairs if key not in ("desc", "label", "res")}
+def _files(pair: Pair) -> dict[str, Path]:
+    """Return a pair's files by role. Headers of .img files are included, so that a change in them is noticed."""
+    assert pair.label is not None
+    files = {"image": pair.image, "mask": pair.label}
+    headers = {f"{role} header": header for role, path in files.items() for header in header_of(path)[1:]}
+    return files | headers
 
 
-def _nifti_below(root: Path) -> Iterator[Path]:
+def _scans_alone(root: Path, say: Say) -> Iterator[Path]:
+    """Yield the scans to predict below `root`; `say` gets the reason for all other files."""
+    others = [folder / name for folder, _, names in walk(root) for name in names]
+    left = [path for path in others if is_nifti(path)]
+    reasons: list[tuple[str, Callable[[Path], bool]]] = [
+        ("named as masks, labels or stripped brains", lambda p: bool(named.NO_SCAN.search(stem(p)))),
+        ("in folders of labels", lambda p: p.parent.name.lower() in LABEL_FOLDERS),
+        ("of other modalities by their folders or names", lambda p: bids.other_modality(p.relative_to(root))),
+        ("below derivatives", lambda p: "derivatives" in p.relative_to(root).parts[:-1]),
+        ("not named as T1 scans, as others are", lambda p: not named.is_t1(p)),
+    ]
+    for reason, out in reasons:
+        kept = [path for path in left if not out(path)]
+        if kept and len(kept) < len(left):
+            _tell(say, [path for path in left if out(path)], reason, root)
+        left = kept or (left if reason != reasons[0][0] else [])
+    _tell(say, [p for p in others if p.suffix.lower() == ".img" and not is_nifti(p)], "without their .hdr", root)
+    _tell(say, [p for p in others if p.name.lower().endswith(_OTHER_FORMATS)], "not NIfTI (convert them first)", root)
+    yield from left
+
+
+def _tell(say: Say, paths: Sequence[Path], why: str, root: Path) -> None:
+    if paths:
+        names = first_few([path.relative_to(root).as_posix() for path in paths])
+        say(f"{root}: {counted(len(paths), 'file')} left out, {why}: {names}")
+
+
+def _id(path: Path) -> str:
+    return without_channel(stem(path), path.parent)
+
+
+def _label_id(path: Path) -> str:
+    return named.scan_stem(stem(path)) or stem(path)
+
+
+def _nifti_below(root: Path) -> Iterable[Path]:
     for folder, _, names in walk(root):
-        yield from (folder / name for name in names if name.endswith(SUFFIXES))
+        yield from (folder / name for name in names if is_nifti(folder / name))
 
 
-def _parts(path: Path, root: Path) -> tuple[str, ...]:
-    return path.relative_to(root).parts[:-1]
+def _must_be_there(path: Path) -> None:
+    if not path.exists():
+        raise BadInput(f"{path}: no such folder.")
 
 
 def _must_be_folder(path: Path) -> None:
-    if not path.exists():
-        raise BadInput(f"{path}: no such folder.")
+    _must_be_there(path)
     if not path.is_dir():
         raise BadInput(f"{path}: not a folder. Give the folder that holds the scans: {LAYOUT}.")

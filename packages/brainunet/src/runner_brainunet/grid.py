@@ -1,4 +1,4 @@
-"""From a scanner's grid to the network's (canonical RAS, isotropic) and back."""
+"""Resampling from a scanner's grid to the network's (canonical RAS, isotropic) and back."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nibabel import orientations
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SAME = 0.01
-"""Spacings that differ by less than this share are left alone: resampling would only blur."""
+"""Spacings that differ by less than this share are not resampled: that would only blur."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A scanner's grid and the network's grid laid over it, centre on centre.
+    """A scanner's grid and the network's grid on the same centre.
 
-    `shape`: voxels of the scanner's grid; `orientation`: nibabel's (axis, direction) pairs that make it RAS;
-    `spacing`: mm per axis of the RAS grid; `model_shape`, `model_spacing`: the network's grid (RAS).
+    `shape` is the scanner's grid (voxels), `orientation` nibabel's (axis, direction) pairs that make it RAS, `spacing`
+    the mm per axis of the RAS grid. `model_shape` and `model_spacing` are the network's grid (RAS).
     """
 
     shape: tuple[int, ...]
@@ -32,7 +32,11 @@ class Grid:
 
     @classmethod
     def of(cls, shape: Sequence[int], affine: Array, spacing: float, unit: float = 1.0) -> Grid:
-        """`affine`: voxel → world (4, 4), oblique ones too; `unit`: mm per unit of the affine; `spacing`: mm."""
+        """Return the grids of a scan.
+
+        `affine` (4, 4) maps voxel to world and may be oblique. `unit` is mm per unit of the affine. `spacing` (mm) is
+        the network's.
+        """
         orientation = orientations.io_orientation(affine).astype(int)
         ras_shape = [int(n) for n in np.asarray(shape)[np.argsort(orientation[:, 0])]]
         size = np.sqrt((np.asarray(affine, float)[:3, :3] ** 2).sum(0))[np.argsort(orientation[:, 0])] * unit
@@ -56,21 +60,21 @@ class Grid:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Grid:
-        """The grid that `dataclasses.asdict` wrote, after a journey through JSON."""
+        """Return the grid that `dataclasses.asdict` turned into JSON."""
         values = {name: tuple(value) for name, value in values.items()}
         values["orientation"] = tuple(tuple(pair) for pair in values["orientation"])
         return cls(**values)
 
     def to_ras(self, volume: Array) -> Array:
-        """Scanner's grid → the same voxels in the order right, anterior, superior (a view)."""
+        """Return the scanner's voxels in the order right, anterior, superior (a view)."""
         return orientations.apply_orientation(volume, np.asarray(self.orientation))
 
     def to_model(self, volume: Array) -> Array:
-        """Scanner's grid → network's grid, float32, linear with anti-aliasing."""
+        """Resample from the scanner's grid to the network's: float32, linear with anti-aliasing."""
         return _resample(self.to_ras(volume), self.model_shape, self.spacing, self.model_spacing)
 
     def to_scanner(self, volume: Array) -> Array:
-        """Network's grid → scanner's grid, float32, linear."""
+        """Resample from the network's grid to the scanner's: float32, linear."""
         ras = _resample(volume, self.ras_shape, self.model_spacing, self.spacing)
         # apply_orientation maps the input's axis i to axis orientation[i, 0]; undo both steps
         back = orientations.ornt_transform(np.array([[0, 1], [1, 1], [2, 1]]), np.asarray(self.orientation))
@@ -78,7 +82,7 @@ class Grid:
 
 
 def _resample(volume: Array, shape: Sequence[int], old: Sequence[float], new: Sequence[float]) -> Array:
-    """Separable: one small matrix per axis, so that BLAS does the work."""
+    """Resample with one small matrix per axis, so that BLAS does the work."""
     out = np.asarray(volume, np.float32)
     for axis, (n, a, b) in enumerate(zip(shape, old, new, strict=True)):
         if n == out.shape[axis] and abs(b / a - 1) < 1e-6:
@@ -90,9 +94,9 @@ def _resample(volume: Array, shape: Sequence[int], old: Sequence[float], new: Se
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, step: float) -> Array:
-    """(new, old) float32 weights of a triangle filter: linear interpolation, widened to `step` when shrinking.
+    """Return weights (new, old) float32 of a triangle filter: linear interpolation, widened to `step` to shrink.
 
-    `step`: old voxels per new voxel. The grids share their centres. Beyond the border the last voxel counts.
+    `step` is old voxels per new voxel. The grids share their centres. Beyond the border the last voxel repeats.
     """
     centres = (np.arange(new) - (new - 1) / 2) * step + (old - 1) / 2
     width = max(1.0, step)

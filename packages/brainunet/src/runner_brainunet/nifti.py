@@ -1,50 +1,82 @@
-"""NIfTI files: read with every fault named, and written so that the scanner's header survives."""
+"""Read NIfTI files, naming every fault, and write them with the scanner's header intact."""
 
 from __future__ import annotations
 
-import gzip
+import logging
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
+from nibabel import orientations
 from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
-from runner_core._errors import BadInput
+from runner_core import BadInput, refuse_special_file
 
+from runner_brainunet import sizes
+
+logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # what it would warn of is refused here
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SUFFIXES = (".nii.gz", ".nii")
-_MILLIMETRES = {"meter": 1000.0, "mm": 1.0, "micron": 0.001, "unknown": 1.0}
+SUFFIXES = (".nii.gz", ".nii", ".img")
+"""Suffixes of files with voxels. The header of an .img is the .hdr beside it."""
+_BYTES = 12
+"""Bytes per voxel that reading needs besides the file's own: float32, and room for scaling."""
+_UNREADABLE = (
+    ImageFileError, HeaderDataError, OSError, EOFError, OverflowError, zlib.error, ValueError, struct.error,
+)  # fmt: skip
+"""Errors that nibabel raises for a damaged header."""
+_MILLIMETRES = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
+"""Millimetres per unit, by NIfTI's codes: unknown, metre, millimetre, micrometre."""
 
 
 def stem(path: Path) -> str:
-    """File name without .nii or .nii.gz.
+    """Return the file name without .nii, .nii.gz or .img.
 
     >>> stem(Path("a/sub-01_T1w.nii.gz"))
     'sub-01_T1w'
     """
     for suffix in SUFFIXES:
-        if path.name.endswith(suffix):
+        if path.name.lower().endswith(suffix):
             return path.name[: -len(suffix)]
     return path.name
 
 
-def open_image(path: Path) -> Any:
-    """nibabel image of a 3-D NIfTI file (4-D with a last axis of 1 too), its data not yet read.
+def is_nifti(path: Path) -> bool:
+    """Return whether a file holds voxels, by its name; an .img needs its .hdr beside it."""
+    return path.name.lower().endswith(SUFFIXES) and all(part.exists() for part in header_of(path)[1:])
 
-    Raises BadInput naming the file when it is missing, no NIfTI, of another dimension, of a colour or complex
-    type, or without a usable affine.
+
+def header_of(path: Path) -> tuple[Path, ...]:
+    """Return the file with the voxels, and its header file if there is one; `path` is either of them.
+
+    >>> [p.name for p in header_of(Path("a.hdr"))], [p.name for p in header_of(Path("a.nii"))]
+    (['a.img', 'a.hdr'], ['a.nii'])
     """
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file.")
+    if path.suffix.lower() not in (".img", ".hdr"):
+        return (path,)
+    voxels, header = (".IMG", ".HDR") if path.suffix.isupper() else (".img", ".hdr")
+    return path.with_suffix(voxels), path.with_suffix(header)
+
+
+def open_image(path: Path) -> Any:
+    """Return the nibabel image of a 3-D NIfTI file, its data not yet read.
+
+    A 4-D file with a last axis of 1 is accepted too. Analyze files (.img with .hdr) count as NIfTI. Raises BadInput
+    naming the file if it is missing, not NIfTI, of another dimension, of a colour or complex type, without a usable
+    affine, of a size that no head has, or too large for the free memory.
+    """
+    for part in header_of(path):
+        if not refuse_special_file(part).is_file():
+            raise BadInput(f"{part}: no such file.")
     try:
+        sizes.refuse_large_header(header_of(path)[-1])
         image = nibabel.load(path)
-    except (ImageFileError, HeaderDataError, OSError, EOFError, zlib.error, ValueError) as error:
+    except _UNREADABLE as error:
         raise BadInput(f"{path}: not a readable NIfTI file ({_short(error)}).") from error
-    if not isinstance(image, nibabel.Nifti1Pair):
-        raise BadInput(f"{path}: a {type(image).__name__}, not a NIfTI file.")
+    image = _as_nifti(image, path)
     shape = image.shape
     if len(shape) == 4 and shape[3] == 1:
         shape = shape[:3]
@@ -59,26 +91,53 @@ def open_image(path: Path) -> Any:
     affine = image.affine
     if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-9:
         raise BadInput(f"{path}: its affine is singular or not finite, so that left, right and size are unknown.")
+    if _unit(image) not in _MILLIMETRES:
+        raise BadInput(f"{path}: its header's unit of length is {_unit(image)}, which is none of NIfTI's. Correct it.")
+    sizes.refuse_size(header_of(path)[0], image, spacing(image))
+    sizes.refuse_large(path, shape, "as its header says", dtype.itemsize + _BYTES)
     return image
 
 
+def is_analyze(path: Path) -> bool:
+    """Return whether an .img has an Analyze header, which does not say where left and right are."""
+    return path.suffix.lower() == ".img" and not isinstance(nibabel.load(path), nibabel.Nifti1Pair)
+
+
+def _as_nifti(image: Any, path: Path) -> Any:
+    """Turn an Analyze image into NIfTI, its data still unread. Raises BadInput for another format."""
+    if isinstance(image, nibabel.Nifti1Pair):
+        return image
+    if isinstance(image, nibabel.AnalyzeImage):
+        header = nibabel.Nifti1Header.from_header(image.header, check=False)
+        header.set_xyzt_units("mm")
+        return nibabel.Nifti1Image(image.dataobj, image.affine, header)
+    raise BadInput(f"{path}: a {type(image).__name__}, not a NIfTI file.")
+
+
 def millimetres(image: Any) -> float:
-    """mm per unit of the image's affine (its header's spatial unit)."""
-    return _MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0)
+    """Return the mm per unit of the image's affine (its header's spatial unit)."""
+    return _MILLIMETRES[_unit(image)]
+
+
+def _unit(image: Any) -> int:
+    return int(image.header["xyzt_units"]) & 7
 
 
 def spacing(image: Any) -> tuple[float, ...]:
-    """Size of a voxel (mm) along each axis of the array."""
+    """Return the size of a voxel (mm) along each axis of the array."""
     size = np.sqrt((np.asarray(image.affine, float)[:3, :3] ** 2).sum(0)) * millimetres(image)
     return tuple(float(s) for s in size)
 
 
 def read_data(image: Any, path: Path) -> Array:
-    """Voxels (x, y, z) as float32, scaled as the header says. Raises BadInput: truncated, damaged, NaN, infinite."""
+    """Return the voxels (x, y, z) as float32, scaled by the header.
+
+    Raises BadInput if the file is truncated or damaged, or if a voxel is NaN or infinite.
+    """
     try:
-        if path.name.endswith(".gz"):
+        if path.name.lower().endswith(".gz"):
             # whole, so that the checksum at the file's end is read: nibabel stops before it
-            image = type(image).from_bytes(gzip.decompress(path.read_bytes()))
+            image = type(image).from_bytes(sizes.unpacked(path, image))
         data = np.asarray(image.dataobj, dtype=np.float32)
     except (OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: truncated or damaged ({_short(error)}). Copy or download it again.") from error
@@ -90,7 +149,7 @@ def read_data(image: Any, path: Path) -> Array:
 
 
 def read_scan(path: Path) -> tuple[Any, Array]:
-    """Image and voxels of a scan. Raises BadInput also when all voxels are equal."""
+    """Return the image and voxels of a scan. Raises BadInput if all voxels are equal, too."""
     image = open_image(path)
     data = read_data(image, path)
     if float(data.min()) == float(data.max()):
@@ -99,37 +158,45 @@ def read_scan(path: Path) -> tuple[Any, Array]:
 
 
 def read_mask(path: Path, scan: Any, scan_path: Path) -> Array:
-    """Brain mask (x, y, z) bool on the scan's grid.
+    """Return the brain mask (x, y, z) bool on the scan's grid.
 
-    Raises BadInput when the mask is empty, everything, or lies on another grid than the scan.
+    Raises BadInput if the mask is empty, covers everything, or lies on another grid than the scan.
     """
     return brain_of(read_mask_values(path, scan, scan_path), path)
 
 
 def read_mask_values(path: Path, scan: Any, scan_path: Path) -> Array:
-    """A mask's values (x, y, z) as the file has them. Raises BadInput when it lies on another grid than the scan."""
+    """Return a mask's values (x, y, z) on the scan's grid.
+
+    The mask's axes may have another order or direction, as fMRIPrep's have. Raises BadInput if its voxels do not lie
+    on those of the scan.
+    """
     image = open_image(path)
-    if image.shape[:3] != scan.shape[:3]:
+    turn = orientations.io_orientation(np.linalg.inv(scan.affine) @ image.affine)
+    shape = tuple(image.shape[:3])
+    turned = tuple(shape[int(axis)] for axis in np.argsort(turn[:, 0])) if not np.isnan(turn).any() else shape
+    if turned != scan.shape[:3]:
         raise BadInput(
-            f"{path}: the mask's shape {image.shape[:3]} is not the scan's {scan.shape[:3]} ({scan_path.name}). "
+            f"{path}: the mask's shape {shape} is not the scan's {scan.shape[:3]} ({scan_path.name}). "
             "Resample the mask onto the scan."
         )
-    distance = grid_distance(image.affine, scan.affine, scan.shape[:3]) * millimetres(scan)
+    affine = image.affine @ orientations.inv_ornt_aff(turn, shape)
+    distance = grid_distance(affine, scan.affine, scan.shape[:3]) * millimetres(scan)
     if distance > 0.5:
         raise BadInput(
             f"{path}: the mask's affine puts its voxels up to {distance:.1f} mm away from the scan's "
             f"({scan_path.name}). Resample the mask onto the scan, or correct its header."
         )
-    return read_data(image, path)
+    return np.ascontiguousarray(orientations.apply_orientation(read_data(image, path), turn))
 
 
 def threshold(values: Array) -> float:
-    """What a mask's values are above in the brain: half of 1 where none is above 1, else 0."""
+    """Return the value above which a mask's voxels are brain: 0.5 if no value is above 1, else 0."""
     return 0.5 if values.max() <= 1 else 0
 
 
 def brain_of(values: Array, path: Path) -> Array:
-    """The brain (bool) in a mask's values. Raises BadInput when it is nothing, or everything."""
+    """Return the brain (bool) in a mask's values. Raises BadInput if it is empty or covers everything."""
     mask = values > threshold(values)
     if not mask.any():
         raise BadInput(f"{path}: the mask is empty.")
@@ -139,13 +206,13 @@ def brain_of(values: Array, path: Path) -> Array:
 
 
 def grid_distance(a: Array, b: Array, shape: tuple[int, ...]) -> float:
-    """Largest distance between the places that two affines give the corners of a grid."""
+    """Return the largest distance between the corners of a grid under two affines."""
     corners = np.array(np.meshgrid(*[(0, n - 1) for n in shape], [1], indexing="ij")).reshape(4, -1)
     return float(np.linalg.norm(((a - b) @ corners)[:3], axis=0).max())
 
 
 def write_like(image: Any, data: Array, path: Path) -> Path:
-    """Write `data` (uint8, the image's 3-D shape) with the image's header: affines, codes, units, extensions kept."""
+    """Write `data` (the image's 3-D shape) as uint8 with the image's affines, codes, units and extensions."""
     header = image.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
@@ -154,9 +221,10 @@ def write_like(image: Any, data: Array, path: Path) -> Path:
 
 
 def write_masked(image: Any, mask: Array, path: Path) -> Path:
-    """Write the scan with 0 outside `mask`, in its own voxel type and scaling: inside, not a bit is changed.
+    """Write the scan with 0 outside `mask`, in its own voxel type and scaling: inside, not a bit changes.
 
-    Where that type and scaling have no 0 (unsigned integers with an offset, say), the scaled values as float32.
+    If that type and scaling have no 0 (unsigned integers with an offset, for example), the scaled values are written
+    as float32.
     """
     header = image.header.copy()
     slope, inter = image.dataobj.slope, image.dataobj.inter

@@ -1,4 +1,4 @@
-"""Generated heads in NFBS names: brain, fluid, skull, scalp, muscle, eyes, neck, bias field, noise.
+"""Generate heads in NFBS names: brain, fluid, skull, scalp, muscle, eyes, neck, bias field, noise.
 
 Anatomy is made of ellipsoids in millimetres (x right, y front, z up, the brain's centre at the origin) whose
 surfaces are roughened by smooth noise. Brain, muscle and marrow are about equally bright and joined by vessels and
@@ -40,7 +40,7 @@ class Scanner:
 
 
 def write_phantom(folder: Path, rng: np.random.Generator) -> None:
-    """Write SUBJECTS people, the first TWICE of them with two sessions, as NIfTI in NFBS names."""
+    """Write SUBJECTS people as NIfTI in NFBS names, the first TWICE of them with two sessions."""
     for number in range(SUBJECTS):
         person = _person(rng)
         for session in range(2 if number < TWICE else 1):
@@ -61,7 +61,7 @@ def _save(data: Array, affine: Array, path: Path) -> None:
 
 
 def _person(rng: np.random.Generator) -> dict[str, Any]:
-    """Sizes (mm) and shapes of one head; the same in every session."""
+    """Draw sizes (mm) and shapes of one head, equal in all its sessions."""
     size = rng.uniform(0.9, 1.08)
     return {
         "brain": np.array([66, 84, 60]) * size * rng.uniform(0.96, 1.04, 3),
@@ -96,7 +96,7 @@ def _scanner(rng: np.random.Generator, number: int) -> Scanner:
 
 
 def make_head(person: dict[str, Any], scanner: Scanner, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-    """Scan (int16), mask (bool) and affine of one session; the head lies tilted in a field of view with air."""
+    """Return scan (int16), mask (bool) and affine of one session, with a tilted head and air around it."""
     at = x, y, z = _places(scanner)
     fat = person["brain"] + person["fluid"] + person["bone"] + person["fat"]
     folds, lumps = _noise(person["folds"], at), _noise(person["lumps"], at)
@@ -135,7 +135,7 @@ def make_head(person: dict[str, Any], scanner: Scanner, rng: np.random.Generator
 
 
 def _places(scanner: Scanner) -> Places:
-    """Coordinates (mm, in the head's frame) of every voxel of a 190 × 230 × 220 mm field of view."""
+    """Return coordinates (mm, in the head's frame) of every voxel of a 190 × 230 × 220 mm field of view."""
     axes = [
         (np.arange(round(extent / s)) - round(extent / s) / 2 + 0.5) * s + shift
         for extent, s, shift in zip((190, 230, 220), scanner.spacing, (0, 8, -22), strict=True)
@@ -157,7 +157,7 @@ def _rotation(degrees: tuple[float, float, float]) -> Array:
 
 
 def _ellipsoid(at: Places, centre: Any, radii: Any) -> Array:
-    """About the signed distance (mm) to the surface, negative inside."""
+    """Return roughly the signed distance (mm) to the surface, negative inside."""
     x, y, z = at
     a, b, c = (float(r) for r in radii)
     r = np.sqrt(((x - centre[0]) / a) ** 2 + ((y - centre[1]) / b) ** 2 + ((z - centre[2]) / c) ** 2)
@@ -165,13 +165,13 @@ def _ellipsoid(at: Places, centre: Any, radii: Any) -> Array:
 
 
 def _tube(at: Places, cx: float, cy: float, radius: float) -> Array:
-    """Signed distance to a vertical cylinder."""
+    """Return the signed distance (mm) to a vertical cylinder."""
     x, y, _ = at
     return np.hypot(x - cx, y - cy) - radius
 
 
 def _waves(rng: np.random.Generator, count: int, wavelength: float) -> Array:
-    """`count` plane waves (wave vector in 1/mm, phase) of about `wavelength` mm in random directions."""
+    """Draw `count` plane waves (wave vector in 1/mm, phase) of about `wavelength` mm in random directions."""
     direction = rng.standard_normal((count, 3))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     vectors = direction * (2 * np.pi / (wavelength * rng.uniform(0.7, 1.4, (count, 1))))
@@ -179,7 +179,7 @@ def _waves(rng: np.random.Generator, count: int, wavelength: float) -> Array:
 
 
 def _noise(waves: Array, at: Places) -> Array:
-    """Smooth noise of unit variance, fixed to the head: the sum of its waves."""
+    """Return smooth noise of unit variance, fixed to the head: the sum of its waves."""
     x, y, z = at
     total = np.zeros_like(x)
     for a, b, c, phase in waves:
@@ -188,7 +188,7 @@ def _noise(waves: Array, at: Places) -> Array:
 
 
 def _brain(at: Places, person: dict[str, Any], folds: Array, lumps: Array) -> Array:
-    """Signed distance to hemispheres, cerebellum and brainstem with folds and the cleft between the hemispheres."""
+    """Return the signed distance to hemispheres, cerebellum and brainstem, with folds and the cleft."""
     x, y, z = at
     a, b, c = person["brain"]
     folds = 1.8 * folds + 1.2 * lumps
@@ -212,7 +212,7 @@ def _ventricles(at: Places) -> Array:
 
 
 def _cavities(at: Places, flesh: Array) -> Array:
-    """Nose, sinuses, mouth and throat: air in the face."""
+    """Return the voxels of nose, sinuses, mouth and throat: air in the face."""
     z = at[2]
     nose = _ellipsoid(at, (0, 68, -62), (16, 24, 20)) + 4 * flesh
     throat = _tube(at, 0, 22, 9) + np.where(z > -60, 50, 0)
@@ -233,7 +233,7 @@ def _eyes(scan: Array, at: Places, fluid: float, bright: float) -> Array:
 
 
 def _stored(scan: Array, mask: Array, scanner: Scanner) -> tuple[Array, Array, Array]:
-    """Turn a RAS array into the scanner's own axes, with the affine that says so (oblique as the head is tilted)."""
+    """Turn a RAS array into the scanner's own axes, with its affine (oblique, as the head is tilted)."""
     flips = [-1 if letter in "LPI" else 1 for letter in scanner.axes]
     turn = tuple(slice(None, None, f) for f in flips)
     shape = np.array(scan.shape)

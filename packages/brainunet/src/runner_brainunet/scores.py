@@ -1,4 +1,4 @@
-"""Whole-volume scores in true spacing; distances by MONAI."""
+"""Scores of whole volumes in true spacing. MONAI computes the distances."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from runner_core.sinks.tensorboard import tensorboard_without_tensorflow
+from runner_core import tensorboard_without_tensorflow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def volume_scores(prediction: Array, truth: Array, spacing: Sequence[float]) -> dict[str, float]:
-    """Of two 3-D bool masks with voxels of `spacing` (mm per axis of the arrays):
+    """Return the scores of two 3-D bool masks with voxels of `spacing` (mm per axis of the arrays).
 
     dice                2|P∩T| / (|P|+|T|)
     iou                 |P∩T| / |P∪T|
@@ -34,7 +34,7 @@ def volume_scores(prediction: Array, truth: Array, spacing: Sequence[float]) -> 
 
 
 def surface_scores(prediction: Array, truth: Array, spacing: Sequence[float]) -> tuple[float, float]:
-    """95th-percentile Hausdorff distance (mm) and surface Dice at 1 mm of two masks that are not empty."""
+    """Return the 95th-percentile Hausdorff distance (mm) and the surface Dice at 1 mm of two non-empty masks."""
     tensorboard_without_tensorflow()
     import torch
     from monai.metrics import compute_hausdorff_distance, compute_surface_dice

@@ -1,4 +1,4 @@
-"""A head as stacks of square slices, and back: what the cache stores and what the network reads."""
+"""Turn a head into stacks of square slices, which the cache stores and the network reads, and back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 AXIS = {"axial": 2, "coronal": 1, "sagittal": 0}
-"""The axis (of x, y, z in RAS) along which a view's slices are stacked. A slice's own axes are the other two with
-the lower one last: axial (y, x), coronal (z, x), sagittal (z, y), so that left–right is the last axis of the
-first two."""
+"""The axis (of x, y, z in RAS) along which a view's slices are stacked.
+
+A slice's own axes are the other two, the lower one last: axial (y, x), coronal (z, x), sagittal (z, y). So left–right
+is the last axis of axial and coronal slices."""
 SAGITTAL = 2
 """Number of the sagittal view in `Layout.view_of_row`."""
 _NUMBER = {"axial": 0, "coronal": 1, "sagittal": SAGITTAL}
@@ -21,10 +22,10 @@ _NUMBER = {"axial": 0, "coronal": 1, "sagittal": SAGITTAL}
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the slices of a head of `shape` (x, y, z) lie on squares of `size`, for each of `views`.
+    """The places of a head's slices on squares of `size`, for each of `views`; `shape` (x, y, z) is the head's.
 
-    A head larger than the square is cut: evenly at the sides, below at the bottom (shoulders go, the top stays).
-    Between the views, and at both ends, `gap` empty rows stand in for the neighbours that a border slice lacks.
+    A head larger than the square is cut: evenly at the sides, from below in height (shoulders go, the top stays).
+    Between the views, and at both ends, `gap` empty rows replace the neighbours that a border slice lacks.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +34,7 @@ class Layout:
     gap: int
 
     def _spans(self) -> list[tuple[slice, slice]]:
-        """Per axis: the part of the volume that is kept, and where it lies on the square."""
+        """Return per axis the part of the volume that is kept, and its place on the square."""
         spans = []
         for axis, n in enumerate(self.shape):
             kept = min(n, self.size)
@@ -43,7 +44,7 @@ class Layout:
         return spans
 
     def _blocks(self) -> list[tuple[str, slice]]:
-        """Per view: the rows that its slices take."""
+        """Return the rows of each view's slices."""
         blocks, row = [], self.gap
         for view in self.views:
             count = min(self.shape[AXIS[view]], self.size)
@@ -56,14 +57,14 @@ class Layout:
         return self._blocks()[-1][1].stop + self.gap
 
     def view_of_row(self) -> Array:
-        """(rows, 1) uint8: 0 axial, 1 coronal, 2 sagittal; the empty rows count to the view before them."""
+        """Return (rows, 1) uint8: 0 axial, 1 coronal, 2 sagittal. Empty rows belong to the view before them."""
         numbers = np.full((self.rows, 1), _NUMBER[self.views[0]], np.uint8)
         for view, block in self._blocks():
             numbers[block.start :] = _NUMBER[view]
         return numbers
 
     def slices(self, volume: Array) -> Array:
-        """(x, y, z) → (rows, size, size), contiguous, 0 where there is nothing."""
+        """Turn (x, y, z) into (rows, size, size), contiguous, with 0 outside the head."""
         out = np.zeros((self.rows, self.size, self.size), volume.dtype)
         spans = self._spans()
         kept = volume[tuple(source for source, _ in spans)]
@@ -74,7 +75,7 @@ class Layout:
         return out
 
     def fuse(self, rows: Array) -> Array:
-        """(rows, size, size) → (x, y, z) float32: the mean over the views, 0 where no square reaches."""
+        """Turn (rows, size, size) into (x, y, z) float32: the mean over the views, 0 beyond the squares."""
         spans = self._spans()
         out = np.zeros(self.shape, np.float32)
         kept = out[tuple(source for source, _ in spans)]
@@ -87,23 +88,23 @@ class Layout:
 
 
 def windows(rows: Array, neighbours: int) -> Array:
-    """(rows, h, w) → (rows, neighbours, h, w): each slice between its neighbours, clamped at the ends."""
+    """Turn (rows, h, w) into (rows, neighbours, h, w): each slice with its neighbours, clamped at the ends."""
     half = neighbours // 2
     index = np.arange(len(rows))[:, None] + np.arange(-half, half + 1)
     return rows[np.clip(index, 0, len(rows) - 1)]
 
 
 def mirror(images: Array, view: Array) -> Array:
-    """Left ↔ right of windows (n, neighbours, h, w); `view` (n,). Sagittal ones: the order of the neighbours."""
+    """Mirror windows (n, neighbours, h, w) left to right; in sagittal ones (`view` (n,)), reverse the neighbours."""
     sagittal = (view == SAGITTAL)[:, None, None, None]
     return np.where(sagittal, images[:, ::-1], images[..., ::-1])
 
 
 def to_uint8(volume: Array, foreground: Array | None = None) -> Array:
-    """Robust scaling: from the 0.5th percentile of the volume to the 99.5th of the head → 0 to 255.
+    """Scale from the 0.5th percentile of the volume to the 99.5th of the head into 0 to 255.
 
-    `foreground`: the head (bool); default: voxels above Otsu's threshold halved, which takes in the dark parts of
-    the head and leaves out air and its noise.
+    `foreground` is the head (bool). By default it is the voxels above half of Otsu's threshold, which include the dark
+    parts of the head, but not air and its noise.
     """
     if foreground is None:
         foreground = volume > air_threshold(volume)
@@ -117,18 +118,18 @@ def to_uint8(volume: Array, foreground: Array | None = None) -> Array:
 
 
 def _thin(values: Array, most: int = 1_000_000) -> Array:
-    """Every so-manieth value: enough for a percentile."""
+    """Return every n-th value, about `most` of them: enough for a percentile."""
     return values[:: max(1, values.size // most)]
 
 
 def air_threshold(volume: Array) -> float:
-    """Between air and head: half of Otsu's threshold."""
+    """Return the threshold between air and head: half of Otsu's."""
     low = float(volume.min())
     return low + (otsu(volume) - low) / 2
 
 
 def otsu(volume: Array, bins: int = 256) -> float:
-    """Otsu's threshold (1979): the one that maximises the variance between the two classes.
+    """Return Otsu's threshold (1979), which maximises the variance between the two classes.
 
     The histogram ends at the 99.9th percentile, so that a few bright vessels do not decide.
     """
@@ -147,13 +148,13 @@ def otsu(volume: Array, bins: int = 256) -> float:
 
 
 def padded_size(size: int, levels: int) -> int:
-    """The smallest multiple of 2^(levels-1) that is at least `size`."""
+    """Return the smallest multiple of 2^(levels-1) that is at least `size`."""
     step = 2 ** (levels - 1)
     return -(-size // step) * step
 
 
 def check_size(size: int, views: Sequence[str], levels: int) -> str | None:
-    """What is wrong with the settings, or None."""
+    """Return the fault in the settings, or None."""
     if padded_size(size, levels) != size:
         return f"data.size {size} is not a multiple of {2 ** (levels - 1)}; use {padded_size(size, levels)}"
     if not views:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from runner_core.stream.lru import Lru
+from runner_core.data.stream.lru import Lru
 
 
 def arrays(key: int, count: int) -> dict[str, np.ndarray]:

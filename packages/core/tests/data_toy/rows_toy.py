@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.project import Decoded, Project, Record
+from runner_core.contract.project import Project
+from runner_core.contract.records import Decoded, Record
 
 
 class RowsToy(Project):
@@ -71,7 +72,7 @@ class Failing:
     """Samples whose filling fails, or kills its process."""
 
     def __init__(self, how: str) -> None:
-        from runner_core.protocols import SampleSpec
+        from runner_core.contract import SampleSpec
 
         self.how = how
         self.spec = {"image": SampleSpec((2,), np.dtype(np.uint8)), "record": SampleSpec((), np.dtype(np.int64))}
@@ -105,7 +106,7 @@ class Frameworks(RemoteNumbers):
     """A sample is the number of frameworks that its process has imported."""
 
     def __init__(self) -> None:
-        from runner_core.protocols import SampleSpec
+        from runner_core.contract import SampleSpec
 
         super().__init__(3)
         self.spec = {"image": SampleSpec((1,), np.dtype(np.uint8))}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, Decoded, Project, Record, RunConfig
+from runner_core.base.location import Url
 from runner_core.config import CacheConfig, RemoteConfig
-from runner_core.crop import NoCrop
-from runner_core.location import Url
-from runner_core.pipeline import RecordPipeline
-from runner_core.stream.cache import StreamCache
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.stream.cache import StreamCache
 
 SIDE = 16
 

@@ -15,16 +15,17 @@ from typing import ClassVar
 
 import numpy as np
 from runner_core.config import RunConfig
+from runner_core.contract import Step
+from runner_core.contract.project import Project
+from runner_core.contract.records import Record
+from runner_core.contract.setup import Data
+from runner_core.contract.team import ALONE, Team
+from runner_core.data.samples import RowSamples
+from runner_core.engines.precision import default_precision
 from runner_core.health import default_rules
-from runner_core.precision import default_precision
-from runner_core.project import Project, Record
-from runner_core.protocols import Step
-from runner_core.runfolder import RunFolder
-from runner_core.samples import RowSamples
-from runner_core.setup import Data
-from runner_core.sinks import Sinks
-from runner_core.sinks.lines import JsonlSink
-from runner_core.team import ALONE, Team
+from runner_core.output.runfolder import RunFolder
+from runner_core.output.sinks import Sinks
+from runner_core.output.sinks.lines import JsonlSink
 
 SIDE = 8
 
@@ -156,9 +157,9 @@ class Toy(Project):
         return {"last": last.cpu().numpy(), "largest": last.abs().max().cpu().numpy()}
 
     def metrics(self):
-        from runner_core.engines.torch.metrics import Function
+        from runner_core.engines.torch.metrics import TorchFunctionMetric
 
-        return [Function("accuracy", lambda p, b: ((p > 0) == (b["mask"] > 0)).float().mean())]
+        return [TorchFunctionMetric("accuracy", lambda p, b: ((p > 0) == (b["mask"] > 0)).float().mean())]
 
 
 @dataclass
@@ -180,7 +181,7 @@ class ToySetup:
 
     @cached_property
     def engine(self):
-        from runner_core.defaults import runner_engine
+        from runner_core.plugins.defaults import runner_engine
 
         return runner_engine(self.project, self.config)
 
@@ -194,7 +195,7 @@ class ToySetup:
 
     @property
     def checkpoint_format(self):
-        from runner_core.defaults import runner_checkpoint
+        from runner_core.plugins.defaults import runner_checkpoint
 
         return runner_checkpoint(self.project, self.config)
 
@@ -236,7 +237,7 @@ def make_data(project, store=None, validation=True) -> Data:
 
 def run(config, folder: Path, *, resume=False, project=Toy, data=None, rules=None, display=None, team=ALONE):
     """Train in `folder`; the summary."""
-    from runner_core.training import train
+    from runner_core.training.run import train
 
     made = project(config)
     place = RunFolder(folder)
@@ -317,8 +318,8 @@ def log_lines(folder: Path) -> list[dict]:
 
 def final_state(folder: Path):
     """(values, tensors) of the newest checkpoint, without timing."""
-    from runner_core.checkpoint import Checkpoints
     from runner_core.engines.checkpoint import STATE
+    from runner_core.training.checkpoints import Checkpoints
 
     def formats():
         if "keras" in json.loads(next((folder / "checkpoints").glob(f"step-*/{STATE}")).read_text())["values"]:

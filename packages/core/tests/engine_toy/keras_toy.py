@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import engine_toy as toy
-from runner_core.protocols import Step
+from runner_core.contract import Step
 
 
 class KerasToy(toy.Toy):
@@ -52,12 +52,12 @@ class KerasToy(toy.Toy):
 
     def metrics(self):
         from keras import ops
-        from runner_core.engines.keras.metrics import Function
+        from runner_core.engines.keras.metrics import KerasFunctionMetric
 
         def accuracy(prediction, batch):
             return ops.mean(ops.cast(ops.equal(prediction > 0, batch["mask"] > 0), "float32"))
 
-        return [Function("accuracy", accuracy)]
+        return [KerasFunctionMetric("accuracy", accuracy)]
 
 
 def run(config, folder, **more):

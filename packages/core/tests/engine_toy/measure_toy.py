@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner_core.measure.trial import Ready
+from runner_core.tools.measure.trial import Ready
 
 
 def ready(**values) -> Ready:

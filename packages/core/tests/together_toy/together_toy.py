@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "engine_toy"))
 import engine_toy as toy
 import numpy as np
 import torch
-from runner_core._errors import Stopped
+from runner_core.base.errors import Stopped
+from runner_core.contract import Step
+from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.team import TorchTeam
-from runner_core.protocols import Step
-from runner_core.team import Place
 from torch import nn
 from torch.nn import functional as F
 

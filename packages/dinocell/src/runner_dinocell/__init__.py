@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner_core import hookimpl
 
 if TYPE_CHECKING:
-    from runner_core.protocols import HealthRule
+    from runner_core import HealthRule
 
     from runner_dinocell.config import CellConfig
 

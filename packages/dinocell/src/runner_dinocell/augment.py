@@ -1,11 +1,11 @@
-"""Windows of fields as they are stored → what the network reads, the whole batch at once on the device.
+"""Augmented crops of windows, the whole batch at once on the device.
 
-Multi-crop as in DINOv2 (Oquab 2023, after Caron 2020), for fluorescence: no hue, each channel its own brightness and
-contrast. Cropping, resizing with anti-aliasing, mirroring and blurring are linear and separable, so each crop is
-A · window · Bᵀ with two small matrices of its own: two matrix products make all crops of a batch.
+Multi-crop as in DINOv2 (Oquab 2023, after Caron 2020), for fluorescence: no hue, and each channel has its own
+brightness and contrast. Cropping, resizing with anti-aliasing, mirroring and blurring are linear and separable, so each
+crop is A · window · Bᵀ with two small matrices of its own: two matrix products make all crops of a batch.
 
-Everything random but the pixels' noise is a function of a sample's `draws`, so that its crops are the same in whatever
-batch, order or process they are made.
+Everything random except the pixels' noise is a function of a sample's `draws`, so that its crops do not depend on the
+batch, order or process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-from runner_core.protocols import Array, Tensors
 from torch import Tensor
 
 from runner_dinocell.config import AugmentConfig, CellConfig
 
 CEILING = 1.5
-"""Brightest grey value, where 1 is the upper percentile: what is brighter is dust, not cell."""
+"""Brightest grey value, if 1 is the upper percentile; brighter pixels are dust, not cells."""
 CENTRE, SPREAD = 0.15, 0.15
-"""About the mean and standard deviation of Cell Painting between its 0.1 and 99.9 percentiles: 0 and 1 afterwards."""
+"""Approximate mean and standard deviation of Cell Painting between its 0.1 and 99.9 percentiles; they become 0 and 1.
+"""
 ASPECT = math.log(4 / 3)
 """Crops are between 3:4 and 4:3 in the window."""
 SIGMA = (0.1, 2.0)
@@ -33,49 +33,46 @@ _GEOMETRY = 10
 
 
 def draw_count(config: CellConfig, channels: int) -> int:
-    """Random numbers in [0, 1) that a sample of so many channels needs."""
+    """Return how many random numbers in [0, 1) a sample with this many channels needs."""
     return (2 + config.augment.locals) * (_GEOMETRY + 2 * channels) + channels + 1
 
 
-def on_device(batch: Tensors, config: CellConfig, rng: torch.Generator | None, levels: Array | None = None) -> Tensors:
-    """image (B, C, w, w) uint16, levels (B, C, 2) float32, draws (B, `draw_count`) float32 in [0, 1) → globals
-    (B, 2, C, G, G) and locals (B, L, C, S, S), float32 of mean 0 and standard deviation 1 or about; the rest is kept.
+def crops(
+    image: Tensor, draws: Tensor, there: Tensor, config: CellConfig, rng: torch.Generator | None
+) -> dict[str, Tensor]:
+    """Return globals (B, 2, C, G, G) and locals (B, L, C, S, S) of scaled windows `image` (B, C, w, w).
 
-    `rng` makes the noise of pixels, on the images' device. Without it there is none, and image (B, C, G, G), the whole
-    window, is there too; without draws that alone. `levels` (C, 2): those of all fields in place of each one's own.
+    Args:
+        image: as `scaled` returns it.
+        draws: (B, `draw_count`) float32 in [0, 1).
+        there: (B, C) float32, 0 for channels that are missing.
+        config: the run's settings.
+        rng: makes the noise of pixels, on the images' device; None: no noise.
     """
-    settings = config.augment
-    own = batch["levels"] if levels is None else torch.as_tensor(levels, device=batch["image"].device)[None]
-    image = scaled(batch["image"], own)
-    out = {name: value for name, value in batch.items() if name not in ("image", "levels", "draws")}
-    if rng is None:
-        out["image"] = whole(image, settings.global_size)
-    if "draws" not in batch:
-        return out
-    channels = image.shape[1]
-    draws, order = batch["draws"].split((batch["draws"].shape[1] - channels - 1, channels + 1), dim=1)
-    kept = None
+    settings, channels = config.augment, image.shape[1]
+    draws, order = draws.split((draws.shape[1] - channels - 1, channels + 1), dim=1)
+    kept = None if config.model.channels == "stack" else there
     if config.model.channels == "subset":
-        image, kept = subset(image, order)
+        image, kept = subset(image, order, there)
     draws = draws.unflatten(1, (2 + settings.locals, _GEOMETRY + 2 * channels))
     globals_, locals_ = draws[:, :2], draws[:, 2:]
-    # Of the first global crop all are blurred, of the second few, of local ones half (DINOv2), at the default of 0.5
+    # DINOv2 blurs all first global crops, few second ones and half of the local ones: here at the default of 0.5
     blurred = image.new_tensor([min(1.0, 2 * settings.blur), settings.blur / 5])
     large = _crops(image, globals_, settings.global_scale, settings.global_size, blurred, kept, settings, rng)
     blurred = blurred.new_tensor(settings.blur)
     small = _crops(image, locals_, settings.local_scale, settings.local_size, blurred, kept, settings, rng)
-    return out | {"globals": large, "locals": small}
+    return {"globals": large, "locals": small}
 
 
 def whole(image: Tensor, size: int) -> Tensor:
-    """Scaled windows (B, C, w, w) → (B, C, size, size), as the network reads them."""
+    """Resize scaled windows (B, C, w, w) to network inputs (B, C, size, size)."""
     side = image.shape[-1]
     matrix = resampling(image.new_zeros(1), image.new_full((1,), side), size, side).expand(len(image), 1, -1, -1)
     return _products(image, matrix, matrix)[:, 0].transpose(1, 2).sub(CENTRE).div_(SPREAD)
 
 
 def scaled(image: Tensor, levels: Tensor) -> Tensor:
-    """(B, C, w, w) of any dtype with levels (B, C, 2) → float32, the levels 0 and 1, within 0 and `CEILING`.
+    """Map the levels (B, C, 2) of (B, C, w, w), any dtype, to 0 and 1, and clip to 0 and `CEILING`: float32.
 
     A channel whose levels are equal is 0 or `CEILING`.
     """
@@ -83,20 +80,21 @@ def scaled(image: Tensor, levels: Tensor) -> Tensor:
     return image.to(torch.float32).sub_(low).div_((high - low).clamp_(min=1e-6)).clamp_(0, CEILING)
 
 
-def subset(image: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-    """Channels (B, C, w, w) in random order, and which places (B, C) float32 keep one: 1 to C of them, the first.
+def subset(image: Tensor, draws: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Put channels (B, C, w, w) in random order and return them with the places (B, C) float32 to keep.
 
-    `draws` (B, C + 1). Those left out are 0 after scaling; all crops of a sample share order and choice.
+    The first places are kept, from one to as many as there are channels in `there` (B, C). `draws` is (B, C + 1). The
+    other channels are 0 after scaling; all crops of a sample share order and choice.
     """
     count, channels = draws.shape[0], draws.shape[1] - 1
-    order = draws[:, :channels].argsort(1)
-    kept = torch.arange(channels, device=draws.device) <= (draws[:, channels:] * channels).floor()
+    order = (draws[:, :channels] - there).argsort(1)  # missing channels come last
+    kept = torch.arange(channels, device=draws.device) <= (draws[:, channels:] * there.sum(1, keepdim=True)).floor()
     return image[torch.arange(count, device=image.device)[:, None], order], kept.float()
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Where crops lie in the window, in pixels: (B, K) float32 each."""
+    """Positions of crops in the window, in pixels: (B, K) float32 each."""
 
     top: Tensor
     left: Tensor
@@ -105,8 +103,11 @@ class Boxes:
 
 
 def boxes(draws: Tensor, scale: tuple[float, float], side: int) -> Boxes:
-    """Places of crops from draws (B, K, 4): area uniform between the shares `scale`, log of height / width uniform
-    as far as `ASPECT` and the window allow, place uniform."""
+    """Return places of crops from draws (B, K, 4).
+
+    Area is uniform between the shares `scale`, the log of height / width uniform as far as `ASPECT` and the window
+    allow, and place is uniform.
+    """
     area, aspect, down, right = draws.unbind(-1)
     area = scale[0] + (scale[1] - scale[0]) * area
     furthest = (-area.log()).clamp_(max=ASPECT)  # beyond, a side would be longer than the window
@@ -116,11 +117,11 @@ def boxes(draws: Tensor, scale: tuple[float, float], side: int) -> Boxes:
 
 
 def resampling(start: Tensor, length: Tensor, size: int, side: int) -> Tensor:
-    """Matrices (…, size, side) that resample `side` pixels from `start` over `length` (…) to `size`; a negative length
-    runs backwards.
+    """Return matrices (…, size, side) that resample `side` pixels from `start` over `length` (…) to `size`.
 
-    Linear interpolation; made smaller, the triangle is as wide as a pixel of the crop, so that nothing aliases (as
-    torch's `antialias=True`). Beyond a crop's border its window goes on, beyond the window's nothing counts.
+    A negative length runs backwards. Interpolation is linear; if the crop is made smaller, the triangle is as wide as a
+    pixel of the crop, which avoids aliasing (as torch's `antialias=True`). Beyond a crop's border its window continues;
+    beyond the window's border nothing counts.
     """
     step = (length / size)[..., None, None]
     centre = start[..., None, None] + step * (torch.arange(size, device=start.device)[:, None] + 0.5)
@@ -130,8 +131,10 @@ def resampling(start: Tensor, length: Tensor, size: int, side: int) -> Tensor:
 
 
 def blurring(sigma: Tensor, size: int) -> Tensor:
-    """Matrices (…, size, size) of Gaussian blurs of standard deviation `sigma` (…), in pixels; beyond the border
-    nothing counts. `SHARP` gives the identity exactly."""
+    """Return matrices (…, size, size) of Gaussian blurs of standard deviation `sigma` (…), in pixels.
+
+    Beyond the border nothing counts. `SHARP` gives the identity exactly.
+    """
     places = torch.arange(size, device=sigma.device, dtype=torch.float32)
     squares = (places[:, None] - places).square_()
     weights = (squares * (-0.5 / sigma.square())[..., None, None]).exp_()
@@ -139,9 +142,9 @@ def blurring(sigma: Tensor, size: int) -> Tensor:
 
 
 def mirrored(draws: Tensor, flip: bool, rotate90: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """From draws (B, K, 3): is a crop mirrored up-down, mirrored left-right, and then transposed? (B, K) bool each.
+    """Return whether a crop is mirrored up-down, mirrored left-right, and then transposed: (B, K) bool each.
 
-    All eight symmetries with both settings, the four turns with `rotate90` alone.
+    They follow from draws (B, K, 3). Both settings give all eight symmetries, `rotate90` alone the four turns.
     """
     flips = (draws[..., :2] < 0.5) & flip
     turns = (draws[..., 2] * 4).floor().to(torch.int64) * rotate90
@@ -158,8 +161,10 @@ def _crops(
     settings: AugmentConfig,
     rng: torch.Generator | None,
 ) -> Tensor:
-    """Crops (B, K, C, size, size) of image (B, C, w, w), one for each of draws (B, K, …). `blurred`: share, (K,) or
-    (). `kept` (B, C): channels that are not 0."""
+    """Return crops (B, K, C, size, size) of image (B, C, w, w), one for each of draws (B, K, …).
+
+    `blurred` is the share of blurred crops, (K,) or (). `kept` (B, C) marks the channels that are not 0.
+    """
     side = image.shape[-1]
     places, mirrors, smooth, noise, channels = draws.split((4, 3, 2, 1, 2 * image.shape[1]), dim=-1)
     box = boxes(places, scale, side)
@@ -176,12 +181,12 @@ def _crops(
 
 
 def _facing(mirrored: Tensor, start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """The same stretch, backwards where it is mirrored."""
+    """Return the same stretch, backwards where it is mirrored."""
     return torch.where(mirrored, start + length, start), torch.where(mirrored, -length, length)
 
 
 def _products(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """rows · image · columnsᵀ: (B, C, h, w), (B, K, S, h), (B, K, S, w) → (B, K, S, C, S), all float32.
+    """Return rows · image · columnsᵀ: (B, C, h, w), (B, K, S, h), (B, K, S, w) → (B, K, S, C, S), all float32.
 
     All crops of a window are one product, then all channels of a crop.
     """
@@ -201,9 +206,9 @@ def _intensity(
     settings: AugmentConfig,
     rng: torch.Generator | None,
 ) -> Tensor:
-    """Each channel of crops (B, K, C, S, S) with a factor and an offset of its own, centred, with noise; in place.
+    """Give each channel of crops (B, K, C, S, S) its own factor and offset, centred, with noise; in place.
 
-    `draws` (B, K, 2, C), `noise` (B, K, 1).
+    `draws` is (B, K, 2, C), `noise` (B, K, 1).
     """
     contrast, brightness = (2 * draws - 1).unbind(2)
     factor = (1 + settings.contrast * contrast) / SPREAD

@@ -1,8 +1,8 @@
-"""Drawn cells: a nucleus, a textured body and a rim, whose shape and texture a treatment decides.
+"""Drawn cells: a nucleus, a textured body and a rim; a treatment decides their shape and texture.
 
-A cell is a star-shaped outline r(θ) in a frame of its own, stretched and turned; its texture is cut, at a random place
-and along its long axis, out of a plane of noise that is the same for all cells of a treatment. Treatments do not change
-a cell's area, nor (see `phantom`) the grey values of the field.
+A cell is a star-shaped outline r(θ) in a frame of its own, stretched and turned. Its texture is cut, at a random place
+and along its long axis, out of a plane of noise that is the same for all cells of a treatment. Treatments change
+neither a cell's area nor (see `phantom`) the grey values of the field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 from scipy import ndimage
 
 CHANNELS = 3
@@ -19,23 +19,23 @@ CHANNELS = 3
 _PLANE = 384
 """Side (pixels) of a plane of texture."""
 CONTRAST = 0.45
-"""Standard deviation of a texture, where a nucleus is 1 bright."""
+"""Standard deviation of a texture; a nucleus has brightness 1."""
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """What is done to cells. Lengths in pixels."""
+    """Effect of a treatment on cells; lengths in pixels."""
 
     name: str
     aspect: float
-    """Long side to short side."""
+    """Long side divided by short side."""
     lobes: int
     lobe_depth: float
     """Size of the lobes, as a share of the radius."""
     grain: tuple[float, float]
     """Standard deviations of the Gaussian that smooths the texture's noise: along the cell and across."""
     sparse: float
-    """0: the texture is as often bright as dark; above: a few bright spots; below: a few dark ones (vacuoles)."""
+    """0: the texture is as often bright as dark; above 0: a few bright spots; below 0: a few dark ones (vacuoles)."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,10 @@ def style(treatment: Treatment, rng: np.random.Generator) -> Style:
 
 
 def draw(style: Style, side: int, cover: float, rng: np.random.Generator) -> Array:
-    """A field (channels, side, side) float32 of nine to eleven cells that cover about a share `cover` of it; some
-    reach out of it."""
+    """Draw a field (channels, side, side) float32 of nine to eleven cells; some reach out of it.
+
+    The cells cover about a share `cover` of the field.
+    """
     count = int(rng.integers(9, 12))
     radius = side * np.sqrt(cover / (np.pi * count))
     field = np.zeros((CHANNELS, side, side), np.float32)
@@ -71,7 +73,7 @@ def draw(style: Style, side: int, cover: float, rng: np.random.Generator) -> Arr
 
 
 def _places(count: int, side: int, radius: float, rng: np.random.Generator) -> Sequence[tuple[float, float]]:
-    """Centres that keep apart where they can: of eight random places, the one farthest from those before."""
+    """Return centres that keep apart if possible: the one of eight random places farthest from those before."""
     chosen = [rng.uniform(0, side, 2)]
     while len(chosen) < count:
         tried = rng.uniform(0, side, (8, 2))
@@ -81,7 +83,7 @@ def _places(count: int, side: int, radius: float, rng: np.random.Generator) -> S
 
 
 def _add(field: Array, style: Style, y: float, x: float, radius: float, rng: np.random.Generator) -> None:
-    """Draw one cell into `field`; where cells meet, the brighter shows."""
+    """Draw one cell into `field`; where cells meet, the brighter one shows."""
     own = style.treatment
     reach = int(1.4 * radius * np.sqrt(own.aspect)) + 2
     top, left = max(0, int(y) - reach), max(0, int(x) - reach)
@@ -94,7 +96,7 @@ def _add(field: Array, style: Style, y: float, x: float, radius: float, rng: np.
     theta = np.arctan2(across * np.sqrt(aspect), along / np.sqrt(aspect))
     distance = np.hypot(across * np.sqrt(aspect), along / np.sqrt(aspect)) / radius
     depth = own.lobe_depth
-    outline = (1 + depth * np.cos(own.lobes * theta + phase)) / np.sqrt(1 + depth**2 / 2)  # of the same area
+    outline = (1 + depth * np.cos(own.lobes * theta + phase)) / np.sqrt(1 + depth**2 / 2)  # keeps the area
     inside = _soft(outline - distance, 1.0 / radius)
     nucleus = _soft(0.45 * (1 + (outline - 1) / 2) - distance, 1.0 / radius)
     rim = inside * np.exp(-0.5 * ((outline - distance - 0.1) / 0.1) ** 2)
@@ -110,7 +112,7 @@ def _add(field: Array, style: Style, y: float, x: float, radius: float, rng: np.
 
 
 def _textures(style: Style, along: Array, across: Array, rng: np.random.Generator) -> Array:
-    """Each channel's texture in the cell's own frame, from a random place of its plane."""
+    """Return each channel's texture in the cell's own frame, from a random place of its plane."""
     at = rng.uniform(0, _PLANE, (CHANNELS, 2))
     return np.stack(
         [
@@ -121,7 +123,7 @@ def _textures(style: Style, along: Array, across: Array, rng: np.random.Generato
 
 
 def _soft(inside: Array, width: float) -> Array:
-    """1 where `inside` is above 0, 0 elsewhere, an edge of `width` between."""
+    """Return 1 where `inside` is above 0, 0 elsewhere, with a transition of `width` between."""
     return np.clip(inside / width + 0.5, 0, 1)
 
 
@@ -130,5 +132,8 @@ def _standard(plane: Array) -> Array:
 
 
 def haze(side: int, width: float, rng: np.random.Generator) -> Array:
-    """Smooth noise (side, side) float32 of mean 0 and standard deviation 1; `width` of its Gaussian in pixels."""
+    """Return smooth noise (side, side) float32 of mean 0 and standard deviation 1.
+
+    `width` is the standard deviation of its Gaussian in pixels.
+    """
     return _standard(ndimage.gaussian_filter(rng.standard_normal((side, side), np.float32), width, mode="wrap"))

@@ -1,4 +1,4 @@
-"""What `runner dinocell check` looks for in fields that can be read."""
+"""Checks of `runner dinocell check`, for fields that can be read."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from runner_core import BadInput, Record
-from runner_core._text import counted, times
-from runner_core.project import AnyRecord
-from runner_core.protocols import Array, Finding
+from runner_core import AnyRecord, Array, BadInput, Finding, Record, counted, shape_text
 
 from runner_dinocell import tiff
 from runner_dinocell.fields import Field, decode, histogram
 
 FEW = 32
-"""Grey values below which there is no texture to learn from."""
+"""With fewer grey values there is no texture to learn from."""
 BYTE = 256
 SCALED = 4 * BYTE
-"""Range of 16-bit values above which so few as a byte has are a byte's, scaled up."""
+"""If 16-bit values exceed this range but are no more than a byte has, they are a scaled byte."""
 SATURATED = 0.01
-"""Share of the pixels at the brightest value above which detail is lost."""
+"""Largest share of the pixels at the brightest value before detail is lost."""
 NOISE = 5.0
-"""Variance of structures of 4 to 8 pixels, in that of noise, below which there are none: cells have hundreds."""
+"""Smallest variance of structures of 4 to 8 pixels, relative to noise, that shows structure; cells have hundreds."""
 SHARP = 0.02
-"""Variance of structures of 1 to 2 pixels, in that of 4 to 8, below which a field is out of focus: 0.06 to 1 in focus,
-0.01 when blurred by 6 pixels."""
+"""Smallest variance of structures of 1 to 2 pixels, relative to those of 4 to 8, of a field in focus: 0.06 to 1 in
+focus, 0.01 when blurred by 6 pixels."""
 _MIDDLE = 512
-"""Side (pixels) of the part in the middle of a field whose structures are looked at."""
+"""Side (pixels) of the part in the middle of a field that is searched for structures."""
 _RIM = 16
-"""Pixels at the edges of that part which blurring distorts."""
+"""Pixels at the edges of that part that blurring distorts."""
 _SHOWN = 5
 
 
 def findings(record: Record, window: int) -> Iterator[Finding]:
-    """What looks wrong in one field, of which windows of that side are taken. Raises BadInput as decoding does."""
-    image = decode(record).arrays["image"]
+    """Yield what looks wrong in one field; `window` is the side of the windows that training takes from it.
+
+    Raises BadInput as decoding does.
+    """
+    decoded = decode(record)
+    image = decoded.arrays["image"][[name in record.files for name in decoded.meta["channels"]]]
     if min(size := image.shape[1:]) < window:
-        text = f"{times(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
+        text = f"{shape_text(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
         yield Finding("window", "error", text)
     if image.dtype == np.uint8:
         yield Finding("depth", "note", "8 bits a pixel, where a microscope's own images have 12 to 16.")
@@ -56,7 +57,7 @@ def findings(record: Record, window: int) -> Iterator[Finding]:
 
 
 _Fault = tuple[str, str]
-"""The rule, and what it means: how a message ends."""
+"""The rule, and its meaning: how a message ends."""
 _CONSTANT: _Fault = ("grey", ": there is nothing to see.")
 _FEW: _Fault = ("grey", ".")
 _SCALED: _Fault = ("depth", ", as of 8 bits that were scaled up. Export the camera's own 16 bits.")
@@ -65,7 +66,7 @@ _SATURATED: _Fault = ("saturated", ": saturated.")
 
 
 def _grey_values(record: Record, image: Array) -> Iterator[Finding]:
-    """One of each fault: a plate has thousands of fields."""
+    """Yield one finding per fault, because a plate has thousands of fields."""
     found: defaultdict[_Fault, list[str]] = defaultdict(list)
     for name, channel in zip(record.files, image, strict=True):
         for fault, text in _faults(channel):
@@ -93,7 +94,7 @@ def _faults(channel: Array) -> Iterator[tuple[_Fault, str]]:
 
 
 def _structure(record: Record, image: Array) -> Iterator[Finding]:
-    """Is there anything to be seen, and in focus?"""
+    """Yield findings about fields without structure or out of focus."""
     found = {name: structure(channel) for name, channel in zip(record.files, image, strict=True)}
     empty = [name for name, (signal, _) in found.items() if signal < NOISE]
     if len(empty) == len(found):
@@ -105,12 +106,13 @@ def _structure(record: Record, image: Array) -> Iterator[Finding]:
 
 
 def structure(channel: Array) -> tuple[float, float]:
-    """Of the middle of an image (H, W): variance of structures of 4 to 8 pixels in units of what white noise has there,
-    and, without that noise, of those of 1 to 2 in units of those of 4 to 8.
+    """Return two variances of structures in the middle of an image (H, W).
 
-    The finest differences of all, below 1 pixel, say how much noise there is; bands are differences of Gaussians.
+    The first is that of structures of 4 to 8 pixels relative to white noise there. The second, without that noise, is
+    that of structures of 1 to 2 pixels relative to those of 4 to 8. The finest differences, below 1 pixel, give the
+    amount of noise; bands are differences of Gaussians.
     """
-    from scipy import ndimage  # which other commands need not wait for
+    from scipy import ndimage  # slow to import, and other commands do not need it
 
     top, left = (max(0, (n - _MIDDLE) // 2) for n in channel.shape)
     part = channel[top : top + _MIDDLE, left : left + _MIDDLE].astype(np.float32)
@@ -127,13 +129,16 @@ def structure(channel: Array) -> tuple[float, float]:
 
 
 def _passed(small: int, large: int) -> float:
-    """Share of white noise's variance that a difference of two Gaussians lets through."""
+    """Return the share of white noise's variance that passes a difference of two Gaussians."""
     return (1 / small**2 + 1 / large**2) / (4 * math.pi) - 1 / (math.pi * (small**2 + large**2))
 
 
 def set_findings(records: Sequence[AnyRecord]) -> Iterator[Finding]:
-    """What no field shows alone: channels, depths and sizes that differ, labels. Reads a header of each field whose
-    files are on this machine; fields that cannot be read are left out (`findings` names them)."""
+    """Yield what no single field shows: channels, depths and sizes that differ, labels.
+
+    It reads a header of each field whose files are on this machine. Fields that cannot be read are left out (`findings`
+    names them).
+    """
     fields = [record for record in records if isinstance(record, Field)]
     yield from _channels(fields)
     yield from _outlines(fields)
@@ -149,11 +154,20 @@ def _channels(fields: Sequence[Field]) -> Iterator[Finding]:
     for name in fields[0].channels if fields else ():
         if lacking := [field.key for field in fields if name not in field.files]:
             text = f"{counted(len(lacking), 'field')} without channel {name}: {_some(lacking)}."
-            yield _warning("channels", text)
+            yield Finding("channels", "note" if fields[0].partial else "warning", text)
+
+
+def stains(field: Field, trained: Sequence[str]) -> Iterator[Finding]:
+    """Say which stains of a field the network did not see in training, and which the field lacks."""
+    new = [name for name in field.files if name not in trained]
+    lacking = [name for name in trained if name not in field.files]
+    parts = [f"{what} {', '.join(own)}" for what, own in (("not trained on", new), ("missing", lacking)) if own]
+    if parts:
+        yield Finding("stains", "note", f"channels {'; '.join(parts)}")
 
 
 def _outlines(fields: Sequence[Field]) -> Iterator[Finding]:
-    """Depths and sizes that differ from field to field."""
+    """Yield findings about depths and sizes that differ from field to field."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
     for field in fields:
         place = next(iter(field.files.values()), None)
@@ -169,13 +183,13 @@ def _outlines(fields: Sequence[Field]) -> Iterator[Finding]:
     sizes = {place: size for place, (size, _) in found.items()}
     if len(set(sizes.values())) > 1:
         usual = Counter(sizes.values()).most_common(1)[0][0]
-        others = [f"{place} ({times(size)})" for place, size in sizes.items() if size != usual]
-        text = f"{counted(len(others), 'field')} of another size than {times(usual)} pixels: {_some(others)}"
+        others = [f"{place} ({shape_text(size)})" for place, size in sizes.items() if size != usual]
+        text = f"{counted(len(others), 'field')} of another size than {shape_text(usual)} pixels: {_some(others)}"
         yield _warning("size", f"{text}. Streamed, they cannot be used (cache.mode stream).")
 
 
 def _labels(fields: Sequence[Field]) -> Iterator[Finding]:
-    """Labels that evaluation can do little with."""
+    """Yield findings about labels that are of little use to evaluation."""
     labelled = [field for field in fields if field.label is not None]
     if not labelled:
         return

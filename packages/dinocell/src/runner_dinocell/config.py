@@ -1,160 +1,169 @@
-"""Settings of dinocell and its presets. Imports no framework."""
+"""Settings and presets. No framework is imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from runner_core.config import DataConfig, RunConfig, TrainConfig
+from runner_core import AtLeast, BadInput, DataConfig, RunConfig, TrainConfig, Within, location
 
 
 @dataclass
 class CellDataConfig(DataConfig):
     manifest: str | None = None
-    """Table of the images (CSV or parquet; a path or URL): one row an image with the columns plate, well, site, channel
-    and path, or a CellProfiler load_data table. Default: the files' names say it."""
+    """Table of the images (CSV or parquet; a path or URL). It has one row per image with the columns plate, well, site,
+    channel and path, or is a CellProfiler load_data table. Default: read these from the files' names."""
     pattern: str | None = None
-    """Regular expression with the groups plate, well, site and channel (and source, batch) for paths below --data.
-    Default: the naming schemes that are known."""
+    """How to read paths below --data, in one of two ways: a pattern with parts in braces, such as
+    {plate}/{well}_s{site}_{channel}.tif (also {source}, {batch}, and * for anything), or a regular expression with
+    these parts as groups, such as (?P<plate>…). Default: the known naming schemes."""
     channels: tuple[str, ...] = ()
-    """Channels to use, in this order. Default: all that every field has, in the order of their names."""
-    window: int = 320
-    """Side (pixels) of the window of a field that one sample is: all crops are taken out of it."""
-    windows: int = 4
-    """Training windows an epoch takes from each field: a fetched field is used that often."""
-    validation_windows: int = 2
+    """Channels to use, in this order. Default: all that every plate has (with model.channels subset or bag: that any
+    plate has), in the order of their names, without brightfield beside fluorescence."""
+    window: Annotated[int, AtLeast(16)] = 320
+    """Side (pixels) of the window of a field that makes one sample: all crops are taken from it."""
+    windows: Annotated[int, Within(1, 100000)] = 4
+    """Training windows per field and epoch: a fetched field is used this often."""
+    validation_windows: Annotated[int, Within(1, 100000)] = 2
     """Windows of each validation field, at places that never change."""
     scale: Literal["field", "set"] = "field"
-    """Where the percentiles that become 0 and 1 are from: each field's own, or fields of all plates together."""
+    """Source of the percentiles that become 0 and 1: each field's own, or fields of all plates together."""
     percentiles: tuple[float, float] = (0.1, 99.9)
     """Grey values of each channel at these percentiles become 0 and 1."""
     label: str | None = None
-    """Column of the manifest (or of labels.csv beside the images) with what evaluation looks for, a compound say."""
+    """Column of the manifest (or of labels.csv beside the images) that evaluation looks for, such as a compound."""
+
+    def __post_init__(self) -> None:
+        place = location(self.manifest) if self.manifest else None
+        if isinstance(place, Path):  # a run may be used from another folder
+            self.manifest = str(place.absolute())
 
 
 @dataclass
 class ModelConfig:
     source: Literal["timm", "dinov2"] = "timm"
-    """Whose vision transformer: timm's, or the one of the extra runner-dinocell[dinov2]."""
+    """Package of the vision transformer: timm, or dinov2 of the extra runner-dinocell[dinov2]."""
     size: Literal["mini", "tiny", "small", "base", "large"] = "small"
     """Width and depth: 96 × 4, 192 × 12, 384 × 12, 768 × 12, 1024 × 24."""
-    patch: int = 8
+    patch: Annotated[int, AtLeast(1)] = 8
     """Side (pixels) of the patches that become tokens."""
-    registers: int = 0
+    registers: Annotated[int, Within(0, 1000)] = 0
     """Register tokens (Darcet 2024)."""
     channels: Literal["stack", "subset", "bag"] = "stack"
-    """stack: the channels as they are; subset: a random choice of them, in random order, for each image (those left
-    out are 0); bag: each channel by itself, embeddings averaged."""
-    layer_scale: float = 1e-5
-    """What each block's output is multiplied by at first (Touvron 2021); it is learned. A short training gets nowhere
-    from 1e-5, and wants 1."""
-    drop_path: float = 0.0
-    """Stochastic depth of the student's last block; it rises linearly to there."""
-    prototypes: int = 65536
+    """stack: use the channels as they are. subset: use a random choice of them, in random order, for each image (the
+    others are 0). bag: use each channel by itself and average the embeddings. Fields may lack channels with subset and
+    bag."""
+    layer_scale: Annotated[float, AtLeast(0)] = 1e-5
+    """Initial factor on each block's output (Touvron 2021); it is learned. A short training makes no progress from 1e-5
+    and needs 1."""
+    drop_path: Annotated[float, Within(0, 0.99)] = 0.0
+    """Stochastic depth of the student's last block; it rises linearly up to that block."""
+    prototypes: Annotated[int, Within(2, 10000000)] = 65536
     """Outputs of the projection heads."""
-    hidden: int = 2048
+    hidden: Annotated[int, Within(1, 100000)] = 2048
     """Hidden width of the projection heads."""
-    bottleneck: int = 256
+    bottleneck: Annotated[int, Within(1, 100000)] = 256
     """Width before the prototypes."""
     ibot_head: Literal["shared", "own"] = "shared"
-    """Do patch tokens have the image's projection head, or one of their own?"""
+    """Projection head of patch tokens: the image's, or one of their own."""
     weights: Path | None = None
-    """Official DINOv2 weights (.pth or .safetensors) that student and teacher begin with."""
+    """Official DINOv2 weights (.pth or .safetensors) to start student and teacher from."""
 
 
 @dataclass
 class LossConfig:
-    dino: float = 1.0
+    dino: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the image-level loss."""
-    ibot: float = 1.0
+    ibot: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the loss of masked patches."""
-    koleo: float = 0.1
+    koleo: Annotated[float, AtLeast(0)] = 0.1
     """Weight of KoLeo on each global crop."""
     centring: Literal["centre", "sinkhorn"] = "sinkhorn"
-    """How teacher outputs are kept from collapsing: a moving mean is subtracted, or Sinkhorn-Knopp (3 rounds)."""
-    centre_momentum: float = 0.9
-    student_temperature: float = 0.1
-    teacher_temperature: float = 0.07
-    """After the warm-up."""
-    warmup_teacher_temperature: float = 0.04
-    """At the beginning."""
-    teacher_warmup: float = 0.3
+    """How to keep teacher outputs from collapsing: subtract a moving mean, or use Sinkhorn-Knopp (3 rounds)."""
+    centre_momentum: Annotated[float, Within(0, 0.9999)] = 0.9
+    student_temperature: Annotated[float, AtLeast(0.0001)] = 0.1
+    teacher_temperature: Annotated[float, AtLeast(0.0001)] = 0.07
+    """Teacher's temperature after the warm-up."""
+    warmup_teacher_temperature: Annotated[float, AtLeast(0.0001)] = 0.04
+    """Teacher's temperature at the beginning."""
+    teacher_warmup: Annotated[float, Within(0, 1)] = 0.3
     """Share of the training over which the teacher's temperature rises."""
     masked_share: tuple[float, float] = (0.1, 0.5)
-    """A masked image has between these shares of its patches masked; half of the global crops are masked."""
-    measure_every: int = 50
-    """Steps between two measurements of what each loss costs and how hard it pulls (log.jsonl, event losses)."""
+    """Smallest and largest share of masked patches in a masked image; half of the global crops are masked."""
+    measure_every: Annotated[int, AtLeast(1)] = 50
+    """Steps between two measurements of each loss's time and gradient (log.jsonl, event losses)."""
 
 
 @dataclass
 class TeacherConfig:
-    momentum: float = 0.992
-    """Of the moving average at the beginning; it rises to 1 along a cosine."""
+    momentum: Annotated[float, Within(0, 1)] = 0.992
+    """Momentum of the moving average at the beginning; it rises to 1 along a cosine."""
 
 
 @dataclass
 class OptimConfig:
-    final_learning_rate: float = 1e-6
-    final_weight_decay: float = 0.4
-    """train.weight_decay at the end; it rises along a cosine."""
-    layer_decay: float = 0.9
+    final_learning_rate: Annotated[float, AtLeast(0)] = 1e-6
+    """Learning rate at the end, if train.schedule is cosine or linear."""
+    final_weight_decay: Annotated[float, AtLeast(0)] = 0.4
+    """Weight decay at the end; train.weight_decay rises to it along a cosine."""
+    layer_decay: Annotated[float, Within(0.0001, 1)] = 0.9
     """Factor on the learning rate from each block to the one below it."""
-    patch_embed_factor: float = 0.2
+    patch_embed_factor: Annotated[float, Within(0, 1)] = 0.2
     """Factor on the learning rate of the patch embedding."""
-    freeze_prototypes: float = 0.01
+    freeze_prototypes: Annotated[float, Within(0, 1)] = 0.01
     """Share of the training in which the prototypes do not move."""
 
 
 @dataclass
 class AugmentConfig:
-    """On the device. Probabilities and strengths; 0 switches a part off."""
+    """Probabilities and strengths of augmentation on the device; 0 switches a change off."""
 
-    global_size: int = 224
+    global_size: Annotated[int, AtLeast(1)] = 224
     """Side (pixels) of the two global crops."""
-    local_size: int = 96
+    local_size: Annotated[int, AtLeast(1)] = 96
     """Side (pixels) of the local crops."""
-    locals: int = 8
-    """Local crops."""
+    locals: Annotated[int, AtLeast(0)] = 8
+    """Number of local crops."""
     global_scale: tuple[float, float] = (0.32, 1.0)
     """Share of the window's area that a global crop shows."""
     local_scale: tuple[float, float] = (0.05, 0.32)
     """Share of the window's area that a local crop shows."""
     flip: bool = True
     rotate90: bool = True
-    brightness: float = 0.2
-    """Largest offset, of a channel's range; each channel has its own."""
-    contrast: float = 0.4
+    brightness: Annotated[float, AtLeast(0)] = 0.2
+    """Largest offset, as a share of a channel's range; each channel has its own."""
+    contrast: Annotated[float, Within(0, 1)] = 0.4
     """Largest change of a channel's factor, as a share."""
-    blur: float = 0.5
-    """Share of the local crops that are blurred; of the first global crop twice this, of the second a fifth."""
-    noise: float = 0.02
-    """Largest standard deviation of noise, of a channel's range."""
+    blur: Annotated[float, Within(0, 1)] = 0.5
+    """Share of the local crops that are blurred; twice this for the first global crop, a fifth for the second."""
+    noise: Annotated[float, AtLeast(0)] = 0.02
+    """Largest standard deviation of noise, as a share of a channel's range."""
 
 
 @dataclass
 class CellTrainConfig(TrainConfig):
     learning_rate: float = 1e-3
-    """Peak learning rate. DINOv2's is 0.004·√(batch / 1024), of the batch of all devices together; the preset default
-    has that of 80: set it anew with another batch or more devices."""
+    """Peak learning rate. DINOv2's is 0.004·√(batch / 1024), with the batch of all devices together. The preset default
+    is for a batch of 80: set the rate again for another batch or more devices."""
 
 
 @dataclass
 class PredictConfig:
     unit: Literal["field", "window"] = "field"
-    """What has one embedding: a field (the mean over its windows), or each window."""
-    stride: float = 1.0
+    """Unit of an embedding: a field (the mean over its windows), or each window."""
+    stride: Annotated[float, Within(0.05, 1)] = 1.0
     """Distance between windows, as a share of their side."""
-    neighbours: int = 20
-    """Of the k-NN classifier."""
-    fields: int = 2000
-    """Fields of each side at most that the end of training and `evaluate` look at."""
+    neighbours: Annotated[int, AtLeast(1)] = 20
+    """Neighbours of the k-NN classifier."""
+    fields: Annotated[int, AtLeast(2)] = 2000
+    """Most fields of each split that the end of training and `evaluate` look at."""
 
 
 @dataclass
 class CellConfig(RunConfig):
-    """DINOv2 pretraining on microscopy."""
+    """Settings of DINOv2 pretraining on microscopy."""
 
     data: CellDataConfig = field(default_factory=CellDataConfig)
     train: CellTrainConfig = field(default_factory=CellTrainConfig)
@@ -167,7 +176,7 @@ class CellConfig(RunConfig):
 
 
 def default() -> CellConfig:
-    """ViT-S/8 on windows of 320², 80 at once, 90,000 steps: for a GPU of 80 GB."""
+    """Train ViT-S/8 on windows of 320², 80 at once, 90,000 steps: for a GPU of 80 GB."""
     config = CellConfig()
     config.cache.mode = "stream"
     config.cache.max_gb = 100.0
@@ -185,7 +194,7 @@ def default() -> CellConfig:
 
 
 def demo() -> CellConfig:
-    """The phantom in less than two minutes: a small network on windows of 96²."""
+    """Train a small network on windows of 96²: the phantom takes less than two minutes."""
     config = CellConfig()
     config.cache.mode = "stream"
     config.cache.max_gb = 1.0
@@ -200,7 +209,7 @@ def demo() -> CellConfig:
     config.optim.final_weight_decay = 0.04
     config.augment.global_size, config.augment.local_size, config.augment.locals = 48, 24, 4
     config.augment.global_scale, config.augment.local_scale = (0.35, 0.8), (0.1, 0.25)
-    # With more of it, or a softer teacher, the teacher of so short a training soon answers the same to everything.
+    # With more of these, or a softer teacher, the teacher of such a short training soon answers the same to all crops.
     config.augment.brightness, config.augment.contrast, config.augment.blur, config.augment.noise = 0.1, 0.3, 0.0, 0.0
     config.train.batch_size = 32
     config.train.epochs = 20
@@ -216,3 +225,67 @@ def demo() -> CellConfig:
 
 
 PRESETS: dict[str, Callable[[], CellConfig]] = {"default": default, "demo": demo}
+
+
+def faults(config: CellConfig) -> Iterator[str]:
+    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+    yield from _data(config)
+    yield from _sizes(config)
+    yield from _shares(config)
+    yield from _losses(config)
+
+
+def _data(config: CellConfig) -> Iterator[str]:
+    data = config.data
+    low, high = data.percentiles
+    if not 0 <= low < high <= 100:
+        yield f"data.percentiles is {data.percentiles}; two rising numbers between 0 and 100"
+    if len(set(data.channels)) < len(data.channels):
+        yield f"data.channels {' '.join(data.channels)} names a channel twice"
+    if data.manifest and data.pattern:
+        yield "data.manifest and data.pattern both say what the images are; leave one of them out"
+    if data.pattern is not None:
+        from runner_dinocell import names
+
+        try:
+            names.own(data.pattern)
+        except BadInput as error:
+            yield str(error)
+
+
+def _sizes(config: CellConfig) -> Iterator[str]:
+    patch = config.model.patch
+    for name in ("global_size", "local_size"):
+        size = getattr(config.augment, name)
+        if size % patch:
+            near = max(1, round(size / patch)) * patch
+            yield f"augment.{name} is {size}, no multiple of model.patch, {patch}: take {near}"
+    if config.augment.local_size > config.augment.global_size:
+        yield (
+            f"augment.local_size {config.augment.local_size} is larger than augment.global_size "
+            f"{config.augment.global_size}: local crops are the small ones"
+        )
+    if config.model.source == "dinov2" and config.model.size in ("mini", "tiny"):
+        yield f"model.size {config.model.size} is not among dinov2's; take small, or model.source timm"
+
+
+def _shares(config: CellConfig) -> Iterator[str]:
+    for name, (low, high) in (
+        ("augment.global_scale", config.augment.global_scale),
+        ("augment.local_scale", config.augment.local_scale),
+    ):
+        if not 0 < low <= high <= 1:
+            yield f"{name} is ({low}, {high}); two shares of the window above 0 and up to 1, the smaller first"
+    low, high = config.loss.masked_share
+    if not 0 <= low <= high <= 1:
+        yield f"loss.masked_share is ({low}, {high}); two shares from 0 to 1, the smaller first"
+
+
+def _losses(config: CellConfig) -> Iterator[str]:
+    loss = config.loss
+    if not loss.dino and not loss.ibot:
+        yield "loss.dino and loss.ibot are both 0: nothing would be learned. Give one of them a weight"
+    if loss.ibot and not loss.masked_share[1]:
+        yield "loss.masked_share is 0, so that loss.ibot has no patch to look at: raise it, or set loss.ibot to 0"
+    if loss.koleo and config.train.batch_size < 2:
+        yield "train.batch_size is 1: loss.koleo compares images with each other. Set it to 2 or more"

@@ -1,7 +1,7 @@
-"""How much an embedding says: classifiers that never saw the plate they judge, and retrieval of a well's other sites.
+"""Scores of embeddings: classifiers that never saw the plate they judge, and retrieval of a well's other sites.
 
-Features are (N, D), one row a field; labels are numbers, −1 where there is none. What cannot be said (one class, one
-plate) is NaN.
+Features are (N, D), one row per field; labels are numbers, −1 if there is none. Scores that cannot be computed (one
+class, one plate) are NaN.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 
 FOLDS = 5
-"""Groups are held out one by one, or in so many parts where there are more."""
+"""Groups are held out one by one, or in this many parts if there are more."""
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
-"""Of the probe's C, from the strongest regularisation."""
+"""Values of the probe's C, from the strongest regularisation."""
 TEMPERATURE = 0.07
 _BLOCK = 1024
 """Fields whose similarities to all others are held at once."""
@@ -27,7 +27,7 @@ Classify = Callable[[Array, Array, Array, Array], Array]
 
 
 class Score(NamedTuple):
-    """`value` of `fields` that could be judged, `chance`: that of guessing among `classes`."""
+    """A score `value` of `fields` that could be judged; `chance` is that of guessing among `classes`."""
 
     value: float
     chance: float
@@ -39,14 +39,20 @@ NOTHING = Score(math.nan, math.nan, 0, 0)
 
 
 def standardised(features: Array) -> Array:
-    """Each column of mean 0 and standard deviation 1 over all fields, labels unseen; constant columns 0. float64."""
+    """Return columns of mean 0 and standard deviation 1 over all fields, as float64.
+
+    Labels are not used; constant columns become 0.
+    """
     centred = features.astype(np.float64) - features.mean(0, dtype=np.float64)
     deviation = centred.std(0)
     return np.asarray(centred / np.where(deviation > 1e-12, deviation, 1))
 
 
 def knn(neighbours: int) -> Classify:
-    """Votes of the most similar fields by cosine s, weighted by exp(s / 0.07), as DINO does (Caron 2021)."""
+    """Return a classifier by votes of the most similar fields by cosine s, weighted by exp(s / 0.07).
+
+    DINO does the same (Caron 2021).
+    """
 
     def classify(features: Array, labels: Array, groups: Array, asked: Array) -> Array:
         classes, codes = np.unique(labels, return_inverse=True)
@@ -64,8 +70,10 @@ def knn(neighbours: int) -> Classify:
 
 
 def probe(features: Array, labels: Array, groups: Array, asked: Array) -> Array:
-    """Logistic regression on standardised features, classes weighted alike; `STRENGTHS` are tried on the training
-    groups, held out in turn."""
+    """Classify by logistic regression on standardised features, with equal weights of the classes.
+
+    `STRENGTHS` are tried on the training groups, held out in turn.
+    """
     best, highest = STRENGTHS[-2], -math.inf
     folds = list(_folds(groups, np.ones(len(groups), bool), 2))
     for strength in STRENGTHS:
@@ -87,15 +95,15 @@ def _fitted(features: Array, labels: Array, asked: Array, strength: float) -> Ar
     deviation = np.where(deviation > 1e-12, deviation, 1)
     model = LogisticRegression(C=strength, class_weight="balanced", max_iter=300)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what has not quite converged predicts as well
+        warnings.simplefilter("ignore")  # a fit that has not quite converged predicts as well
         model.fit((features - mean) / deviation, labels)
     return np.asarray(model.predict((asked - mean) / deviation))
 
 
 def held_out(features: Array, labels: Array, groups: Array, asked: Array, classify: Classify) -> Score:
-    """Balanced accuracy of the `asked` fields (bool), each classified by what fields of other `groups` teach.
+    """Return the balanced accuracy of the `asked` fields (bool), classified from fields of other `groups`.
 
-    Fields whose class no other group has are left out: nobody could name it.
+    Fields whose class no other group has are left out: no classifier could name it.
     """
     found = np.full(len(labels), -1)
     for out in _folds(groups, asked, FOLDS):
@@ -113,14 +121,14 @@ def held_out(features: Array, labels: Array, groups: Array, asked: Array, classi
 
 
 def balanced(true: Array, found: Array) -> float:
-    """Balanced accuracy: the mean over true classes of the share that was found."""
+    """Return the balanced accuracy: the mean over true classes of the share that was found."""
     classes, codes = np.unique(true, return_inverse=True)
     right = np.bincount(codes, weights=true == found, minlength=len(classes))
     return float(np.mean(right / np.bincount(codes)))
 
 
 def _folds(groups: Array, asked: Array, most: int) -> Iterator[Array]:
-    """Masks (N,) of the fields of some groups each, all groups with fields that are asked in one of them."""
+    """Yield masks (N,) of the fields of some groups; every group with asked fields is in one of them."""
     names = np.unique(groups[asked])
     for first in range(min(most, len(names))):
         yield np.isin(groups, names[first::most])
@@ -134,8 +142,11 @@ class Retrieval(NamedTuple):
 
 
 def retrieval(features: Array, wells: Array, asked: Array) -> Retrieval:
-    """Does a field find the other sites of its well (`wells`, one number for each well of each plate) among all other
-    fields? Fields whose well has no other one are left out. Equally similar ones come in random order."""
+    """Score whether a field finds the other sites of its well among all other fields.
+
+    `wells` has one number for each well of each plate. Fields whose well has no other field are left out. Equally
+    similar fields come in random order.
+    """
     order = np.random.default_rng(0).permutation(len(wells))
     unit, wells, asked = _unit(features)[order], wells[order], asked[order]
     sizes = np.bincount(wells[wells >= 0])

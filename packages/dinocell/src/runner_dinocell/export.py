@@ -1,4 +1,4 @@
-"""The teacher's backbone for use without runner: a model of timm, its weights and how to feed it."""
+"""Export of the teacher's backbone for use without runner: a timm model, its weights and how to feed it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from runner_core.engines.torch.standalone import standalone
+from runner_core import export_standalone
 
 from runner_dinocell import exported
 from runner_dinocell.augment import CEILING, CENTRE, SPREAD
 from runner_dinocell.config import CellConfig
-from runner_dinocell.embed import side
 from runner_dinocell.network import DinoNet
 from runner_dinocell.vit import CellTransformer, timm_arguments
 from runner_dinocell.weights import Weights, as_timm
+from runner_dinocell.whole import side
 
 
 def export(
     network: DinoNet, folder: Path, config: CellConfig, channels: Sequence[str], levels: Any | None = None
 ) -> list[Path]:
-    """model.safetensors, model.json (timm's arguments, how to feed it) and network.py, which loads and uses both.
+    """Write model.safetensors, model.json and network.py, which loads and uses both.
 
-    `channels`: their names, in the order of the input; `levels`: (low, high) of each, where they are not of each field.
+    model.json holds timm's arguments and how to feed the model.
+
+    Args:
+        network: student and teacher.
+        folder: receives the files.
+        config: the run's settings.
+        channels: their names, in the order of the input.
+        levels: (low, high) of each channel, unless each field has its own.
     """
     inputs = 1 if network.teacher.bag else len(channels)
     settings = {"model_name": _NAMES[config.model.size], **timm_arguments(config, inputs)}
     model = timm.create_model(**settings)
     model.load_state_dict(backbone_weights(network))
-    return standalone(model, folder, _description(config, settings, channels, levels), exported)
+    return export_standalone(model, folder, _description(config, settings, channels, levels), exported)
 
 
 def backbone_weights(network: DinoNet) -> Weights:
-    """The teacher's backbone under timm's names, without the mask token."""
+    """Return the teacher's backbone under timm's names, without the mask token."""
     backbone = network.teacher.backbone
     if not isinstance(backbone, CellTransformer):
         return as_timm(backbone.vit.state_dict())
@@ -43,7 +50,7 @@ def backbone_weights(network: DinoNet) -> Weights:
 
 _NAMES = {size: f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")}
 _NAMES["mini"] = _NAMES["tiny"]
-"""timm's models to begin from: its arguments say all in which ours differ."""
+"""timm's models to begin from; its arguments state every difference of ours."""
 
 
 def _description(
@@ -58,7 +65,10 @@ def _description(
         "input": {
             "axes": "batch, channel, y, x" + (" (each channel by itself)" if config.model.channels == "bag" else ""),
             "channels": list(channels),
-            "size": f"windows of {side(config)} x {side(config)} pixels, resized to {size} x {size}",
+            "size": f"windows of {side(config)} x {side(config)} pixels, resized to {size} x {size} once their "
+            "intensities are scaled",
+            "resize": {"size": [size, size], "mode": "bilinear", "antialias": True, "align_corners": False},
+            **({} if config.model.channels == "stack" else {"missing channels": "0 everywhere, after scaling"}),
             "intensity": f"((value - low) / (high - low), within 0 and {CEILING}, - {CENTRE}) / {SPREAD}, as float32",
             "low and high": f"grey values of each field's channel at its percentiles {low:g} and {high:g}"
             if levels is None

@@ -1,4 +1,4 @@
-"""A field: what is known of it, and its images read and prepared."""
+"""Fields: their names and labels, and their images read and prepared."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from runner_core import BadInput
-from runner_core._text import times
-from runner_core.location import Location
-from runner_core.project import Decoded, Record
-from runner_core.protocols import Array, Arrays
+from runner_core import Array, Arrays, BadInput, Decoded, Json, Location, Record, shape_text
 
 from runner_dinocell import tiff
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field(Record[Location]):
-    """A site of a well: one image a channel.
+    """A site of a well: one image per channel.
 
-    `key` is source/batch/plate/well/site and `group` source/batch/plate, without what is not known. `channels`: those
-    of the data set, in the order in which they are stacked; `files` has each that is there; `unused`: others that are
-    there. `label` (a compound, say) is here and not in a cache, which would outlive its change.
+    `key` is source/batch/plate/well/site and `group` source/batch/plate, without the parts that are not known.
+    `channels` are those of the data set, in the order of stacking; `files` has those that exist; `unused` are others
+    that exist. `label` (such as a compound) is kept here and not in a cache, which would outlive a change of it. With
+    `partial`, a channel without a file is left empty (the network was made for that) instead of refused.
     """
 
     plate: str
@@ -32,23 +29,34 @@ class Field(Record[Location]):
     label: str | None = None
     channels: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    partial: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.channels if name not in self.files]
 
 
 def decode(record: Record) -> Decoded:
-    """image (C, H, W), uint16, or uint8 where all files of the field are 8-bit; meta: the names of its channels.
+    """Read image (C, H, W), and as meta the names of its channels and of the missing ones.
 
-    Raises BadInput for a channel that is missing or cannot be read, and for one of another size or depth than the
-    field's others.
+    The image is uint16, or uint8 if all files of the field are 8-bit. Missing channels of a `partial` field are 0.
+    Raises BadInput for a channel that is missing or cannot be read, or that has another size or depth than the field's
+    others.
     """
     channels = record.channels if isinstance(record, Field) else tuple(record.files)
-    if missing := [name for name in channels if name not in record.files]:
+    missing = [name for name in channels if name not in record.files]
+    if missing and not (isinstance(record, Field) and record.partial and record.files):
         raise BadInput(
             f"{record.key}: no image of channel {missing[0]} (there are {', '.join(record.files) or 'none'}). Restore "
             "the file, leave the field out, or choose other channels with data.channels."
         )
-    images = [tiff.read(record.files[name]) for name in channels]
-    _must_agree(record, channels, images)
-    return Decoded({"image": np.stack(images)}, (1.0, 1.0, 1.0), "image", {"channels": list(channels)})
+    there = [name for name in channels if name in record.files]
+    images = {name: tiff.read(record.files[name], together=len(there)) for name in there}
+    _must_agree(record, there, list(images.values()))
+    empty = np.zeros_like(images[there[0]])
+    image = np.stack([images.get(name, empty) for name in channels])
+    meta: dict[str, Json] = {"channels": list(channels)}
+    return Decoded({"image": image}, (1.0, 1.0, 1.0), "image", meta | ({"missing": missing} if missing else {}))
 
 
 def _must_agree(record: Record, channels: Sequence[str], images: Sequence[Array]) -> None:
@@ -63,27 +71,34 @@ def _must_agree(record: Record, channels: Sequence[str], images: Sequence[Array]
     for name, size in zip(channels, sizes, strict=True):
         if size != usual:
             raise BadInput(
-                f"{record.files[name]}: {times(size)} pixels, where other channels of {record.key} have "
-                f"{times(usual)}. All images of a field show the same place: replace it, or leave the field out."
+                f"{record.files[name]}: {shape_text(size)} pixels, where other channels of {record.key} have "
+                f"{shape_text(usual)}. All images of a field show the same place: replace it, or leave the field out."
             )
 
 
-def prepare(image: Array, percentiles: tuple[float, float]) -> Arrays:
-    """`image` (C, H, W) as decoded; levels (C, 2) float32: its grey values at these percentiles, the two equal where a
-    channel is constant; grey (C,) int32: how many different grey values each channel has."""
+def prepare(image: Array, percentiles: tuple[float, float], missing: Sequence[int] = ()) -> Arrays:
+    """Return `image` (C, H, W) as decoded, with levels and grey.
+
+    levels (C, 2) float32 are its grey values at these percentiles, equal if a channel is constant. grey (C,) int32 is
+    the number of different grey values of each channel, 0 for channels in `missing` (places in C).
+    """
     counts = [histogram(channel) for channel in image]
     levels = np.array([at_percentiles(own, percentiles) for own in counts], np.float32)
-    return {"image": image, "levels": levels, "grey": np.array([np.count_nonzero(own) for own in counts], np.int32)}
+    grey = np.array([np.count_nonzero(own) for own in counts], np.int32)
+    grey[list(missing)] = 0
+    return {"image": image, "levels": levels, "grey": grey}
 
 
 def histogram(channel: Array) -> Array:
-    """Pixels of each grey value (int64), of an image of uint8 or uint16."""
+    """Count the pixels of each grey value (int64) in an image of uint8 or uint16."""
     return np.bincount(channel.ravel(), minlength=1 << 8 * channel.dtype.itemsize)
 
 
 def at_percentiles(counts: Array, percentiles: Sequence[float]) -> list[float]:
-    """Grey values at percentiles, linear between neighbouring pixels as in `numpy.percentile`; `counts`: pixels of
-    each grey value."""
+    """Return grey values at percentiles, linear between neighbouring pixels as in `numpy.percentile`.
+
+    `counts` are the pixels of each grey value.
+    """
     below = np.cumsum(counts)
     places = np.asarray(percentiles) / 100 * (below[-1] - 1)
     first = np.floor(places)

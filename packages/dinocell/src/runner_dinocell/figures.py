@@ -1,4 +1,4 @@
-"""The map of embeddings: fields on the two principal axes, coloured by what is known of them."""
+"""Map of embeddings: fields on the two principal axes, coloured by label, plate and the like."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core.protocols import Array
+from runner_core import Array
 
 Colour = tuple[int, int, int]
 
@@ -20,7 +20,7 @@ _DISTINCT: tuple[Colour, ...] = (
 )  # fmt: skip
 """Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and two more."""
 SIDE = 440
-"""Of the map's square (pixels)."""
+"""Side of the map's square (pixels)."""
 _EDGE = 16
 _LINE = 16
 _LEGEND = 20
@@ -28,9 +28,9 @@ _LEGEND = 20
 
 
 def principal(features: Array) -> tuple[Array, Array]:
-    """Features (N, D) on their first two principal axes, (N, 2), and each one's share of the variance, (2,).
+    """Return features (N, D) on their first two principal axes, (N, 2), and the axes' shares of the variance, (2,).
 
-    An axis points where its largest coordinate is positive. Zeros where there is no second axis.
+    An axis points to its largest coordinate, which is positive. A missing second axis gives zeros.
     """
     centred = features.astype(np.float64) - features.mean(0, dtype=np.float64)
     left, spread, _ = np.linalg.svd(centred, full_matrices=False)
@@ -42,8 +42,10 @@ def principal(features: Array) -> tuple[Array, Array]:
 
 
 def embedding_map(features: Array, kinds: Mapping[str, Sequence[str]]) -> Array:
-    """Features (N, D) as points, once for each of `kinds` (what is known → its name for each field; "": not known),
-    side by side: (H, W, 3) uint8."""
+    """Draw features (N, D) as points, once for each of `kinds`, side by side: (H, W, 3) uint8.
+
+    `kinds` maps a kind to each field's name; "" is not known.
+    """
     points, shares = principal(features)
     panels = [_panel(points, shares, kind, names) for kind, names in kinds.items()]
     height = max(panel.shape[0] for panel in panels)

@@ -1,6 +1,6 @@
-"""Finding fields: images below a folder or a URL by their names, or as a manifest says.
+"""Find fields: images below a folder or a URL by their names, or by a manifest.
 
-One code for folders and URLs: all it knows of an image is its path below the data, and where it lies.
+Folders and URLs share one code: it uses only an image's path below the data, and its location.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner_core import BadInput
-from runner_core._errors import did_you_mean
-from runner_core._text import counted
-from runner_core.location import Location, location
+from runner_core import BadInput, Location, counted, did_you_mean, location
 
 from runner_dinocell import labels, manifest, names, sources
 from runner_dinocell.config import CellConfig
@@ -37,11 +34,17 @@ def find_records(
     labelled: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Field]:
-    """Every field below `root`, a folder or a URL, or of a manifest that `root` is. `channels`: those to take (a
-    network's), else `data.channels`. `labelled`: with their labels. `say` is told which images are left out.
+    """Find every field below `root`, a folder or a URL, or in a manifest that `root` is.
 
-    Names and tables are read, no image. Raises BadInput where nothing is found, where a table or a pattern is not
-    usable, for a channel that no field has, and where a field has two images of one channel.
+    Names and tables are read, no image. Raises BadInput if nothing is found, if a table or a pattern is not usable, for
+    a channel that no field has, and if a field has two images of one channel.
+
+    Args:
+        root: the data.
+        config: the run's settings.
+        channels: those to take (a network's); empty: `data.channels`.
+        labelled: read labels too.
+        say: receives a note about images that are left out.
     """
     table = _manifest(root, config)
     top = root.parent if _is_table(root) else root
@@ -50,18 +53,34 @@ def find_records(
     else:
         images = manifest.images(table, top, config.data.label)
     found, own = _collected(str(table.where if table else root), images)
-    chosen = _chosen(root, found, tuple(channels or config.data.channels))
+    mixed = config.model.channels != "stack"
+    if mixed and channels:
+        chosen = _places(root, found, tuple(channels), config.model.channels)
+    else:
+        chosen = _chosen(root, found, tuple(channels or config.data.channels), mixed, say)
     in_table = not labelled or (table is not None and config.data.label in table.names)
     label = own.get if in_table else _labels(top, config)
-    return [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
+    records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
+    if not mixed:
+        return records
+    if without := [record.key for record in records if not record.files]:
+        count = counted(len(without), "field")
+        say(f"{count} with none of the channels {', '.join(chosen)}: left out, {without[0]} for one.")
+    return [replace(record, partial=True) for record in records if record.files]
 
 
-def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> list[Field]:
-    """Fields to predict, their `channels` those of the network: all below a folder or URL, or of a table, or that of
-    one image. `data.manifest` is of the data that were trained on; and no label is needed."""
-    config = replace(config, data=replace(config.data, manifest=None))
+def find_inputs(
+    path: Location, config: CellConfig, channels: Sequence[str], say: Callable[[str], None] = lambda text: None
+) -> list[Field]:
+    """Find fields to predict: all below a folder or URL, or in a table, or the field of one image.
+
+    Their `channels` are the network's. `data.manifest` is ignored, because it belongs to the training data; labels are
+    not needed.
+    """
+    pattern = None if _is_table(path) else config.data.pattern
+    config = replace(config, data=replace(config.data, manifest=None, pattern=pattern))
     if not (isinstance(path, Path) and path.is_file() and path.suffix.lower() in names.SUFFIXES):
-        return find_records(path, config, channels, labelled=False)
+        return find_records(path, config, channels, labelled=False, say=say)
     beside = find_records(path.parent, config, channels, labelled=False)
     fields = [field for field in beside if path in field.files.values()]
     if not fields:
@@ -72,7 +91,9 @@ def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> 
 def _manifest(root: Location, config: CellConfig) -> Table | None:
     named = config.data.manifest
     place = location(named) if named else root if _is_table(root) else None
-    return None if place is None else Table(str(place), sources.content(place, config.remote))
+    if place is not None and config.data.pattern:
+        raise BadInput(f"data.pattern and the table {place} both say what the images are: leave one out.")
+    return None if place is None else Table(str(place), sources.content(place, config.remote, manifest.MOST_BYTES))
 
 
 def _is_table(place: Location) -> bool:
@@ -80,7 +101,7 @@ def _is_table(place: Location) -> bool:
 
 
 def _named(root: Location, config: CellConfig, say: Callable[[str], None]) -> Iterator[Image]:
-    """Images below `root` that have a name of a known scheme, or one that `data.pattern` finds."""
+    """Yield images below `root` whose name follows a known scheme, or that `data.pattern` finds."""
     pattern = config.data.pattern
     read = names.own(pattern) if pattern else names.known
     above = str(root.resolve()) if isinstance(root, Path) else root.text.rstrip("/")
@@ -117,7 +138,7 @@ def _named(root: Location, config: CellConfig, say: Callable[[str], None]) -> It
 
 
 def _collected(where: str, images: Iterable[Image]) -> tuple[_Images, Mapping[FieldName, str]]:
-    """Images of fields, and labels that came with them. `where`: what says so, for messages."""
+    """Return images of fields, and labels that came with them; `where` names their source in messages."""
     found: dict[FieldName, dict[str, Location]] = defaultdict(dict)
     label_of: dict[FieldName, str] = {}
     for name, place, label in images:
@@ -136,9 +157,14 @@ def _twice(where: str, name: Name, one: Location, other: Location) -> str:
     )
 
 
-def _chosen(root: Location, found: _Images, wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """`wanted`, or the channels that every plate has; a plate has one that most of its fields have, so that a file
-    that is missing takes no channel away from all the others."""
+def _chosen(
+    root: Location, found: _Images, wanted: tuple[str, ...], mixed: bool, say: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Return `wanted`, or the channels that every plate has, without brightfield beside fluorescence.
+
+    If plates may be `mixed`, a channel of any plate is enough. A plate has a channel if most of its fields do, so that
+    one missing file does not take a channel away from all the others.
+    """
     if wanted:
         there = names.in_order({channel for images in found.values() for channel in images})
         for channel in wanted:
@@ -148,15 +174,52 @@ def _chosen(root: Location, found: _Images, wanted: tuple[str, ...]) -> tuple[st
                 raise BadInput(f"{root}: no image of channel '{channel}'{near} (there are {', '.join(there)}).")
         return wanted
     plates = channels_of_plates((field[:3], list(images)) for field, images in found.items())
-    common = set.intersection(*plates.values())
+    common = set.union(*plates.values()) if mixed else set.intersection(*plates.values())
     if not common:
         shown = "; ".join(f"{_key(plate)} has {', '.join(names.in_order(own))}" for plate, own in plates.items())
-        raise BadInput(f"{root}: no channel that every plate has: {shown[:400]}. Choose with data.channels.")
-    return names.in_order(common)
+        raise BadInput(
+            f"{root}: no channel that every plate has: {shown[:400]}. Choose with data.channels, or train a "
+            "network for data of several kinds: model.channels subset or bag."
+        )
+    if light := names.in_order(_transmitted(found, common)):
+        say(
+            f"{counted(len(light), 'channel')} of brightfield left out beside fluorescence: {', '.join(light)}. To "
+            f"take {'them' if len(light) > 1 else 'it'} too: --data.channels {' '.join(names.in_order(common))}"
+        )
+    return names.in_order(common - set(light))
+
+
+def _transmitted(found: _Images, channels: set[str]) -> set[str]:
+    return names.transmitted(channels, (place.name for images in found.values() for place in images.values()))
+
+
+def _places(root: Location, found: _Images, trained: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    """Return the channels to take for a network that was `trained` on others.
+
+    They are its own if the data have them. Otherwise they are all that most fields of a plate have, each at its own
+    place; a `subset` network has no more places than that.
+    """
+    there = set.union(*channels_of_plates((field[:3], list(images)) for field, images in found.items()).values())
+    if there >= set(trained):
+        return trained
+    others = [n for n in names.in_order(there - set(trained)) if n not in _transmitted(found, there)]
+    if kind == "bag":
+        return (*(name for name in trained if name in there), *others)
+    if len(others) > len(set(trained) - there):
+        raise BadInput(
+            f"{root}: channels {', '.join(names.in_order(there))}, and the network (model.channels subset) takes "
+            f"{len(trained)} at once. Name so many of them in a table (data.manifest), or train with model.channels "
+            "bag."
+        )
+    free = iter(others)
+    return tuple(name if name in there else next(free, name) for name in trained)
 
 
 def channels_of_plates(fields: Iterable[tuple[Plate, Iterable[str]]]) -> dict[Plate, set[str]]:
-    """Channels that more than half of a plate's fields have, by plate; `fields`: plate and channels of each."""
+    """Return the channels that more than half of a plate's fields have, by plate.
+
+    `fields` holds the plate and the channels of each.
+    """
     sites: Counter[Plate] = Counter()
     counts: defaultdict[Plate, Counter[str]] = defaultdict(Counter)
     for plate, channels in fields:
@@ -166,9 +229,9 @@ def channels_of_plates(fields: Iterable[tuple[Plate, Iterable[str]]]) -> dict[Pl
 
 
 def _labels(top: Location, config: CellConfig) -> Callable[[FieldName], str | None]:
-    """By labels.csv, if there is one. Raises BadInput where `data.label` asks for it and there is none."""
+    """Return the reader of labels.csv if there is one; BadInput if `data.label` needs it and it is missing."""
     wanted = config.data.label
-    content = sources.content_if_any(top / labels.FILE, config.remote)
+    content = sources.content_if_any(top / labels.FILE, config.remote, manifest.MOST_BYTES)
     if content is None and wanted is not None:
         raise BadInput(
             f"{top}: data.label is {wanted!r}, but there is no {labels.FILE} here, and no manifest with such a column."
@@ -192,6 +255,6 @@ def _key(parts: Sequence[str]) -> str:
 
 
 def _by_number(field: FieldName) -> tuple[object, ...]:
-    """Sites in the order of their numbers."""
+    """Return a sort key that puts sites in the order of their numbers."""
     *others, site = field
     return (*others, len(site), site)

@@ -10,8 +10,8 @@ from torch.nn import functional
 class DINOHead(nn.Module):
     """(M, `width`) → logits (M, `prototypes`), cosines between -1 and 1.
 
-    Three linear layers with GELU between them narrow a token to `bottleneck` numbers; their direction is compared
-    with the prototypes' directions (weight normalisation with a gain that stays 1, so that logits stay bounded).
+    Three linear layers with GELU between them narrow a token to `bottleneck` numbers; their direction is compared with
+    the prototypes' directions (weight normalisation with a gain that stays 1, so that logits stay bounded).
     """
 
     def __init__(self, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
@@ -23,7 +23,7 @@ class DINOHead(nn.Module):
             nn.init.trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
         self.prototypes = nn.Parameter(torch.empty(prototypes, bottleneck))
-        nn.init.normal_(self.prototypes, std=bottleneck**-0.5)  # every direction alike, of length 1 or about
+        nn.init.normal_(self.prototypes, std=bottleneck**-0.5)  # all directions equally likely, length about 1
 
     def forward(self, tokens: Tensor) -> Tensor:
         # in the weights' own float32: in float16 the squares of small numbers vanish

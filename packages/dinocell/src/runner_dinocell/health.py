@@ -1,11 +1,11 @@
-"""Rules that say when self-supervised training only looks healthy: its losses fall as well when everything collapses.
+"""Health rules of self-supervised training, whose losses fall even if everything collapses.
 
-What tells is `teacher_information` (`facts`): 0 when the teacher answers the same to every crop, whether that is one
-prototype (the loss falls to 0) or all alike (it stays at ln K). In trials, as shares of the ln 2B nats that it can be:
+The main sign is `teacher_information` (`facts`). It is 0 if the teacher answers the same to every crop, whether that is
+one prototype (the loss falls to 0) or all alike (it stays at ln K). In trials, as shares of its maximum ln 2B nats:
 small networks that learn 3 … 30 %, from the first steps on; without centring or sharpening 0.001 … 0.1 % within 50
-steps. A network whose blocks begin as the identity (LayerScale 1e-5) is at 0 too until they take part; so only a run
-that was above `INFORMED` and fell is stopped, and others are warned of when the learning rate has warmed up. Where it
-falls to a few prototypes instead of one, all crops together (information + entropy) say so.
+steps. A network whose blocks begin as the identity (LayerScale 1e-5) is at 0 too until they take part. So only a run
+that was above `INFORMED` and fell is stopped; others are warned of when the learning rate has warmed up. If the answers
+fall to a few prototypes instead of one, all crops together (information + entropy) show it.
 """
 
 from __future__ import annotations
@@ -15,32 +15,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runner_core.protocols import Finding, HealthEvent, HealthRule, Json
+from runner_core import Finding, HealthEvent, HealthRule, Json
 
 from runner_dinocell.config import CellConfig
 
 INFORMED, SAME, COLLAPSED = 0.05, 0.01, 0.001
-"""Shares of ln 2B: a teacher that tells crops apart, one that hardly does, one that no longer does."""
+"""Shares of ln 2B: a teacher that distinguishes crops, hardly does, and no longer does."""
 FEW = 1 / 3
-"""Share of ln 2B: all answers together have less entropy when the crops share a handful of prototypes."""
+"""Share of ln 2B: all answers together have less entropy if the crops share a handful of prototypes."""
 ALIKE, LINE, NEAR = 0.01, 1.5, 0.01
 """Below these spread, rank and neighbours' distance, embeddings are constant, on a line, or on top of each other."""
 UNLEARNED = 0.01
-"""Share of ln K: a loss within that much of it was not learned."""
+"""Share of ln K: a loss within this distance of ln K was not learned."""
 LEVELS = 64
-"""Cell Painting's 16-bit images have 180 to 1500 grey values in a channel; squeezed into 8 bits, 1 to 14."""
+"""Fewest plausible grey values. Cell Painting's 16-bit images have 180 to 1500 in a channel; squeezed into 8 bits, 1 to
+14."""
 LAST = 5
-"""Lines of the log by which the end of a training is told."""
+"""Lines of the log that judge the end of a training."""
 SOON, LATE = 50, 1000
-"""Steps through which it must last: what collapses does so in dozens; losses may stay at ln K for hundreds."""
+"""Steps that a symptom must last: a collapse takes dozens; losses may stay at ln K for hundreds."""
 
 Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a line of the log shows (`seen`: a few words, or None), for how many `steps` before it is said, and what to
-    do. `warm`: only once the learning rate has warmed up; `after`: only once this was seen as well."""
+    """A symptom in the log: what is `seen`, for how many `steps` before it is reported, and advice.
+
+    `seen` returns a few words, or None. `warm`: only once the learning rate has warmed up; `after`: only once this was
+    seen as well.
+    """
 
     name: str
     level: Literal["warning", "error"]
@@ -52,7 +56,7 @@ class Symptom:
 
 
 class Lasting:
-    """A symptom that lasts from log line to log line: said once for as long as it does."""
+    """A symptom that lasts from log line to log line, reported once per episode."""
 
     def __init__(self, symptom: Symptom) -> None:
         self.name = symptom.name
@@ -78,7 +82,7 @@ class Lasting:
         return Finding(self.name, symptom.level, text)
 
     def _ready(self, facts: Facts) -> bool:
-        """Once true it stays: the learning rate has been higher than it is, and what must come first was seen."""
+        """Return whether the learning rate has begun to fall and what must come first was seen; true stays true."""
         memory, symptom = self.memory, self._symptom
         falls = facts["learning_rate"] < memory["rate"]
         memory["rate"] = max(memory["rate"], facts["learning_rate"])
@@ -89,7 +93,7 @@ class Lasting:
 
 
 class Sharper:
-    """Is the teacher sharper than the student? Follows from the settings; a warning at the first step."""
+    """Warn at the first step if the teacher is not sharper than the student; depends on the settings alone."""
 
     name = "teacher temperature"
 
@@ -109,7 +113,10 @@ class Sharper:
 
 
 class Untaught:
-    """Did the image-level loss leave ln K? A note at the end: short trainings end before `losses at ln K` warns."""
+    """Note at the end if the image-level loss never left ln K.
+
+    Short trainings end before `losses at ln K` warns.
+    """
 
     name = "image-level loss"
 
@@ -133,12 +140,12 @@ class Untaught:
 
 
 def rules(config: CellConfig) -> Sequence[HealthRule]:
-    """Those of a run, new each time."""
+    """Return new health rules for a run."""
     return [Sharper(config), Untaught(config), *(Lasting(symptom) for symptom in symptoms(config))]
 
 
 def symptoms(config: CellConfig) -> list[Symptom]:
-    most, uninformed = math.log(2 * config.train.batch_size), math.log(config.model.prototypes)
+    most, chance_loss = math.log(2 * config.train.batch_size), math.log(config.model.prototypes)
     recipe = "Look at loss.centring, loss.teacher_temperature and teacher.momentum, or lower train.learning_rate"
     return [
         Symptom(
@@ -148,7 +155,7 @@ def symptoms(config: CellConfig) -> list[Symptom]:
         Symptom("teacher says nothing", "warning", SOON, _answers_the_same(SAME * most), recipe),
         Symptom("few prototypes", "warning", SOON, _shares_few(FEW * most), recipe, warm=False),
         Symptom("embeddings alike", "warning", SOON, _alike, "Raise loss.koleo, or lower train.learning_rate"),
-        Symptom("losses at ln K", "warning", LATE, _unlearned(uninformed), recipe),
+        Symptom("losses at ln K", "warning", LATE, _unlearned(chance_loss), recipe),
         Symptom(
             "grey levels", "warning", 0, _few_levels,
             "Were 16-bit images squeezed into 8 bits? `runner dinocell check` lists the files", warm=False,
@@ -186,12 +193,12 @@ def _alike(facts: Facts) -> str | None:
     return f"all crops have had nearly the same embedding ({', '.join(below)})" if below else None
 
 
-def _unlearned(uninformed: float) -> Callable[[Facts], str | None]:
+def _unlearned(chance_loss: float) -> Callable[[Facts], str | None]:
     def seen(facts: Facts) -> str | None:
-        names = [name for name in ("dino", "ibot") if facts.get(f"{name}_margin", math.inf) < UNLEARNED * uninformed]
+        names = [name for name in ("dino", "ibot") if facts.get(f"{name}_margin", math.inf) < UNLEARNED * chance_loss]
         if not names:
             return None
-        return f"{' and '.join(names)} stood at ln K = {uninformed:.3g}, where a student is that knows nothing"
+        return f"{' and '.join(names)} stood at ln K = {chance_loss:.3g}, where a student is that knows nothing"
 
     return seen
 

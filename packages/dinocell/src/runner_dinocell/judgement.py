@@ -1,4 +1,4 @@
-"""What a set of fields' embeddings says together: classes and plates that can be read off, beside other methods."""
+"""Judgement of a set of embeddings: classes and plates that can be read off, compared with other methods."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from runner_core._text import counted
-from runner_core.project import AnyRecord, Judgement, Predicted, Table
-from runner_core.protocols import Array
+from runner_core import AnyRecord, Array, Judgement, Predicted, Table, counted
 from threadpoolctl import threadpool_limits
 
-from runner_dinocell.embed import Embedded
 from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
 from runner_dinocell.figures import embedding_map
+from runner_dinocell.whole import Embedded
 
 WHAT = {
     "probe": "label, linear probe",
@@ -26,12 +24,12 @@ WHAT = {
     "knn_well": "well position, k-NN",
     "plate": "plate, k-NN over other wells (lower is better)",
 }
-"""The scores, and how a table calls them."""
+"""The scores, and their names in tables."""
 UNTRAINED = "untrained network"
 
 
 class Known(NamedTuple):
-    """What is known of N fields, as numbers (N,), −1 where it is not."""
+    """Labels of N fields, as numbers (N,), −1 if not known."""
 
     label: Array
     plate: Array
@@ -40,11 +38,14 @@ class Known(NamedTuple):
     place: Array
     """A well of a plate."""
     asked: Array
-    """bool: what is scored; the other fields only teach."""
+    """bool: fields that are scored; the other fields only teach."""
 
 
 def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
-    """About `most` of the records, spread over plates, whole wells at least one: those of all sites or none."""
+    """Choose about `most` of the records, spread over plates.
+
+    Wells are taken whole, with all sites or none, and at least one is taken.
+    """
     ordered = sorted(records, key=lambda record: record.key)
     if len(ordered) <= most:
         return ordered
@@ -58,10 +59,10 @@ def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
 
 
 def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
-    """Scores of the network, the untrained one and pixel statistics, by classifiers that saw other plates only.
+    """Score the network, the untrained one and pixel statistics, by classifiers that saw other plates only.
 
-    Where there are plates of which pretraining saw nothing, only they are scored; what it saw may teach classifiers.
-    None of fewer than two fields.
+    If pretraining did not see some plates, only those are scored; the plates it saw may teach classifiers. Returns None
+    for fewer than two fields.
     """
     if len(predicted) < 2:
         return None
@@ -71,7 +72,7 @@ def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
         methods[UNTRAINED] = np.stack([_embedding(p.untrained) for p in predicted])
     if all(p.baseline is not None for p in predicted):
         methods["pixel statistics"] = np.stack([p.baseline for p in predicted])
-    with threadpool_limits(1):  # so small are these that waiting for each other would take threads longer
+    with threadpool_limits(1):  # such small problems: threads would only wait
         found = {name: scores(standardised(features), known, neighbours) for name, features in methods.items()}
     values = {name: _values(own) for name, own in found.items()}
     return Judgement(
@@ -84,7 +85,7 @@ def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
 
 
 def scores(features: Array, known: Known, neighbours: int) -> dict[str, Score]:
-    """All of `WHAT` for features (N, D)."""
+    """Return all scores in `WHAT` for features (N, D)."""
     nearest = knn(neighbours)
     sites = retrieval(features, known.place, known.asked)
     return {
@@ -125,7 +126,7 @@ def _numbers(names: Sequence[str | None]) -> Array:
 
 
 def _values(found: Mapping[str, Score]) -> dict[str, float]:
-    """Those that say something first: the first one is the headline."""
+    """Return the values that exist first, because the first one is the headline."""
     return {name: score.value for name, score in sorted(found.items(), key=lambda item: math.isnan(item[1].value))}
 
 

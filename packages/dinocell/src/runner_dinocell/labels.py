@@ -1,13 +1,13 @@
-"""labels.csv beside the images: what evaluation looks for in wells, a compound say.
+"""labels.csv beside the images: labels of wells, such as a compound, that evaluation looks for.
 
-plate, well (and source, batch, site where they are needed), and a column for each kind of label.
+It has the columns plate, well (and source, batch, site if they are needed), and a column for each kind of label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from runner_core._errors import BadInput
+from runner_core import BadInput
 
 from runner_dinocell.manifest import Table
 from runner_dinocell.names import FieldName, number, well
@@ -17,14 +17,14 @@ KEYS = ("source", "batch", "plate", "well", "site")
 
 
 def reader(table: Table, wanted: str | None) -> Callable[[FieldName], str | None]:
-    """Field → its label, None where the table has no row for it.
+    """Return a function from a field to its label, None if the table has no row for it.
 
-    Fields are known by those of the columns source, batch, plate, well and site that the table has; well must be
-    among them. `wanted`: the column of the labels; None: the only other one. Raises BadInput where that is not clear,
+    Fields are identified by those of the columns source, batch, plate, well and site that the table has; well is
+    required. `wanted` is the column of the labels; None is the only other one. Raises BadInput if that is ambiguous,
     and for two rows that label one field differently.
     """
     if "well" not in table:
-        table.column("well")  # which says what is there
+        table.column("well")  # raises BadInput with the existing columns
     by = [place for place, name in enumerate(KEYS) if name in table]
     column = wanted or _only(table)
     tidy = {"well": well, "site": number}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from runner_core.engines.torch import ranks
+from runner_core import ranks
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,13 +17,16 @@ from runner_dinocell.targets import Targets, parts
 
 EPSILON = 1e-8
 """Added to distances before their logarithm."""
+TIED = 0.01
+"""Equal embeddings are pushed apart as strongly as embeddings at this distance."""
 
 
 def dino(global_logits: Tensor, local_logits: Tensor, targets: Targets, temperature: float) -> Tensor:
-    """−1/(2 + 2L) · [Σ over (teacher's crop t, student's crop s), s local or the other global one] mean_B Σ_k p_t·ln
-    softmax(s/τ): (2B, K), (L·B, K) and targets (1, 2B, K) → 0-d.
+    """−1/(2 + 2L) · Σ over crop pairs (t, s) of mean_B Σ_k p_t·ln softmax(s/τ).
 
-    Cross-entropy is linear in p, so the two teacher crops of an image are averaged before they meet its local crops.
+    t is a teacher's crop; s is a student's local crop or the other global one. The shapes are (2B, K), (L·B, K) and
+    targets (1, 2B, K) → 0-d. Cross-entropy is linear in p, so the two teacher crops of an image are averaged before
+    they meet its local crops.
     """
     images = len(global_logits) // 2
     crops = len(local_logits) // images
@@ -35,24 +38,28 @@ def dino(global_logits: Tensor, local_logits: Tensor, targets: Targets, temperat
 def ibot(masked_logits: Tensor, targets: Targets, temperature: float, weights: Tensor, crops: int) -> Tensor:
     """−1/crops · Σ over masked patches of weight · Σ_k p·ln softmax(s/τ): (M, K) and targets (1, M, K) → 0-d.
 
-    `weights` (M,): 1 over the number of masked patches of the patch's crop (`patch_weights`), so that each masked crop
-    counts the same. `crops`: all global crops, those without masks too, as in DINOv2's code: a student that knows
-    nothing has ln K times the share of crops that are masked.
+    `weights` (M,) are 1 over the number of masked patches of the patch's crop (`patch_weights`), so that each masked
+    crop counts the same. `crops` counts all global crops, also those without masks, as in DINOv2's code: the loss of a
+    student that knows nothing is ln K times the share of masked crops.
     """
     return cross_entropy(masked_logits[None], targets, temperature, weights) / crops
 
 
 def patch_weights(mask: Tensor, index: Tensor) -> Tensor:
-    """1 over the number of masked patches of the crop that each lies in: (crops, T) bool and (M,) → (M,) float32."""
+    """Return 1 over the number of masked patches in each patch's crop: (crops, T) bool and (M,) → (M,) float32."""
     return (1 / mask.sum(1).clamp(min=1).float())[index // mask.shape[1]]
 
 
 def koleo(features: Tensor) -> Tensor:
-    """−mean ln(distance to the nearest other embedding, all of length 1): (B, D) → 0-d (Sablayrolles et al. 2019,
-    arXiv:1806.03198). 0 where there is no other.
+    """−mean ln(distance to the nearest other embedding, all of length 1): (B, D) → 0-d.
 
-    Among the embeddings of all processes that train together, to which gradients flow; the mean is over this process's.
-    Each process must have as many.
+    Source: Sablayrolles et al. 2019, arXiv:1806.03198. The loss is 0 if there is no other embedding.
+
+    The distance of equal embeddings has no gradient, so collapsed embeddings would stay together: each of them is
+    pushed in a direction of its own, always the same for its place in the batch.
+
+    Neighbours are the embeddings of all processes that train together, and gradients flow to them; the mean is over
+    this process's. Each process must have the same number.
     """
     with torch.autocast(features.device.type, enabled=False):
         own = functional.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1, eps=EPSILON)
@@ -63,14 +70,26 @@ def koleo(features: Tensor) -> Tensor:
             likeness = own @ everyone.T
             likeness.diagonal(ranks.number() * len(own)).fill_(-torch.inf)
             nearest = likeness.argmax(1)
-        distance = torch.linalg.vector_norm(own - everyone[nearest], dim=-1)
-        return -(distance + EPSILON).log().mean()
+        apart = own - everyone[nearest]
+        distance = torch.linalg.vector_norm(apart, dim=-1)
+        push = (apart * _directions(own, ranks.number() * len(own))).sum(-1) * (EPSILON / TIED)  # 0 for ties
+        return -(torch.where(distance == 0, push, distance) + EPSILON).log().mean()
+
+
+def _directions(like: Tensor, first: int) -> Tensor:
+    """Return unit vectors in the shape (N, D) of `like`, one for each place from `first` on.
+
+    They depend on nothing else.
+    """
+    places = torch.arange(first + 1, first + 1 + len(like), device=like.device, dtype=like.dtype)
+    waves = (places[:, None] * torch.arange(1, 1 + like.shape[1], device=like.device, dtype=like.dtype).sqrt()).sin()
+    return functional.normalize(waves, dim=-1)
 
 
 def cross_entropy(logits: Tensor, targets: Targets, temperature: float, weights: Tensor | None = None) -> Tensor:
     """Σ weight · H(p, softmax(logits / temperature)): (G, N, K), each of the G against the same (N, K) → 0-d.
 
-    `weights` (N,): default 1. Besides the logits and their gradient it takes as good as no memory: softmaxes are
+    `weights` is (N,), by default 1. It takes almost no memory besides the logits and their gradient: softmaxes are
     computed part by part, and again in the backward pass.
     """
     if weights is None:

@@ -1,8 +1,8 @@
-"""Tables of images, CSV (also .csv.gz) or parquet: which file is which channel of which field.
+"""Tables of images, CSV (also .csv.gz) or parquet: the field and channel of each file.
 
-plate, well, site, channel, path             a row an image; source and batch too, if they are known
+plate, well, site, channel, path             one row per image; source and batch too, if they are known
 Metadata_Plate, Metadata_Well, Metadata_Site,
-FileName_OrigDNA with PathName_OrigDNA …     CellProfiler's load_data: a row a field, columns for each channel
+FileName_OrigDNA with PathName_OrigDNA …     CellProfiler's load_data: one row per field, columns for each channel
  or URL_OrigDNA …
 
 Paths that are neither absolute nor URLs lie below the data, and cannot lead out of there.
@@ -14,14 +14,14 @@ import csv
 import gzip
 import io
 import posixpath
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from runner_core._errors import BadInput, did_you_mean
-from runner_core.location import Location, Url, location
+from runner_core import BadInput, Location, Url, did_you_mean, location, refuse_length
 
 from runner_dinocell.names import FieldName, Name, number, well
 
@@ -30,19 +30,24 @@ PLAIN = ("plate", "well", "site", "channel", "path")
 LOAD_DATA = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 _FILE, _FOLDER, _URL = "FileName_", "PathName_", "URL_"
 Image = tuple[Name, Location, str]
-"""What an image is, where it lies, and its label, empty where it has none."""
+"""Name, location and label of an image; the label is empty if there is none."""
+MOST_BYTES = 1_000_000_000
+"""Larger tables are refused: load_data of a million fields with eight channels is smaller."""
+_UNPACKED = "a table, unpacked,"
+_ROWS = 1 << 13
+"""Rows of a parquet table that are unpacked at once."""
 _CORRECTION = "illum"
-"""What names of load_data's columns begin with that are no images but illumination functions."""
+"""Start of the names of load_data's columns that hold illumination functions, not images."""
 
 
 class Table:
-    """A table of text: `columns` by name, each as long. `where` is named in messages."""
+    """A table of text: `columns` by name, all of one length. `where` is named in messages."""
 
     def __init__(self, where: str, content: bytes) -> None:
         self.where = where
         try:
-            table = _parquet(content) if where.lower().endswith(".parquet") else _csv(where, content)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OSError, EOFError, ValueError) as error:
+            table = _parquet(where, content) if where.lower().endswith(".parquet") else _csv(where, content)
+        except (pa.ArrowException, csv.Error, OSError, EOFError, ValueError, zlib.error) as error:
             raise BadInput(
                 f"{where}: not a readable table: {error}. Save it again, as CSV UTF-8 or parquet."
             ) from error
@@ -55,7 +60,7 @@ class Table:
         return name in self.names
 
     def column(self, name: str) -> list[str]:
-        """A column's values, empty where it has none. Raises BadInput naming the columns there are."""
+        """Return a column's values, empty ones included; BadInput names the existing columns."""
         if name not in self.names:
             raise BadInput(f"{self.where}: no column '{name}'{self.near(name)} {self.there()}")
         if self.names.count(name) > 1:
@@ -66,27 +71,27 @@ class Table:
         return self.column(name) if name in self.names else [""] * len(self)
 
     def filled(self, name: str) -> list[str]:
-        """A column that says something in each row. Raises BadInput naming the row that is empty."""
+        """Return a column that has a value in each row; BadInput names the row that is empty."""
         values = self.column(name)
         if "" in values:
             raise BadInput(f"{self.where}: {self.line(values.index(''))} has no {name}. Fill it in, or delete the row.")
         return values
 
     def line(self, row: int) -> str:
-        """How an editor calls a row: the names of columns are a CSV file's line 1."""
+        """Return an editor's name of a row: the names of columns are a CSV file's line 1."""
         return f"row {row + 1}" if self.where.lower().endswith(".parquet") else f"line {row + 2}"
 
     def near(self, name: str) -> str:
-        """Ends a sentence: which column may be the one that is missing, of those that are not known as others."""
+        """Return the end of a sentence: the unknown column that may be meant by the missing one."""
         own = [column for column in self.names if column not in (*PLAIN, *LOAD_DATA)]
         holding = [column for column in own if name.casefold() in column.casefold()]
         return f"; did you mean '{holding[0]}'?" if holding else did_you_mean(name, own) or "."
 
     def refuse_repeats(self, rows: Iterable[tuple[object, ...]]) -> None:
-        """BadInput for a row that says the same as one before."""
+        """Raise BadInput for a row that repeats an earlier one."""
         known: dict[tuple[object, ...], int] = {}
-        for row, said in enumerate(rows):
-            if (first := known.setdefault(said, row)) != row:
+        for row, values in enumerate(rows):
+            if (first := known.setdefault(values, row)) != row:
                 raise BadInput(f"{self.where}: {self.line(row)} repeats {self.line(first)}. Delete one of them.")
 
     def __len__(self) -> int:
@@ -98,7 +103,7 @@ class Table:
 
 
 def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
-    """Every image of the table; `label`: the column of labels, if the table has it.
+    """Yield every image of the table; `label` is the column of labels, if the table has it.
 
     Raises BadInput for a table without the columns of either kind, for empty cells and for paths that lead out of
     `root`.
@@ -131,7 +136,7 @@ def _load_data(table: Table, root: Location, labels: Sequence[str]) -> Iterator[
 
 
 def _channels(table: Table) -> Mapping[str, Sequence[str]]:
-    """Paths of every channel, by its name without CellProfiler's Orig: URLs where the table has them."""
+    """Return the paths of every channel, by its name without CellProfiler's Orig; URLs if the table has them."""
     found: dict[str, Sequence[str]] = {}
     columns = [name for name in table.names if name.startswith((_FILE, _URL))]
     for image in dict.fromkeys(name.partition("_")[2] for name in columns):
@@ -151,7 +156,7 @@ def _channels(table: Table) -> Mapping[str, Sequence[str]]:
 
 
 def _names(table: Table, source: str, batch: str, plate: str, place: str, site: str) -> list[FieldName]:
-    """source, batch, plate, well and site of each row, the first two empty where there is no such column."""
+    """Return source, batch, plate, well and site of each row, the first two empty without such a column."""
     wells = _each(well, table.filled(place))
     sites = _each(number, table.filled(site))
     sources, batches = table.column_if_any(source), table.column_if_any(batch)
@@ -159,26 +164,30 @@ def _names(table: Table, source: str, batch: str, plate: str, place: str, site: 
 
 
 def _each(tidy: Callable[[str], str], values: Sequence[str]) -> list[str]:
-    """Values repeat: each is worked on once."""
+    """Apply `tidy` to all values, once to each distinct one, because values repeat."""
     known = {value: tidy(value) for value in set(values)}
     return [known[value] for value in values]
 
 
 def _placed(table: Table, root: Location) -> Callable[[int, str], Location]:
     def place(row: int, path: str) -> Location:
-        path = _of_file_url(path)
-        found = location(path)
+        try:
+            path = _of_file_url(path)
+            found = location(path)
+        except ValueError as error:
+            prefix = f"{table.where}: {table.line(row)}: the path {path}"
+            raise BadInput(f"{prefix} is no URL ({error}). Mend it.") from error
         if isinstance(found, Url) or found.is_absolute():
             return found
         if posixpath.normpath(path).startswith(".."):
-            raise BadInput(f"{table.where}: {table.line(row)}: the path {path} leads out of {root}. Write it in full.")
+            raise BadInput(f"{table.where}: {table.line(row)}: the path {path} has `..` in it. Write it in full.")
         return root / posixpath.normpath(path)
 
     return place
 
 
 def _of_file_url(path: str) -> str:
-    """CellProfiler writes file:/a%20b, other programs file:///a%20b.
+    """Return the path of a file URL; CellProfiler writes file:/a%20b, other programs file:///a%20b.
 
     >>> _of_file_url("file:///a%20b"), _of_file_url("s3://a%20b")
     ('/a b', 's3://a%20b')
@@ -186,21 +195,37 @@ def _of_file_url(path: str) -> str:
     return unquote(urlsplit(path).path) if path.startswith("file:") else path
 
 
-def _parquet(content: bytes) -> pa.Table:
-    table = pa.parquet.read_table(pa.BufferReader(content))
-    plain = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
-    return pa.table({name: table.column(name).cast(pa.string()) for name in plain})
+def _parquet(where: str, content: bytes) -> pa.Table:
+    """Read parquet in batches, so that the unpacked size is counted before memory is taken for all of it."""
+    file = pa.parquet.ParquetFile(pa.BufferReader(content))
+    plain = [field.name for field in file.schema_arrow if not pa.types.is_nested(field.type)]
+    batches, size = [], 0
+    for batch in file.iter_batches(_ROWS, columns=plain):
+        batches.append(
+            pa.RecordBatch.from_arrays([column.cast(pa.string()) for column in batch.columns], batch.schema.names)
+        )
+        size += batches[-1].nbytes
+        refuse_length(where, size, MOST_BYTES, _UNPACKED)
+    return pa.Table.from_batches(batches, pa.schema([(name, pa.string()) for name in plain]))
+
+
+def _unpacked(where: str, content: bytes) -> bytes:
+    """Unpack gzip, or raise BadInput if there is more than a table may have."""
+    with gzip.open(io.BytesIO(content)) as file:
+        unpacked = file.read(MOST_BYTES + 1)
+    refuse_length(where, len(unpacked), MOST_BYTES, _UNPACKED)
+    return unpacked
 
 
 def _csv(where: str, content: bytes) -> pa.Table:
-    """All of it as text: plate 0012 is not 12."""
-    content = gzip.decompress(content) if where.lower().endswith(".gz") else content
+    """Read CSV, all as text: plate 0012 is not 12."""
+    content = _unpacked(where, content) if where.lower().endswith(".gz") else content
     content = content.removeprefix(b"\xef\xbb\xbf")
     first = content[: content.find(b"\n") + 1 or None].decode()
     names = [name.strip() for name in next(csv.reader(io.StringIO(first)), [])]
-    for mark, said in ((";", "semicolons"), ("\t", "tabulators")):
+    for mark, name in ((";", "semicolons"), ("\t", "tabulators")):
         if len(names) == 1 and mark in names[0]:
-            raise BadInput(f"{where}: its columns are separated by {said}. Save it again with commas between them.")
+            raise BadInput(f"{where}: its columns are separated by {name}. Save it again with commas between them.")
     return pa.csv.read_csv(
         pa.BufferReader(content),
         read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),

@@ -1,8 +1,8 @@
-"""Which patches are masked: rectangles, until a share of them is.
+"""Masks of patches: rectangles, until a share of the patches is masked.
 
-Block-wise masking of BEiT (Bao et al. 2022, algorithm 1) as DINOv2 uses it (Oquab et al. 2024): rectangles of an area
-between `LEAST` patches and what is still wanted, of an aspect ratio between 0.3 and 1/0.3 (uniform in its logarithm),
-anywhere; one that would mask more than is wanted is not taken. What is then still missing are single patches, so that
+Block-wise masking of BEiT (Bao et al. 2022, algorithm 1) as DINOv2 uses it (Oquab et al. 2024). Rectangles lie
+anywhere, have an area between `LEAST` patches and the number still missing, and an aspect ratio between 0.3 and 1/0.3
+(uniform in its logarithm). A rectangle that would mask too many is not taken. Single patches make up the rest, so that
 the count is exact.
 """
 
@@ -11,21 +11,22 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 
 LEAST = 4
 """Patches of the smallest rectangle."""
 ASPECT = 0.3
 ROUNDS = 12
-"""Rectangles that are tried: on average each that is taken halves what is missing."""
+"""Rectangles that are tried; on average each rectangle taken halves the missing number."""
 WORDS = 2 * ROUNDS + 2
 """Random words of a mask."""
 
 
 def block_masks(words: Array, side: int, share: tuple[float, float]) -> Array:
-    """Masks (n, side²) bool, True where a patch is masked, row by row: a share of the patches uniform in `share`.
+    """Return masks (n, side²) bool, True at masked patches, row by row.
 
-    `words` (n, `WORDS`) uint64: each mask is a function of its own alone.
+    The share of masked patches is uniform in `share`. `words` (n, `WORDS`) uint64: each mask is a function of its own
+    words alone.
     """
     unit = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     low, high = share
@@ -52,7 +53,7 @@ def block_masks(words: Array, side: int, share: tuple[float, float]) -> Array:
 
 
 def _complete(masks: Array, left: Array, words: Array) -> None:
-    """Mask `left` patches more, single ones; each mask's order of them is drawn from its word."""
+    """Mask `left` more single patches; each mask's order of them is drawn from its word."""
     short = np.flatnonzero(left)
     order = _mixed(words[short, None] + np.arange(1, masks.shape[1] + 1, dtype=np.uint64)) >> np.uint64(1)
     order[masks[short]] = np.iinfo(np.uint64).max
@@ -62,7 +63,7 @@ def _complete(masks: Array, left: Array, words: Array) -> None:
 
 
 def _mixed(words: Array) -> Array:
-    """Words that look independent, of words that only count: splitmix64's finaliser (Steele et al. 2014)."""
+    """Turn words that only count into words that look independent: splitmix64's finaliser (Steele et al. 2014)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

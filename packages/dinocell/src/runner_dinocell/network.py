@@ -1,4 +1,4 @@
-"""Student and teacher: what they compute of a batch's crops."""
+"""Student and teacher, and their passes over a batch's crops."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from runner_dinocell.config import CellConfig
 from runner_dinocell.heads import DINOHead
+from runner_dinocell.official import OfficialTransformer
 from runner_dinocell.targets import Centring
 from runner_dinocell.views import StudentOutputs, TeacherOutputs
-from runner_dinocell.vit import Tokens, backbone
+from runner_dinocell.vit import CellTransformer, Tokens, timm_arguments
 
 Task = Literal["study", "teach", "embed"]
 
 
 class Branch(nn.Module):
-    """A backbone with its projection heads: the student, or the teacher."""
+    """A backbone with its projection heads: the student or the teacher."""
 
     def __init__(self, config: CellConfig, channels: int) -> None:
         super().__init__()
@@ -32,21 +33,26 @@ class Branch(nn.Module):
             return DINOHead(width, model.hidden, model.bottleneck, model.prototypes)
 
         self.head = head()
-        """Of CLS tokens; of patches too where `model.ibot_head` is shared."""
+        """Head of CLS tokens, and of patches too if `model.ibot_head` is shared."""
         self.ibot_head = head() if model.ibot_head == "own" else None
 
     def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tokens:
-        """(M, C, H, W) → `Tokens`. Of a bag, means over the channels, each of which went through by itself."""
+        """Return the `Tokens` of images (M, C, H, W).
+
+        With model.channels bag they are means over the channels, which pass one by one; missing channels, 0 everywhere,
+        do not count.
+        """
         if not self.bag:
             return self.backbone(images, mask)
         count, channels = images.shape[:2]
         each = self.backbone(
             images.flatten(0, 1)[:, None], None if mask is None else mask.repeat_interleave(channels, 0)
         )
-        return Tokens(*(tokens.unflatten(0, (count, channels)).mean(1) for tokens in each))
+        shares = channel_shares(images)
+        return Tokens(*(torch.einsum("mc...,mc->m...", t.unflatten(0, (count, channels)), shares.to(t)) for t in each))
 
     def logits(self, images: Tensor, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of CLS tokens (M, D) and of patches (N, D); one pass where they share their head."""
+        """Return logits of CLS tokens (M, D) and of patches (N, D), in one pass if they share their head."""
         if self.ibot_head is not None:
             return self.head(images), self.ibot_head(patches)
         both = self.head(torch.cat((images, patches)))
@@ -54,10 +60,10 @@ class Branch(nn.Module):
 
 
 class DinoNet(nn.Module):
-    """Student and teacher, which begins as the student's copy, learns nothing by gradients and drops no paths.
+    """Student and teacher; the teacher begins as a copy, learns nothing by gradients and drops no paths.
 
-    Calling it is the student's pass; `teach` and `embed` are the teacher's. Whatever is computed goes through
-    `forward`, where compiling and sharding take hold.
+    Calling it is the student's pass; `teach` and `embed` are the teacher's. All computation goes through `forward`,
+    which compiling and sharding wrap.
     """
 
     def __init__(self, config: CellConfig, channels: int) -> None:
@@ -73,23 +79,26 @@ class DinoNet(nn.Module):
         return self
 
     def forward(self, *tensors: Tensor, task: Task = "study") -> Any:
-        """globals (B, 2, C, G, G), locals (B, L, C, S, S), mask (B, 2, T) bool → `StudentOutputs`."""
+        """Run the student on globals (B, 2, C, G, G), locals (B, L, C, S, S) and mask (B, 2, T) bool: `StudentOutputs`.
+
+        With another `task` it is the teacher's pass.
+        """
         if task == "study":
             return self._study(*tensors)
         with torch.no_grad():
             return self._teach(*tensors) if task == "teach" else self.teacher.tokens(*tensors).image
 
     def teach(self, globals_: Tensor, masked_index: Tensor) -> TeacherOutputs:
-        """The teacher's pass over the same global crops (B, 2, C, G, G); `masked_index` is the student's."""
+        """Run the teacher on the same global crops (B, 2, C, G, G); `masked_index` is the student's."""
         return self(globals_, masked_index, task="teach")
 
     def embed(self, image: Tensor) -> Tensor:
-        """(B, C, G, G) → (B, D): the teacher's CLS token."""
+        """Return the teacher's CLS token: (B, C, G, G) → (B, D)."""
         return self(image, task="embed")
 
     def _study(self, globals_: Tensor, locals_: Tensor, mask: Tensor) -> StudentOutputs:
         mask = _crop_by_crop(mask)
-        index = mask.flatten().nonzero().squeeze(1)  # waits for the GPU: first, while nothing else is under way
+        index = mask.flatten().nonzero().squeeze(1)  # waits for the GPU, so it comes first, before other work is queued
         large = self.student.tokens(_crop_by_crop(globals_), mask)
         small = self.student.tokens(_crop_by_crop(locals_)) if locals_.shape[1] else None
         images = large.image if small is None else torch.cat((large.image, small.image))
@@ -103,8 +112,24 @@ class DinoNet(nn.Module):
         return TeacherOutputs(logits, masked, tokens.image)
 
 
+def backbone(config: CellConfig, channels: int) -> nn.Module:
+    """Return the network that `config.model` describes, for images of `channels` channels.
+
+    It is a `CellTransformer`, or with `model.source` dinov2 an `OfficialTransformer`.
+    """
+    if config.model.source == "dinov2":
+        return OfficialTransformer(config, channels)
+    return CellTransformer(config.model.drop_path, **timm_arguments(config, channels))
+
+
+def channel_shares(images: Tensor) -> Tensor:
+    """Return each channel's weight (M, C) in the mean over those of (M, C, H, W) that are not 0 everywhere, float32."""
+    there = images.flatten(2).any(2).float()
+    return there / there.sum(1, keepdim=True).clamp(min=1)
+
+
 def shard_units(network: DinoNet) -> Sequence[nn.Module]:
-    """What sharded training gathers one at a time: blocks and heads of student and teacher."""
+    """Return what sharded training gathers one at a time: blocks and heads of student and teacher."""
     branches = (network.student, network.teacher)
     heads = [head for branch in branches for head in (branch.head, branch.ibot_head) if head is not None]
     return [block for branch in branches for block in branch.backbone.blocks] + heads

@@ -1,4 +1,4 @@
-"""The loss of a step: DINO, iBOT and KoLeo, with the facts that say whether anything is learned."""
+"""The loss of one step: DINO, iBOT and KoLeo, with facts that show whether anything is learned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from runner_core.engines.torch.costs import measured
-from runner_core.protocols import Cost, Progress, Step, Tensors
+from runner_core import Cost, Progress, Step, Tensors, measured
 from torch import Tensor
 
 from runner_dinocell import losses, schedules
@@ -19,11 +18,10 @@ from runner_dinocell.views import StudentOutputs, TeacherOutputs
 
 
 def objective(network: Any, batch: Tensors, config: CellConfig, progress: Progress) -> Step:
-    """Σ weight · term over dino, ibot and koleo; the prediction is the teacher's embeddings (B, 2, D).
+    """Return Σ weight · term over dino, ibot and koleo; the prediction is the teacher's embeddings (B, 2, D).
 
     Sinkhorn-Knopp, centres and KoLeo look at the crops of all processes that train together. In training the centres
-    move, and at every `loss.measure_every`-th step each term is timed and its gradient at the network's outputs
-    measured.
+    move. At every `loss.measure_every`-th step each term is timed and its gradient at the network's outputs measured.
     """
     loss = config.loss
     student: StudentOutputs = network(batch["globals"], batch["locals"], batch["mask"])
@@ -48,8 +46,8 @@ def objective(network: Any, batch: Tensors, config: CellConfig, progress: Progre
         else:
             values[name] = compute()
         total = total + weight * values[name]
-    told = facts(values, images, teacher.features, mask, batch["grey"])
-    return Step(total, {**values, **told}, teacher.features.unflatten(0, (2, -1)).transpose(0, 1), costs)
+    found = facts(values, images, teacher.features, mask, batch["grey"])
+    return Step(total, {**values, **found}, teacher.features.unflatten(0, (2, -1)).transpose(0, 1), costs)
 
 
 def _dino(student: StudentOutputs, targets: Targets, temperature: float) -> Tensor:
@@ -62,11 +60,11 @@ def _ibot(student: StudentOutputs, targets: Targets, temperature: float, mask: T
 
 
 def _koleo(student: StudentOutputs) -> Tensor:
-    """The sum over the two global crops: crops of the same image are no neighbours."""
+    """Sum KoLeo over the two global crops: crops of the same image are no neighbours."""
     first, second = student.features.chunk(2)
     return losses.koleo(first) + losses.koleo(second)
 
 
 def _learned(student: StudentOutputs) -> list[Tensor]:
-    """The tensors that gradients reach the network through."""
+    """Return the tensors through which gradients reach the network."""
     return [student.global_logits, student.local_logits, student.masked_logits, student.features]

@@ -14,9 +14,9 @@ MODULE = "dinov2.models.vision_transformer"
 
 
 class OfficialTransformer(nn.Module):
-    """`CellTransformer` with dinov2's own modules: the same calls, its names of weights below `vit`.
+    """`CellTransformer` with dinov2's own modules: the same calls, and its names of weights below `vit`.
 
-    It has the sizes small, base and large. Raises BadInput where the package is not installed.
+    It has the sizes small, base and large. Raises BadInput if the package is not installed.
     """
 
     def __init__(self, config: CellConfig, channels: int) -> None:

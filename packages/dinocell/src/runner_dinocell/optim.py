@@ -1,8 +1,8 @@
-"""Parameter groups of the student, and what changes of them besides the learning rate.
+"""Parameter groups of the student, and their weight decay and frozen prototypes.
 
-Of L blocks, block i (from 0) learns at layer_decay^(L − i) times the learning rate, the patch embedding and the tokens
-at layer_decay^(L + 1), the patch embedding times `patch_embed_factor` besides; the last norm and the heads at the full
-rate (Bao et al. 2021, arXiv:2106.08254, as in DINOv2).
+With L blocks, block i (from 0) learns at layer_decay^(L − i) times the learning rate. The patch embedding and the
+tokens learn at layer_decay^(L + 1), the patch embedding also times `patch_embed_factor`. The last norm and the heads
+learn at the full rate (Bao et al. 2021, arXiv:2106.08254, as in DINOv2).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
-from runner_core.protocols import Progress
+from runner_core import Progress
 from torch import nn
 
 from runner_dinocell import schedules
 from runner_dinocell.config import CellConfig
 
 BACKBONE = "backbone."
-"""Begins the names of the student's vision transformer; all others are the heads'."""
+"""Start of the names of the student's vision transformer; all others are the heads'."""
 PROTOTYPES = "prototypes"
-"""Ends the names of what the heads compare with."""
+"""End of the names of the heads' prototypes."""
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 _TOKENS = ("cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
 
@@ -28,10 +28,10 @@ Group = MutableMapping[str, Any]
 
 
 def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
-    """Of what can be trained: {params, lr, weight_decay, scale, decays, prototypes}, those alike in one group.
+    """Return groups of alike trainable parameters: {params, lr, weight_decay, scale, decays, prototypes}.
 
-    `scale`: factor on the learning rate; `decays`: have they weight decay (biases, norms, scales and tokens have none);
-    `prototypes`: are they frozen at first?
+    `scale` is the factor on the learning rate. `decays` is whether they have weight decay (biases, norms, scales and
+    tokens have none). `prototypes` is whether they are frozen at first.
     """
     named = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
     blocks = 1 + max((int(found[1]) for name, _ in named if (found := _BLOCK.search(name))), default=-1)
@@ -54,7 +54,7 @@ def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
 
 
 def adjust(groups: Iterable[Group], config: CellConfig, progress: Progress) -> None:
-    """Weight decay along its cosine, and prototypes that do not move yet; after the learning rate was set."""
+    """Set the weight decay along its cosine and freeze the prototypes, after the learning rate was set."""
     decay = schedules.weight_decay(config, progress)
     frozen = schedules.prototypes_frozen(config, progress)
     for group in groups:

@@ -1,8 +1,8 @@
-"""What makes dinocell fast, besides what the core does of all that is streamed, and the settings that do without it."""
+"""Optimisations of dinocell beyond the core's for streamed data, and the settings that switch them off."""
 
 from __future__ import annotations
 
-from runner_core.protocols import Optimisation
+from runner_core import Optimisation
 
 OPTIMISATIONS = (
     Optimisation(

@@ -1,4 +1,4 @@
-"""Embeddings as parquet: a row a field or window, with its key; how they were made is in the schema's metadata."""
+"""Embeddings as parquet: one row per field or window, with its key and, in the schema's metadata, its settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from runner_core.protocols import Json
+from runner_core import Json
 
-from runner_dinocell.embed import Embedded
 from runner_dinocell.fields import Field
+from runner_dinocell.whole import Embedded
 
 KEYS = ("source", "batch", "plate", "well", "site")
 FILE = "embeddings.parquet"
@@ -23,8 +23,11 @@ _TOGETHER = 1000
 
 
 def schema(width: int, settings: Mapping[str, Json]) -> pa.Schema:
-    """source, batch, plate, well, site (text), window_y, window_x (upper left pixel, null for whole fields), embedding
-    (`width` float32)."""
+    """Return the columns of the table.
+
+    They are source, batch, plate, well, site (text), window_y, window_x (upper left pixel, null for whole fields) and
+    embedding (`width` float32).
+    """
     columns = [*((name, pa.string()) for name in KEYS), ("window_y", pa.int32()), ("window_x", pa.int32())]
     named = pa.schema([*columns, ("embedding", pa.list_(pa.float32(), width))])
     return named.with_metadata({METADATA: json.dumps(dict(settings), sort_keys=True)})
@@ -33,7 +36,7 @@ def schema(width: int, settings: Mapping[str, Json]) -> pa.Schema:
 def rows(
     record: Field, prediction: Embedded, unit: Literal["field", "window"], settings: Mapping[str, Json]
 ) -> pa.Table:
-    """The one row of a field, or one of each of its windows."""
+    """Return the one row of a field, or one for each of its windows."""
     found = prediction.windows if unit == "window" else prediction.field[None]
     count, width = found.shape
     y, x = prediction.corners.T if unit == "window" else ([None], [None])
@@ -44,14 +47,14 @@ def rows(
 
 
 def write(table: pa.Table, key: str, folder: Path) -> list[Path]:
-    """One field's rows as a small file of their own, until `collect`; its name is no two keys'."""
+    """Write one field's rows as a small file, until `collect`; no two keys share a file name."""
     path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.parquet"
     pq.write_table(table, path)
     return [path]
 
 
 def collect(files: Sequence[Path], folder: Path) -> list[Path]:
-    """The rows of all `files`, in this order, in one: `FILE`. Never all in memory."""
+    """Join the rows of all `files` in this order into one, `FILE`, never all in memory."""
     path = folder / FILE
     with pq.ParquetWriter(path, pq.read_schema(files[0])) as writer:
         for first in range(0, len(files), _TOGETHER):

@@ -1,11 +1,11 @@
 """Generated plates in the layout and the names of JUMP-CP, with a treatment hidden in them.
 
-4 plates of 24 wells with 2 sites each, 3 channels, 128² pixels of 16 bits; labels.csv says each well's treatment. A
-treatment changes the shape and the texture of the cells (`cells`), and nothing that statistics of grey values see:
-before the plates' own effects, every channel of every field has one and the same histogram, so mean and variance, too.
-Each plate then has gains, offsets, shading and background of its own. Treatments are spread at random over the wells,
-as many of each on every plate. Two files are damaged, as some always are. Version 1: whoever changes what is written
-raises `phantom_version` of the project.
+There are 4 plates of 24 wells with 2 sites each, 3 channels, 128² pixels of 16 bits; labels.csv has each well's
+treatment. A treatment changes the shape and the texture of the cells (`cells`), and nothing that statistics of grey
+values show: before the plates' own effects, every channel of every field has the same histogram, so mean and variance
+too. Each plate then has gains, offsets, shading and background of its own. Treatments are spread at random over the
+wells, equally many on every plate. Two files are damaged, as some always are. This is version 1: if you change the
+files, raise `phantom_version` of the project.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tifffile
-from runner_core.protocols import Array
+from runner_core import Array
 from scipy import ndimage
 
 from runner_dinocell.cells import CHANNELS, Style, Treatment, draw, haze, style
@@ -34,9 +34,10 @@ SIDE = 128
 COVER = 0.4
 """Share of a field that cells cover."""
 ROUNDS = 3
-"""Of making fields alike: correlations then differ by less than the plates' effects and noise hide."""
+"""Rounds of making fields alike; the remaining differences of correlations are hidden by the plates' effects and noise.
+"""
 FOCUS = (0.6, 0.9)
-"""Standard deviation (pixels) of the point spread, another for each field."""
+"""Range of the point spread's standard deviation (pixels), drawn for each field."""
 
 
 def write_phantom(
@@ -68,12 +69,12 @@ def write_phantom(
 
 
 def _spread(wells: int, rng: np.random.Generator) -> list[int]:
-    """Treatments of a plate's wells: as many of each, at random places."""
+    """Return the treatments of a plate's wells, equally many of each at random places."""
     return [int(t) for t in rng.permutation(np.arange(wells) % len(TREATMENTS))]
 
 
 def _field(own: Style, medium: Array, side: int, rng: np.random.Generator) -> Array:
-    """Cells as the optics show them, (channels, side, side) float32."""
+    """Return cells as the optics show them, (channels, side, side) float32."""
     field = draw(own, side, COVER, rng)
     for channel in field:
         y, x = rng.integers(0, medium.shape[0] - side, 2)
@@ -83,8 +84,10 @@ def _field(own: Style, medium: Array, side: int, rng: np.random.Generator) -> Ar
 
 
 def equalised(fields: Array) -> Array:
-    """Fields (n, C, H, W) → the same with one histogram a channel, that of all on average, and nearly one correlation
-    between each two channels: in turn, values are moved to the common covariance and replaced by their rank's."""
+    """Give fields (n, C, H, W) one histogram per channel and nearly one correlation between each two channels.
+
+    The histogram is the mean of all. In turn, values are moved to the common covariance and replaced by their rank's.
+    """
     flat = fields.reshape(*fields.shape[:2], -1)
     for _ in range(ROUNDS):
         flat = _ranked(_correlated(flat))
@@ -92,7 +95,7 @@ def equalised(fields: Array) -> Array:
 
 
 def _ranked(flat: Array) -> Array:
-    """(n, C, pixels) with the mean histogram: each value by its rank."""
+    """Give (n, C, pixels) the mean histogram: each value is replaced by its rank's."""
     order = flat.argsort(axis=2)
     usual = np.sort(flat, axis=2).mean(0, keepdims=True)
     out = np.empty_like(flat)
@@ -101,8 +104,10 @@ def _ranked(flat: Array) -> Array:
 
 
 def _correlated(flat: Array) -> Array:
-    """(n, C, pixels) with the mean covariance: of all linear maps to it the one that moves values least (the optimal
-    transport between Gaussians)."""
+    """Give (n, C, pixels) the mean covariance by the linear map that moves values least.
+
+    That map is the optimal transport between Gaussians.
+    """
     means = flat.mean(2, keepdims=True)
     own = np.stack([np.cov(field) for field in flat])
     root, inverse = _power(own, 0.5), _power(own, -0.5)
@@ -111,14 +116,17 @@ def _correlated(flat: Array) -> Array:
 
 
 def _power(matrices: Array, exponent: float) -> Array:
-    """Power of symmetric positive matrices (n, C, C)."""
+    """Return a power of symmetric positive matrices (n, C, C)."""
     values, vectors = np.linalg.eigh(matrices)
     return (vectors * values[:, None, :] ** exponent) @ vectors.swapaxes(1, 2)
 
 
 def photographed(fields: Array, rng: np.random.Generator) -> Array:
-    """Fields of one plate (…, C, H, W) as its microscope sees them, uint16, with the camera's noise: gain, offset,
-    shading and background are the plate's; exposure and background also vary a little from field to field."""
+    """Return fields of one plate (…, C, H, W) as its microscope sees them, uint16, with the camera's noise.
+
+    Gain, offset, shading and background are the plate's; exposure and background also vary a little from field to
+    field.
+    """
     *many, channels, side, _ = fields.shape
     gain = np.exp(rng.uniform(np.log(500), np.log(2500), (channels, 1, 1)))
     offset = rng.uniform(100, 400, (channels, 1, 1))

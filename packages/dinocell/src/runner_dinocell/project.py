@@ -1,89 +1,95 @@
-"""dinocell: what runner calls. Imports neither torch nor timm at its top."""
+"""The class that runner calls; neither torch nor timm is imported at its top."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from runner_core import BadInput
-from runner_core.config import RunConfig
-from runner_core.location import Location, location
-from runner_core.project import AnyRecord, Decoded, Judgement, Predicted, Project, Record, Statistics
-from runner_core.protocols import (
+from runner_core import (
+    AnyRecord,
     Array,
     Arrays,
+    Decoded,
     Finding,
     Infer,
     Json,
+    Judgement,
+    Location,
     Metric,
-    Optimisation,
     Precision,
+    Predicted,
     Progress,
+    Project,
+    Record,
     Samples,
+    Statistics,
     Step,
     Store,
     Tensors,
 )
 
-from runner_dinocell import checks, fields, files, judgement, outputs, pixelstats, statistics
-from runner_dinocell.config import PRESETS, CellConfig
-from runner_dinocell.embed import Embedded, embed, side
-from runner_dinocell.limits import fault
+from runner_dinocell import checks, fields, files, judgement, outputs, statistics, whole
+from runner_dinocell.config import PRESETS, CellConfig, faults
 from runner_dinocell.optimisations import OPTIMISATIONS
+from runner_dinocell.whole import Embedded, side
 
 
 class DinoCell(Project):
-    """Self-supervised vision transformers of Cell Painting."""
+    """Self-supervised pretraining of vision transformers on Cell Painting."""
 
-    name: ClassVar[str] = "dinocell"
-    framework: ClassVar[Literal["torch", "keras"]] = "torch"
-    Config: ClassVar[type[RunConfig]] = CellConfig
-    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
-    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("rank", "max")
-    least: ClassVar[Mapping[str, float]] = {"dino": 0, "ibot": 0}
-    splittable: ClassVar[bool] = False  # Sinkhorn-Knopp, centres and KoLeo look at the whole batch
-    remote: ClassVar[bool] = True
-    untrained: ClassVar[bool] = True
-    of_data: ClassVar[tuple[str, ...]] = ("data.manifest", "data.pattern", "data.label")
-    samples_setting: ClassVar[str] = "data.windows"
-    snapshot_samples: ClassVar[int] = 4
-    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
-    prepare_version: ClassVar[int] = 1
-    phantom_version: ClassVar[int] = 1
+    name = "dinocell"
+    framework = "torch"
+    Config = CellConfig
+    presets = PRESETS
+    monitor = ("rank", "max")
+    lower_bounds = {"dino": 0, "ibot": 0}
+    splittable: bool = False  # Sinkhorn-Knopp, centres and KoLeo look at the whole batch
+    remote = True
+    untrained = True
+    data_settings = ("data.manifest", "data.pattern", "data.label")
+    samples_setting = "data.windows"
+    snapshot_samples = 4
+    optimisations = OPTIMISATIONS
+    prepare_version = 1
+    phantom_version = 1
     config: CellConfig
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        if wrong := fault(self.config):
-            raise BadInput(wrong)
-        self.config.data.manifest = _in_full(self.config.data.manifest)
-        self._last: tuple[Record, Arrays] | None = None
-        self._left_out: list[str] = []
+    _last: tuple[Record, Arrays] | None = None
+    _places: tuple[str, ...] = ()
+    """Channels of the data set, if a field may lack some."""
+
+    def faults(self) -> Iterable[str]:
+        return faults(self.config)
 
     @property
     def _channels(self) -> tuple[str, ...]:
-        """Those that the network was made for; none before the data are known."""
+        """Channels that the network was made for; none before the data are known."""
         return tuple(self.statistics.get("channels", ()))
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Location) -> Sequence[fields.Field]:
-        self._left_out = []
-        return files.find_records(root, self.config, self._channels, say=self._left_out.append)
+        self.left_out = []
+        found = files.find_records(root, self.config, self._channels, say=self.left_out.append)
+        self._places = next((field.channels for field in found if field.partial), ())
+        return found
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:
-        return files.find_inputs(path, self.config, self._channels)
+        self.left_out = []
+        return files.find_inputs(path, self.config, self._channels, say=self.left_out.append)
 
     def decode(self, record: Record) -> Decoded:
         return fields.decode(record)
 
     def prepare(self, decoded: Decoded) -> Arrays:
-        return fields.prepare(decoded.arrays["image"], self.config.data.percentiles)
+        missing = [decoded.meta["channels"].index(name) for name in decoded.meta.get("missing", ())]
+        return fields.prepare(decoded.arrays["image"], self.config.data.percentiles, missing)
 
     def prepare_settings(self) -> Mapping[str, Json]:
-        return {"percentiles": list(self.config.data.percentiles), "channels": list(self.config.data.channels)}
+        settings = {"percentiles": list(self.config.data.percentiles), "channels": list(self.config.data.channels)}
+        return settings | ({"places": list(self._places)} if self._places else {})
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
         return statistics.fit(store, training, self.config)
@@ -96,9 +102,12 @@ class DinoCell(Project):
         return CellSamples(store, records, self.config, split)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
-        """globals (B, 2, C, G, G) and locals (B, L, C, S, S) float32; without `rng` also image (B, C, G, G), the whole
-        window, and that alone in inference (`augment.on_device`)."""
-        from runner_dinocell.augment import on_device
+        """Return globals (B, 2, C, G, G) and locals (B, L, C, S, S) float32.
+
+        Without `rng` the result also has image (B, C, G, G), the whole window; in inference it has the image alone
+        (`batches.on_device`).
+        """
+        from runner_dinocell.batches import on_device
 
         levels = statistics.get("levels")
         return on_device(batch, self.config, rng, levels)
@@ -111,7 +120,7 @@ class DinoCell(Project):
         return DinoNet(self.config, len(self._channels))
 
     def initialise(self, model: Any) -> None:
-        """Official DINOv2 weights, where `model.weights` names them."""
+        """Load official DINOv2 weights if `model.weights` names a file."""
         if self.config.model.weights is not None:
             from runner_dinocell.weights import start_from
 
@@ -161,7 +170,7 @@ class DinoCell(Project):
         return {"rank": rank_me(prediction)}
 
     def snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
-        """What the CLS token looks at in four windows."""
+        """Draw the attention of the CLS token in four windows."""
         from runner_dinocell.attention import attention_maps
         from runner_dinocell.snapshot import snapshot
 
@@ -171,25 +180,46 @@ class DinoCell(Project):
     # ------------------------------------------------------------ whole fields
 
     def predict(self, record: Record, infer: Infer) -> Embedded:
-        """Embeddings of windows that cover the field."""
+        """Embed windows that cover the field."""
         settings = self.config.predict
         size = self.config.validate.batch_size or self.config.train.batch_size
-        return embed(self._prepared(record), infer, side(self.config), settings.stride, size, record.key)
+        prepared = self._prepared(record)
+        prepared = prepared | {"levels": self._levels(record, prepared["levels"])}
+        return whole.predict(prepared, infer, side(self.config), settings.stride, size, record.key)
+
+    def _levels(self, record: Record, own: Array) -> Array:
+        """Return the grey values of each channel that become 0 and 1.
+
+        They are the set's if `data.scale` is set, except for stains that training did not see: those keep the field's
+        own.
+        """
+        if "levels" not in self.statistics or not isinstance(record, fields.Field):
+            return own
+        known = dict(zip(self._channels, np.asarray(self.statistics["levels"]), strict=True))
+        pairs = zip(record.channels, own, strict=True)
+        return np.asarray(statistics.usable(np.stack([known.get(name, mine) for name, mine in pairs]), own))
 
     def _prepared(self, record: Record) -> Arrays:
-        """As it was for training. The last one is kept: the network, the one before training and the baseline each ask
-        for a record in turn."""
+        """Return the record prepared as in training, and keep the last one.
+
+        The network, the untrained network and the baseline ask for the same record in turn.
+        """
         if self._last is None or self._last[0] is not record:
             self._last = record, self.prepare(self.pipeline.decode_cropped(record)[0])
         return self._last[1]
 
     def baseline(self, record: Record, statistics: Statistics) -> Array:
-        """Statistics of the field's pixels."""
+        """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network."""
         prepared = self._prepared(record)
-        return pixelstats.describe(prepared["image"], statistics.get("levels", prepared["levels"]))
+        from runner_dinocell.baseline import baseline
+
+        return baseline(prepared["image"], prepared["levels"])
 
     def scored(self, sides: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
-        """Of training and validation `predict.fields` each at most: those that were trained on teach the probe."""
+        """Return at most `predict.fields` fields each of training and validation.
+
+        The training fields teach the probe.
+        """
         most = self.config.predict.fields
         return [record for side in ("train", "validation") for record in judgement.chosen(sides.get(side, ()), most)]
 
@@ -201,7 +231,7 @@ class DinoCell(Project):
         return outputs.write(outputs.rows(record, prediction, self.config.predict.unit, self._made()), record.key, out)
 
     def _made(self) -> Mapping[str, Json]:
-        """How embeddings were made, for the table's metadata."""
+        """Return how embeddings were made, for the table's metadata."""
         return {
             "channels": list(self._channels),
             "window": side(self.config),
@@ -211,14 +241,19 @@ class DinoCell(Project):
         }
 
     def collect(self, written: Sequence[Path], out: Path) -> Sequence[Path]:
-        """One table of all fields."""
+        """Join the tables of all fields into one."""
         return outputs.collect(written, out)
+
+    def remarks(self, record: Record, prediction: Embedded) -> Sequence[Finding]:
+        """Say which of the field's stains were not trained on, and which are missing."""
+        assert isinstance(record, fields.Field)
+        return list(checks.stains(record, self._channels))
 
     def check(self, record: Record) -> Sequence[Finding]:
         return list(checks.findings(record, self.config.data.window))
 
     def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
-        return [*(Finding("names", "warning", text) for text in self._left_out), *checks.set_findings(records)]
+        return [*(Finding("names", "warning", text) for text in self.left_out), *checks.set_findings(records)]
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_dinocell.export import export
@@ -231,9 +266,3 @@ class DinoCell(Project):
         from runner_dinocell.phantom import write_phantom
 
         write_phantom(folder, rng)
-
-
-def _in_full(manifest: str | None) -> str | None:
-    """A manifest on this machine by its whole path: a run may be used from another folder."""
-    place = location(manifest) if manifest else None
-    return str(place.absolute()) if isinstance(place, Path) else manifest

@@ -1,4 +1,4 @@
-"""RankMe (Garrido et al. 2023, arXiv:2210.02885): in how many directions the embeddings of a whole validation go."""
+"""RankMe (Garrido et al. 2023, arXiv:2210.02885): the number of directions in a whole validation's embeddings."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from runner_core.protocols import Array, Tensors
+from runner_core import Array, Tensors
 
 EPSILON = 1e-7
 """Added to every singular value's share, as in the paper."""
 
 
 class RankMe:
-    """exp of the entropy of the shares p = σ/Σσ + ε of the singular values σ of all embeddings (N, D): 1 … min(N, D).
+    """exp of the entropy of the shares p = σ/Σσ + ε of the singular values σ of all embeddings: 1 … min(N, D).
 
-    As a metric `rank`. Embeddings are those that `step` returns, (B, …, D). Kept on the device as their D × D products,
-    in float64: σ² are its eigenvalues.
+    The metric is named `rank`. Embeddings are those that `step` returns, (B, …, D), N of D numbers in all. Their D × D
+    products are kept on the device in float64: σ² are the eigenvalues.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class RankMe:
 
 
 def rank_me(embeddings: Array) -> float:
-    """The same of (N, …, D), by its definition."""
+    """Return RankMe of (N, …, D), by its definition."""
     rows = embeddings.reshape(-1, embeddings.shape[-1]).astype(np.float64)
     return _spread(np.linalg.svd(rows, compute_uv=False))
 
 
 def _spread(singular: Array) -> float:
-    """Of no length at all: 0."""
+    """Return exp of the entropy of the singular values' shares; 0 if all are 0."""
     if not singular.sum() > 0:
         return 0.0
     share = singular / singular.sum() + EPSILON

@@ -1,14 +1,11 @@
-"""What a training step sees of fields: windows, and the random numbers of all that is done to them."""
+"""Samples of fields: windows, and the random numbers for everything that is done to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from runner_core import BadInput
-from runner_core.protocols import Array, Arrays, SampleSpec, Store
-from runner_core.samples import PatchSamples
-from runner_core.sampling import words
+from runner_core import Array, Arrays, BadInput, PatchSamples, SampleSpec, Store, random_words
 
 from runner_dinocell import masks
 from runner_dinocell.config import CellConfig
@@ -16,23 +13,23 @@ from runner_dinocell.config import CellConfig
 GLOBALS = 2
 """Global crops of a window."""
 _PLACE = 4
-"""The first random words of a position say where its window lies (`PatchSamples`)."""
+"""The first random words of a position choose the window's place (`PatchSamples`)."""
 
 
 class CellSamples(PatchSamples):
-    """Windows of fields at random places, as `PatchSamples`; with each what its crops are made of.
+    """Windows of fields at random places, as in `PatchSamples`, each with the inputs of its crops.
 
-    image (C, w, w) as prepared; levels (C, 2) float32 and grey (C,) int32 of its field; draws (`augment.draw_count`,)
-    float32 in [0, 1), from which everything random of the crops is computed; mask (2, tokens) bool: the masked patches
-    of the two global crops, row by row. One of the two is masked, in turn the first and the second, a share of it
-    between those of `loss.masked_share`.
+    image (C, w, w) is as prepared. levels (C, 2) float32 and grey (C,) int32 are the field's. draws
+    (`augment.draw_count`,) float32 in [0, 1) determine everything random about the crops. mask (2, tokens) bool has the
+    masked patches of the two global crops, row by row. Of the two, the first and the second are masked in turn, by a
+    share between those of `loss.masked_share`.
 
     All of it is a pure function of (seed, epoch, position): it depends neither on batches nor on ranks nor workers.
     Raises BadInput for fields smaller than the window.
     """
 
     def __init__(self, store: Store, records: Sequence[int], config: CellConfig, split: str) -> None:
-        from runner_dinocell.augment import draw_count  # with torch, which no worker needs
+        from runner_dinocell.augment import draw_count  # imports torch, which no worker needs
 
         data = config.data
         channels = store.arrays["image"].shapes[0][0]
@@ -55,7 +52,7 @@ class CellSamples(PatchSamples):
         for i, record in enumerate(out["record"].tolist()):
             for name, array in self._of_field.items():
                 out[name][i] = array.read(record)
-        drawn = words(seed, epoch, positions, _PLACE + masks.WORDS + self._draws)[:, _PLACE:]
+        drawn = random_words(seed, epoch, positions, _PLACE + masks.WORDS + self._draws)[:, _PLACE:]
         out["draws"][...] = (drawn[:, masks.WORDS :] >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         blocks = masks.block_masks(drawn[:, : masks.WORDS], self._side, self._masked)
         out["mask"][...] = False

@@ -1,16 +1,16 @@
-"""What changes in the course of a training: pure functions of where it stands (`Progress`)."""
+"""Schedules of a training: pure functions of its progress (`Progress`)."""
 
 from __future__ import annotations
 
 import math
 
-from runner_core.protocols import Progress
+from runner_core import Progress
 
 from runner_dinocell.config import CellConfig
 
 
 def cosine(begin: float, end: float, fraction: float) -> float:
-    """From `begin` to `end` along half a cosine; stays at the end.
+    """Go from `begin` to `end` along half a cosine, and stay at the end.
 
     >>> [round(cosine(0.0, 1.0, share), 3) for share in (0.0, 0.25, 0.5, 1.0, 2.0)]
     [0.0, 0.146, 0.5, 1.0, 1.0]
@@ -19,31 +19,38 @@ def cosine(begin: float, end: float, fraction: float) -> float:
 
 
 def learning_rate(config: CellConfig, progress: Progress) -> float:
-    """Factor on `train.learning_rate`: rises linearly over the warm-up, falls to `optim.final_learning_rate`."""
+    """Return the factor on `train.learning_rate`.
+
+    It rises linearly over the warm-up, then follows `train.schedule` to `optim.final_learning_rate` (a constant one
+    stays).
+    """
     warm = round(config.train.warmup * progress.steps)
     if progress.step < warm:
         return (progress.step + 1) / warm
+    if config.train.schedule == "constant" or not config.train.learning_rate:
+        return 1.0
     end = config.optim.final_learning_rate / config.train.learning_rate
-    return cosine(1.0, end, (progress.step - warm) / max(1, progress.steps - warm))
+    fraction = (progress.step - warm) / max(1, progress.steps - warm)
+    return 1 + (end - 1) * min(fraction, 1.0) if config.train.schedule == "linear" else cosine(1.0, end, fraction)
 
 
 def weight_decay(config: CellConfig, progress: Progress) -> float:
-    """From `train.weight_decay` to `optim.final_weight_decay`."""
+    """Return the weight decay, from `train.weight_decay` to `optim.final_weight_decay`."""
     return cosine(config.train.weight_decay, config.optim.final_weight_decay, progress.fraction)
 
 
 def momentum(config: CellConfig, progress: Progress) -> float:
-    """Of the teacher's moving average: from `teacher.momentum` to 1, when the teacher stands still."""
+    """Return the momentum of the teacher's moving average, from `teacher.momentum` to 1, where the teacher stops."""
     return cosine(config.teacher.momentum, 1.0, progress.fraction)
 
 
 def teacher_temperature(config: CellConfig, progress: Progress) -> float:
-    """Rises linearly over the share `loss.teacher_warmup`, then stays."""
+    """Return the teacher's temperature: it rises linearly over the share `loss.teacher_warmup`, then stays."""
     loss = config.loss
     risen = min(1.0, progress.fraction / loss.teacher_warmup) if loss.teacher_warmup > 0 else 1.0
     return loss.warmup_teacher_temperature + risen * (loss.teacher_temperature - loss.warmup_teacher_temperature)
 
 
 def prototypes_frozen(config: CellConfig, progress: Progress) -> bool:
-    """Do the prototypes stand still, until the rest of the head has found its way?"""
+    """Return whether the prototypes are still frozen, so that the rest of the head can settle."""
     return progress.fraction < config.optim.freeze_prototypes

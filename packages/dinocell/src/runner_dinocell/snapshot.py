@@ -1,4 +1,4 @@
-"""The picture of a training: fields of the probe batch, and what the CLS token looks at in them."""
+"""Picture during training: fields of the probe batch, and the CLS token's attention in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core.protocols import Array
+from runner_core import Array
 
 from runner_dinocell.augment import CENTRE, SPREAD
 
@@ -16,21 +16,26 @@ COLOURS: tuple[Colour, ...] = (
     (86, 180, 233), (0, 158, 115), (240, 228, 66), (213, 94, 0), (204, 121, 167), (0, 114, 178), (230, 159, 0),
     (255, 255, 255),
 )  # fmt: skip
-"""Of channels, in their order; the colour-blind can tell them apart (Okabe and Ito, 2008). A ninth has the first's."""
+"""Colours of channels, in their order; the colour-blind can tell them apart (Okabe and Ito, 2008). A ninth has the
+first's."""
 HEAT: tuple[Colour, ...] = ((0, 34, 78), (53, 69, 108), (124, 123, 120), (188, 175, 111), (254, 232, 56))
 """From none to most: about cividis (Nuñez et al. 2018, 10.1371/journal.pone.0199239), made for the colour-blind."""
 PANEL = 224
-"""Fields smaller than this (pixels) are enlarged as far as it reaches."""
+"""Smaller fields (pixels) are enlarged up to this size."""
 _GAP, _LINE = 4, 18
 _PAPER, _INK = 20, (225, 225, 225)
 
 
 def snapshot(images: Array, maps: Array, channels: Sequence[str]) -> Array:
-    """Fields above, heat maps of attention below: (H', W', 3) uint8.
+    """Draw fields above and heat maps of attention below: (H', W', 3) uint8.
 
-    `images` (N, C, H, W) as the network reads them, `channels` their C names; `maps` (N, heads, h, w): the share of
-    attention that each patch has. A heat map is the mean over heads; its colours go from 0 to its own highest, which
-    stands above it, as a multiple of what each patch would have if they all had the same.
+    A heat map is the mean over heads. Its colours go from 0 to its own highest value, which stands above it as a
+    multiple of an even distribution.
+
+    Args:
+        images: (N, C, H, W), network inputs.
+        maps: (N, heads, h, w), the share of attention of each patch.
+        channels: the names of the C channels.
     """
     zoom = max(1, PANEL // max(images.shape[2:]))
     columns = []
@@ -45,8 +50,10 @@ def snapshot(images: Array, maps: Array, channels: Sequence[str]) -> Array:
 
 
 def composite(image: Array) -> Array:
-    """(C, H, W) as the network reads it → (H, W, 3) uint8: each channel in its colour, as lights on one screen: what
-    has several keeps shape, where a sum would be white."""
+    """Draw a network input (C, H, W) with each channel in its colour, as lights on one screen: (H, W, 3) uint8.
+
+    Pixels with several channels keep their shape, which a sum would turn white.
+    """
     shades = np.clip(image * SPREAD + CENTRE, 0, 1)
     colours = np.array([COLOURS[number % len(COLOURS)] for number in range(len(image))], np.float32) / 255
     dark = np.prod(1 - shades[..., None] * colours[:, None, None], axis=0)
@@ -54,7 +61,7 @@ def composite(image: Array) -> Array:
 
 
 def heat(shares: Array) -> Array:
-    """(h, w), none below 0 → (h, w, 3) uint8: 0 in the first colour of `HEAT`, the highest in the last."""
+    """Draw (h, w), none below 0, as (h, w, 3) uint8: 0 in the first colour of `HEAT`, the highest in the last."""
     places = shares / max(float(shares.max()), np.finfo(np.float32).tiny) * (len(HEAT) - 1)
     parts = [np.interp(places, np.arange(len(HEAT)), part) for part in np.array(HEAT).T]
     return np.stack(parts, -1).round().astype(np.uint8)
@@ -65,13 +72,13 @@ def _enlarged(picture: Array, high: int, wide: int) -> Array:
 
 
 def _beside(panels: Sequence[Array]) -> Array:
-    """Panels of one size side by side, paper between and below them."""
+    """Put panels of one size side by side, with paper between and below them."""
     padded = [np.pad(panel, ((0, _GAP), (0, _GAP), (0, 0)), constant_values=_PAPER) for panel in panels]
     return np.concatenate(padded, axis=1)[:, :-_GAP]
 
 
 def _text(entries: Mapping[str, Colour | None], width: int) -> Array:
-    """Words, each behind a square of its colour where it has one, as far as a line reaches: (h, width, 3) uint8."""
+    """Write words, behind squares of their colours if they have any, up to the end of a line: (h, width, 3) uint8."""
     picture = Image.new("RGB", (width, _LINE), (_PAPER,) * 3)
     draw, left = ImageDraw.Draw(picture), 4
     for text, colour in entries.items():

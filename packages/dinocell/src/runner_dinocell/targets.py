@@ -1,4 +1,4 @@
-"""What the student is to answer: the teacher's logits, sharpened, and centred so that they do not collapse.
+"""Targets of the student: the teacher's logits, sharpened, and centred so that they do not collapse.
 
 With 65536 prototypes and 20,000 masked patches a batch, the distributions would take 5 GB in float32. They are never
 built: a centre and Sinkhorn-Knopp alike only scale the rows and columns of exp(logits / temperature), so one number for
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from runner_core.engines.torch import ranks
+from runner_core import ranks
 from torch import Tensor, nn
 
 from runner_dinocell.config import LossConfig
 
 ROUNDS = 3
-"""Of Sinkhorn-Knopp, as in SwAV (Caron et al. 2020, arXiv:2006.09882) and DINOv2 (Oquab et al. 2023)."""
+"""Rounds of Sinkhorn-Knopp, as in SwAV (Caron et al. 2020, arXiv:2006.09882) and DINOv2 (Oquab et al. 2023)."""
 PART = {"cpu": 2**18, "cuda": 2**24}
-"""Numbers that are computed at once: what stays in a core's cache, and what keeps a GPU busy (64 MB in float32)."""
+"""Numbers that are computed at once: a core's cache holds 2**18, 2**24 keep a GPU busy (64 MB in float32)."""
 
 
 class Targets(NamedTuple):
@@ -34,31 +34,31 @@ class Targets(NamedTuple):
     temperature: float
 
     def exponents(self, rows: slice) -> Tensor:
-        """(V, n, K): ln of the distributions of these rows, before the mean."""
+        """Return the logarithm of the distributions of these rows, before the mean: (V, n, K)."""
         free = _scaled(self.logits[:, rows], self.prototypes, self.temperature)
         return free.add_(self.samples[:, rows, None])
 
     def at(self, rows: slice) -> Tensor:
-        """(n, K): the distributions of these rows; each sums to 1."""
+        """Return the distributions of these rows, (n, K); each sums to 1."""
         each = self.exponents(rows).exp_()
         return each[0] if len(each) == 1 else each.mean(0)
 
     def of_pairs(self) -> Targets:
-        """(1, 2B, K) → (2, B, K): for each image the mean over its two crops."""
+        """Average the two crops of each image: (1, 2B, K) → (2, B, K)."""
         halves = (2, -1)
         return self._replace(logits=self.logits[0].unflatten(0, halves), samples=self.samples[0].unflatten(0, halves))
 
     def exchanged(self) -> Targets:
-        """(1, 2B, K): for each crop that of the image's other crop."""
+        """Exchange the two crops of each image: (1, 2B, K)."""
         half = self.samples.shape[1] // 2
         return self._replace(logits=self.logits.roll(half, 1), samples=self.samples.roll(half, 1))
 
 
 class Centring(nn.Module):
-    """Makes targets of the teacher's logits, as `loss.centring` says; part of the network, so that checkpoints have it.
+    """Makes targets of the teacher's logits by `loss.centring`; part of the network, so that checkpoints have it.
 
-    sinkhorn: Sinkhorn-Knopp over the batch. centre: less a moving mean c ← m·c + (1 − m)·mean of the batches before
-    (DINO, Caron et al. 2021, arXiv:2104.14294, eq. 4). Both over all processes that train together.
+    sinkhorn: Sinkhorn-Knopp over the batch. centre: subtract a moving mean c ← m·c + (1 − m)·mean of the batches before
+    (DINO, Caron et al. 2021, arXiv:2104.14294, eq. 4). Both use all processes that train together.
     """
 
     centre: Tensor | None
@@ -81,7 +81,7 @@ class Centring(nn.Module):
     def _move(self, logits: Tensor, centre: Tensor) -> None:
         total = ranks.summed(logits.sum(0, dtype=centre.dtype))
         count = ranks.summed(torch.tensor(float(len(logits)), device=logits.device))
-        weight = (1 - self.momentum) * (count > 0)  # where nobody has a masked patch the centre stays
+        weight = (1 - self.momentum) * (count > 0)  # the centre stays if no process has a masked patch
         centre.lerp_(total / count.clamp(min=1), weight.to(centre.dtype))
 
 
@@ -94,16 +94,16 @@ def centred(logits: Tensor, centre: Tensor, temperature: float) -> Targets:
 
 @torch.no_grad()
 def sinkhorn(logits: Tensor, temperature: float) -> Targets:
-    """Sinkhorn-Knopp on exp(logits / temperature), (N, K) → (1, N, K): three rounds in which each prototype gets the
-    same share of all samples, then each sample the sum 1.
+    """Apply Sinkhorn-Knopp to exp(logits / temperature), (N, K) → (1, N, K).
 
-    The samples are those of all processes that train together (N may differ, and be 0). The usual divisions by K and by
-    the number of samples cancel in the next half of a round, and are left out.
+    In each of three rounds, each prototype gets the same share of all samples, then each sample the sum 1. The samples
+    are those of all processes that train together (N may differ, and be 0). The usual divisions by K and by the number
+    of samples cancel in the next half of a round, and are left out.
     """
     wide = _wide(logits)
     highest = logits.amax().to(wide) if logits.numel() else torch.full((), -torch.inf, dtype=wide, device=logits.device)
     highest = ranks.gathered(highest[None]).amax() / temperature
-    prototypes = -highest.expand(logits.shape[1])  # so that no exponential overflows: only differences matter
+    prototypes = -highest.expand(logits.shape[1])  # no exponential overflows; only differences matter
     for turn in range(ROUNDS):
         total = ranks.summed(_shares(logits, prototypes, temperature, equal=turn > 0))
         prototypes = prototypes - total.clamp(min=torch.finfo(wide).tiny).log_()
@@ -111,7 +111,7 @@ def sinkhorn(logits: Tensor, temperature: float) -> Targets:
 
 
 def parts(logits: Tensor, views: int = 1) -> Iterator[slice]:
-    """Rows of (…, N, K) that are computed at once, where each is needed `views` times side by side."""
+    """Yield rows of (…, N, K) that are computed at once, if each is needed `views` times side by side."""
     rows, prototypes = logits.shape[-2:]
     budget = PART.get(logits.device.type, PART["cuda"])
     step = max(1, budget // (prototypes * max(views, logits.shape[:-2].numel())))
@@ -120,8 +120,10 @@ def parts(logits: Tensor, views: int = 1) -> Iterator[slice]:
 
 
 def _shares(logits: Tensor, prototypes: Tensor, temperature: float, equal: bool) -> Tensor:
-    """(K,): what each prototype has of all samples under its present factor, after each sample got the same (`equal`)
-    or as they are."""
+    """Return each prototype's share of all samples under its present factor, (K,).
+
+    With `equal` each sample gets the same weight first; otherwise samples count as they are.
+    """
     total = torch.zeros_like(prototypes)
     for rows in parts(logits):
         each = _scaled(logits[rows], prototypes, temperature).exp_()
@@ -132,7 +134,7 @@ def _shares(logits: Tensor, prototypes: Tensor, temperature: float, equal: bool)
 
 
 def _normalised(logits: Tensor, prototypes: Tensor, temperature: float) -> Targets:
-    """Every sample sums to 1."""
+    """Make every sample sum to 1."""
     samples = prototypes.new_empty(1, len(logits))
     for rows in parts(logits):
         samples[0, rows] = -_scaled(logits[rows], prototypes, temperature).logsumexp(1)
@@ -140,7 +142,7 @@ def _normalised(logits: Tensor, prototypes: Tensor, temperature: float) -> Targe
 
 
 def _scaled(logits: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
-    """logits / temperature + prototypes, in the prototypes' type."""
+    """Return logits / temperature + prototypes, in the prototypes' type."""
     return torch.add(prototypes, logits.to(prototypes.dtype), alpha=1 / temperature)
 
 

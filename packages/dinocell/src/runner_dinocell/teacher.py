@@ -9,10 +9,11 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def follow(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """teacher ← momentum · teacher + (1 − momentum) · student, of all parameters, in the teacher's order.
+    """Move the teacher: teacher ← momentum · teacher + (1 − momentum) · student.
 
-    Of sharded ones each process moves its own part: both must be sharded alike. After a step of float16 that changed
-    nothing it moves towards the student all the same, which is where it should be going.
+    This covers all parameters, in the teacher's order. If they are sharded, each process moves its own part: both must
+    be sharded alike. After a step of float16 that changed nothing, the teacher still moves towards the student, which
+    is where it should go.
     """
     torch._foreach_lerp_(_tensors(teacher), _tensors(student), 1 - momentum)
 

@@ -1,7 +1,7 @@
-"""Images in TIFF files, one channel of a field each: 16 bits stay 16 bits.
+"""Images in TIFF files, each one channel of a field: 16 bits stay 16 bits.
 
-tifffile reads what is left of a truncated file and only logs that something is missing. So the page is checked before
-it is read: all its strips or tiles must lie within the file.
+tifffile reads the rest of a truncated file and only logs that something is missing. So the page is checked before it is
+read: all its strips or tiles must lie within the file.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from pathlib import Path
 
 import numpy as np
 import tifffile
-from runner_core import BadInput
-from runner_core._text import times
-from runner_core.protocols import Array
+from runner_core import Array, BadInput, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it would warn of is refused here
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the faults that it warns of are refused here
 LARGEST = 1 << 28
 """Pixels beyond which a damaged header is more likely than a field of that size."""
+_LARGE, _COPIES = 1 << 26, 3
+"""Bytes from which an image is compared with free memory, and the number of copies of a field in memory."""
 _AGAIN = "Fetch or export it again, or leave the field out."
 
 
-def read(path: Path) -> Array:
-    """The image (H, W), uint16 or uint8. Raises BadInput naming the file, what is wrong with it and what to do."""
+def read(path: Path, together: int = 1) -> Array:
+    """Read the image (H, W), uint16 or uint8; `together` is the number of images held at once.
+
+    BadInput names the file, the fault and the remedy.
+    """
+    refuse_special_file(path)
     with _damage(path), tifffile.TiffFile(path) as tif:
         page = _only_page(path, tif)
+        _refuse_large(path, page, together)
         parts = list(zip(page.dataoffsets, page.databytecounts, strict=True))
         if len(parts) < max(1, math.prod(page.chunked)):
             raise ValueError("parts of its data are missing")
@@ -38,7 +43,8 @@ def read(path: Path) -> Array:
 
 
 def outline(path: Path) -> tuple[tuple[int, ...], int]:
-    """Height and width, and bits a pixel, by the header alone. Raises BadInput as `read` does."""
+    """Return height and width, and bits per pixel, from the header alone; raises BadInput as `read` does."""
+    refuse_special_file(path)
     with _damage(path), tifffile.TiffFile(path) as tif:
         page = _only_page(path, tif)
         return page.shape, 8 * page.dtype.itemsize
@@ -54,14 +60,22 @@ def _damage(path: Path) -> Iterator[None]:
         raise BadInput(f"{path}: no such file. Restore it, or leave the field out.") from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror or error}).") from error
-    except Exception as error:  # tifffile and its decoders raise all kinds
+    except Exception as error:  # tifffile and its decoders raise any exception
         if path.stat().st_size == 0:
             raise BadInput(f"{path}: the file is empty. {_AGAIN}") from error
         raise BadInput(f"{path}: truncated or damaged, or no TIFF file ({str(error)[:120]}). {_AGAIN}") from error
 
 
+def _refuse_large(path: Path, page: tifffile.TiffPage, together: int) -> None:
+    """Raise OutOfSpace if the field would not fit into memory: a small file may unpack to a huge image."""
+    if page.nbytes > _LARGE:
+        what = f"a field of {counted(together, 'channel')} of {shape_text(page.shape)} pixels takes"
+        remedy = "Cut the images into smaller ones, or leave the field out."
+        refuse_if_memory_is_short(path, what, _COPIES * together * page.nbytes, remedy)
+
+
 def _only_page(path: Path, tif: tifffile.TiffFile) -> tifffile.TiffPage:
-    """The file's page, which holds one image of 8 or 16 bits. Raises BadInput for anything else."""
+    """Return the file's page if it holds one image of 8 or 16 bits, else raise BadInput."""
     if not len(tif.pages):
         raise ValueError("it has no page")
     page = tif.pages.first.aspage()
@@ -72,7 +86,8 @@ def _only_page(path: Path, tif: tifffile.TiffFile) -> tifffile.TiffPage:
         )
     if len(page.shape) != 2:
         raise BadInput(
-            f"{path}: {times(page.shape)} values, an image in colour or of several samples a pixel. Write each channel "
+            f"{path}: {shape_text(page.shape)} values, an image in colour or of several samples a pixel. Write each "
+            f"channel "
             "to a file of its own, in grey."
         )
     if page.dtype not in (np.uint8, np.uint16):
@@ -81,5 +96,5 @@ def _only_page(path: Path, tif: tifffile.TiffFile) -> tifffile.TiffPage:
             "own values, as 16-bit grey."
         )
     if page.size > LARGEST or not page.size:
-        raise ValueError(f"{times(page.shape)} pixels")
+        raise ValueError(f"{shape_text(page.shape)} pixels")
     return page

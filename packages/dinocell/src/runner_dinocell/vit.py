@@ -1,8 +1,8 @@
-"""The vision transformer (Dosovitskiy 2021) of DINOv2 (Oquab 2023) on timm's: any channels, crops of any size, masks.
+"""DINOv2's vision transformer (Dosovitskiy 2021; Oquab 2023) on timm's: any channels, crops of any size, masks.
 
-timm's names of weights and timm's blocks, so that timm loads what was trained. Two things are DINOv2's own: the mask
-token, and how position embeddings are interpolated. Its CLS token has a position embedding too; here, as timm has it
-for models with registers, the two are one weight, their sum.
+It has timm's names of weights and timm's blocks, so that timm loads trained weights. Two things are DINOv2's own: the
+mask token, and how position embeddings are interpolated. DINOv2's CLS token has a position embedding too; here the two
+are one weight, their sum, as in timm's models with registers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OFFSET = 0.1
 
 
 class Tokens(NamedTuple):
-    """What a backbone makes of M images, after its last norm."""
+    """Outputs of a backbone for M images, after its last norm."""
 
     image: Tensor
     """(M, D): the CLS token."""
@@ -49,7 +49,10 @@ class CellTransformer(VisionTransformer):
 
     @property
     def last_attention(self) -> nn.Module:
-        """Has `qkv` (D → 3D) and `num_heads`; its input (M, 1 + registers + T, D) is after the block's norm."""
+        """Attention of the last block; its input (M, 1 + registers + T, D) is after the block's norm.
+
+        It has `qkv` (D → 3D) and `num_heads`.
+        """
         return self.blocks[-1].attn
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tokens:
@@ -65,7 +68,7 @@ class CellTransformer(VisionTransformer):
 
 
 def timm_arguments(config: CellConfig, channels: int) -> dict[str, Any]:
-    """What builds the network without its mask token: of timm's `VisionTransformer`, and of `timm.create_model`."""
+    """Return timm's arguments (`VisionTransformer`, `timm.create_model`) of the network without mask token."""
     width, depth, heads = SIZES[config.model.size]
     return {
         "img_size": config.augment.global_size,
@@ -81,22 +84,12 @@ def timm_arguments(config: CellConfig, channels: int) -> dict[str, Any]:
     }
 
 
-def backbone(config: CellConfig, channels: int) -> nn.Module:
-    """The network that `config.model` describes, for images of `channels` channels: `CellTransformer`, or the dinov2
-    package's."""
-    if config.model.source == "dinov2":
-        from runner_dinocell.official import OfficialTransformer
-
-        return OfficialTransformer(config, channels)
-    return CellTransformer(config.model.drop_path, **timm_arguments(config, channels))
-
-
 def interpolated(grid: Tensor, height: int, width: int, registers: bool) -> Tensor:
-    """Position embeddings (1, n², D) for another grid: (1, height · width, D), bicubic, as DINOv2 does it.
+    """Interpolate position embeddings (1, n², D) to another grid, (1, height · width, D), bicubic as DINOv2 does.
 
-    Its models with registers resample to the exact size with anti-aliasing. Those without have no anti-aliasing, and
-    scale by (m + 0.1) / n instead of m / n. It is two matrix products: the gradient of torch's bicubic is refused by
-    `train.deterministic` on a GPU.
+    DINOv2's models with registers resample to the exact size with anti-aliasing. Models without registers have no
+    anti-aliasing, and scale by (m + 0.1) / n instead of m / n. Two matrix products are used, because
+    `train.deterministic` refuses the gradient of torch's bicubic on a GPU.
     """
     side = math.isqrt(grid.shape[1])
     if height == width == side:
@@ -114,7 +107,7 @@ def _matrix(side: int, length: int, exact: bool, device: torch.device, dtype: to
 
 @lru_cache(64)
 def _cached(side: int, length: int, exact: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(length, side): bicubic interpolation along one axis."""
+    """Return the matrix (length, side) of bicubic interpolation along one axis."""
     with torch.inference_mode(False):
         unit = torch.eye(side, dtype=torch.float64)[None, None]
         if exact:

@@ -1,7 +1,7 @@
-"""Official DINOv2 weights (github.com/facebookresearch/dinov2) → the backbones of student and teacher.
+"""Loading of official DINOv2 weights (github.com/facebookresearch/dinov2) into student and teacher.
 
-The files of its model zoo, and the teacher checkpoints that its training writes: these have the backbone below
-`backbone.`, beside heads that are left aside, and number blocks by chunk ("blocks.0.3." is block 3).
+It reads the files of its model zoo, and the teacher checkpoints that its training writes: these have the backbone below
+`backbone.`, beside heads that are ignored, and number blocks by chunk ("blocks.0.3." is block 3).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SQUARES = {side**2 for side in range(1, 1000)}
 
 
 def start_from(network: DinoNet, file: Path) -> None:
-    """Student and teacher begin with the official weights in `file`, fitted to the network (see `fitted`).
+    """Start student and teacher from the official weights in `file`, fitted to the network (see `fitted`).
 
     Raises BadInput for a file that is no such checkpoint, and for weights of another network, naming them.
     """
@@ -46,7 +46,7 @@ def start_from(network: DinoNet, file: Path) -> None:
 
 
 def read(file: Path) -> Mapping[str, object]:
-    """What a .safetensors or .pth file holds. Raises BadInput."""
+    """Read a .safetensors or .pth file, or raise BadInput."""
     if not file.is_file():
         raise BadInput("there is no such file")
     try:
@@ -54,7 +54,7 @@ def read(file: Path) -> Mapping[str, object]:
         stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise BadInput("it holds more than tensors, which is not loaded: save its state dict alone") from error
-    except Exception as error:  # of a damaged file the readers raise anything
+    except Exception as error:  # readers raise any exception for a damaged file
         raise BadInput(f"it cannot be read as weights: {type(error).__name__}: {error}") from error
     if not isinstance(stored, Mapping):
         raise BadInput(f"it holds a {type(stored).__name__}, not weights by name")
@@ -62,7 +62,7 @@ def read(file: Path) -> Mapping[str, object]:
 
 
 def official(stored: Mapping[str, object]) -> Weights:
-    """The backbone's weights, under the model zoo's names. Raises BadInput where there are none."""
+    """Return the backbone's weights under the model zoo's names; BadInput if there are none."""
     teacher = stored.get("teacher")
     holder = teacher if isinstance(teacher, Mapping) else stored
     tensors = {name: tensor for name, tensor in holder.items() if torch.is_tensor(tensor)}
@@ -74,11 +74,11 @@ def official(stored: Mapping[str, object]) -> Weights:
 
 
 def fitted(weights: Weights, backbone: nn.Module) -> Weights:
-    """Official weights in the shapes of `backbone`, under official names; float32.
+    """Return official weights in the shapes of `backbone`, under official names; float32.
 
-    Three input channels → N: each has the mean over red, green and blue, times 3 / N, so that a grey image gives what
-    it gave. Patches of another size: resampled (Beyer 2023, FlexiViT). Position embeddings: interpolated to the grid
-    of the global crops. Raises BadInput, naming the weights, where anything else differs.
+    Three input channels → N: each gets the mean over red, green and blue, times 3 / N, so that a grey image gives the
+    same result. Patches of another size are resampled (Beyer 2023, FlexiViT). Position embeddings are interpolated to
+    the grid of the global crops. If anything else differs, BadInput names the weights.
     """
     wanted = _shapes(backbone)
     weights = {name: tensor.float() for name, tensor in weights.items()}
@@ -100,13 +100,16 @@ def fitted(weights: Weights, backbone: nn.Module) -> Weights:
         "of another shape:": differ,
     }
     if any(faults.values()):
-        said = "; ".join(f"{what} {_some(names)}" for what, names in faults.items() if names)
-        raise BadInput(f"it is of another network than model.size, registers and layer_scale say: {said}")
+        listed = "; ".join(f"{what} {_some(names)}" for what, names in faults.items() if names)
+        raise BadInput(f"it is of another network than model.size, registers and layer_scale say: {listed}")
     return weights
 
 
 def as_timm(weights: Weights) -> Weights:
-    """Official names → timm's, of models with `no_embed_class` (position embeddings of patches only), no mask token."""
+    """Rename official weights to timm's names.
+
+    They fit models with `no_embed_class` (position embeddings of patches only) and no mask token.
+    """
     position = weights["pos_embed"]
     own = {"cls_token": weights["cls_token"] + position[:, :1], "pos_embed": position[:, 1:]}
     if "register_tokens" in weights:
@@ -117,7 +120,7 @@ def as_timm(weights: Weights) -> Weights:
 
 
 def _shapes(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes that official weights of such a backbone would have."""
+    """Return names and shapes of official weights of such a backbone."""
     if not isinstance(backbone, CellTransformer):
         return {name: tuple(tensor.shape) for name, tensor in backbone.vit.state_dict().items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()}

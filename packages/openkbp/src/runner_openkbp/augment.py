@@ -1,6 +1,6 @@
-"""Augmentation of decoded batches on the device: mirrored, turned, larger or smaller, and moved patients.
+"""Augmentation of decoded batches on the device: patients are mirrored, turned, scaled and moved.
 
-It works on the packed masks (one integer a voxel): eleven masks are carried at the price of one.
+It works on the packed masks (one integer per voxel), so that eleven masks cost as much as one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 from keras import ops
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 
 from runner_openkbp.config import AugmentConfig
 from runner_openkbp.mirror import swap_sides
@@ -21,11 +21,11 @@ VOLUMES = ("ct", "masks", "dose")
 
 
 def augment(batch: Tensors, config: AugmentConfig, rng: keras.random.SeedGenerator) -> Tensors:
-    """`batch` of `batch.decode`: ct (raw), masks (bits), dose (B, S, S, S) → the same, changed together."""
+    """Change ct (raw), masks (bits) and dose (B, S, S, S) of `batches.decode` together."""
     count = batch["ct"].shape[0]
 
     def drawn(*limits: float) -> Any:
-        """(B, len(limits)), each column between ± its limit."""
+        """Return random numbers (B, len(limits)), each column between ± its limit."""
         return keras.random.uniform((count, len(limits)), -1, 1, seed=rng) * ops.convert_to_tensor(limits, "float32")
 
     out = dict(batch)
@@ -40,18 +40,18 @@ def augment(batch: Tensors, config: AugmentConfig, rng: keras.random.SeedGenerat
 
 
 def flip(batch: Tensors, which: Any) -> Tensors:
-    """Left ↔ right where `which` (B,) is true; the parotids change names."""
+    """Exchange left and right where `which` (B,) is true; the parotids exchange their names."""
     turned = {name: ops.flip(batch[name], LEFT_RIGHT) for name in VOLUMES}
     turned["masks"] = swap_sides(turned["masks"])
     return {name: ops.where(which[:, None, None, None], turned[name], batch[name]) for name in VOLUMES}
 
 
 def warp_plane(batch: Tensors, angle: Any, scale: Any, shift: Any) -> Tensors:
-    """Axial slices turned by `angle` (B,) radians as numpy.rot90 turns the first two axes, enlarged `scale` (B,) times,
-    then moved by `shift` (B, 2) as a share of the grid.
+    """Turn axial slices by `angle`, enlarge them `scale` times, then move them by `shift`.
 
-    CT and dose are interpolated linearly, masks take the nearest voxel; what comes from outside the grid is 0: air in
-    raw CT numbers, no mask, no dose.
+    `angle` (B,) is in radians and turns as numpy.rot90 turns the first two axes; `scale` is (B,); `shift` (B, 2) is a
+    share of the grid. CT and dose are interpolated linearly, masks take the nearest voxel. Voxels from outside the grid
+    are 0: air in raw CT numbers, no mask, no dose.
     """
     _, size, _, depth = batch["ct"].shape
     y, x = _source(angle, scale, shift, size)
@@ -66,7 +66,10 @@ def warp_plane(batch: Tensors, angle: Any, scale: Any, shift: Any) -> Tensors:
 
 
 def warp_length(batch: Tensors, scale: Any, shift: Any) -> Tensors:
-    """The last axis stretched `scale` (B,) times, then moved by `shift` (B,) as a share of it; as `warp_plane`."""
+    """Stretch the last axis `scale` (B,) times, then move it by `shift` (B,), a share of its length.
+
+    Interpolation is that of `warp_plane`.
+    """
     count, size, _, depth = batch["ct"].shape
     places = ops.arange(depth, dtype="float32")
     centre = (depth - 1) / 2
@@ -87,7 +90,7 @@ def warp_length(batch: Tensors, scale: Any, shift: Any) -> Tensors:
 
 
 def _source(angle: Any, scale: Any, shift: Any, size: int) -> tuple[Any, Any]:
-    """Where each voxel of the warped slice comes from: rows and columns (B, size, size)."""
+    """Return the source rows and columns (B, size, size) of each voxel of the warped slice."""
     centre = (size - 1) / 2
     at = (ops.arange(size, dtype="float32") - centre - size * shift[..., None]) / scale[:, None, None]  # (B, 2, size)
     rows, columns = at[:, 0, :, None], at[:, 1, None, :]
@@ -96,7 +99,7 @@ def _source(angle: Any, scale: Any, shift: Any, size: int) -> tuple[Any, Any]:
 
 
 def _pick(values: Any, rows: Any, columns: Any) -> Any:
-    """values (B, S, S, C) at rows, columns (B, S, S, whole numbers) → (B, S, S, C); 0 outside."""
+    """Return values (B, S, S, C) at rows and columns (B, S, S, whole numbers): (B, S, S, C), 0 outside."""
     count, size, _, channels = values.shape
     inside = (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
     row = ops.cast(ops.clip(rows, 0, size - 1), "int32")

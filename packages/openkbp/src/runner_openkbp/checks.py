@@ -1,4 +1,4 @@
-"""What `runner openkbp check` looks for in a patient that can be read."""
+"""Checks of `runner openkbp check`, for patients that can be read."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from runner_core._errors import did_you_mean
-from runner_core.project import Record
-from runner_core.protocols import Finding
+from runner_core import Finding, Record, did_you_mean
 
 from runner_openkbp.csvfiles import read_values
-from runner_openkbp.patients import DOSE, REQUIRED, Patient, read_patient
+from runner_openkbp.files import DOSE, REQUIRED, Patient, read_patient
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, unpack
 
 VOXEL_MM = (1.0, 10.0)
-"""Smallest and largest side of a voxel that is believed. The challenge's are 2.3 … 5.5 mm."""
+"""Smallest and largest plausible side of a voxel. The challenge's are 2.3 … 5.5 mm."""
 EMPTY_CT = 0.05
-"""Share of the possible-dose mask that may lie where the CT file has nothing (the challenge's: up to 0.02)."""
+"""Share of the possible-dose mask that the CT file may lack (the challenge's lack up to 0.02)."""
 OFF_PRESCRIPTION = 0.2
-"""Relative difference between a target's mean dose and its prescription that is believed (the challenge's: 0.1)."""
+"""Largest plausible relative difference between a target's mean dose and its prescription (the challenge's: 0.1)."""
 REGIONS = "regions"
 """The rule for ROIs without voxels, or with too few."""
 _SIDES = (
@@ -27,11 +25,14 @@ _SIDES = (
     ("Brainstem", "SpinalCord", 2, "head and feet look exchanged"),
     ("Mandible", "SpinalCord", 0, "front and back look exchanged"),
 )
-"""(the one with the smaller index, the other, axis, what it means otherwise)"""
+"""(ROI with the smaller index, the other ROI, axis, meaning of the opposite order)"""
 
 
 def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding]:
-    """Warnings about one patient, which is read unless it is given. Raises BadInput as reading does."""
+    """Yield warnings about one patient, which is read unless it is given.
+
+    Raises BadInput as reading does.
+    """
     patient = patient or read_patient(record)
     masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
     possible = unpack(patient.masks, POSSIBLE)
@@ -47,7 +48,7 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
 
 
 def smallest_region(voxel_mm: Array) -> int:
-    """Voxels in 0.1 cm³, at least one: what the challenge's D0.1cc needs."""
+    """Return the voxels in 0.1 cm³, at least one: the challenge's D0.1cc needs that many."""
     return max(1, round(100 / float(np.prod(voxel_mm))))
 
 
@@ -61,7 +62,8 @@ def _files(record: Record) -> Iterator[Finding]:
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    """
+    """Return a hint at the name that was probably meant.
+
     >>> _meant("ptv70.csv", ["PTV56.csv", "PTV70.csv"]), _meant("Larinx.csv", ["Larynx.csv"])
     ("; did you mean 'PTV70.csv'?", "; did you mean 'Larynx.csv'?")
     """
@@ -87,8 +89,10 @@ def _regions(masks: Mapping[str, Array], voxel_mm: Array) -> Iterator[Finding]:
 
 
 def _targets(masks: Mapping[str, Array], possible: Array) -> Iterator[Finding]:
-    """Organs may reach beyond the possible-dose mask (brainstem or cord does in most of the challenge's patients),
-    targets do not."""
+    """Warn of missing targets, targets outside the possible-dose mask, and targets that overlap.
+
+    Organs may reach beyond the mask (brainstem or cord does in most of the challenge's patients), targets do not.
+    """
     targets = [name for name in TARGETS if name in masks and masks[name].any()]
     if not targets:
         yield _warning("targets", "there is no target (PTV56, PTV63, PTV70): nothing tells where the dose should be")
@@ -140,7 +144,7 @@ def _dose(record: Record, dose: Array, possible: Array) -> Iterator[Finding]:
             f"{count} voxels outside the possible-dose mask have a dose, up to {outside.max():.1f} Gy; the network's "
             "dose is set to 0 there, so they count as errors",
         )
-    if dose[possible].all():  # then every voxel has its line, and the file need not be read again
+    if dose[possible].all():  # every voxel has its line: no need to read the file again
         return
     listed = np.zeros(GRID, bool)
     listed.reshape(-1)[read_values(record.files["dose"])[0]] = True

@@ -1,70 +1,73 @@
-"""Settings of openkbp and its presets. Imports no framework."""
+"""Settings and presets. No framework is imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from runner_core.config import DataConfig, RunConfig
+from runner_core import AtLeast, Between, DataConfig, RunConfig, ShareBelow, Within
 
 
 @dataclass
 class DoseDataConfig(DataConfig):
     size: Literal[128, 64, 32] = 128
-    """Voxels per side of the grid that the network works on. Below 128, CT and dose are the means and the ROIs the
-    majority of the voxels they replace; predictions are brought back to 128³, where all scores are computed."""
+    """Voxels per side of the grid that the network works on. Below 128, each voxel of CT and dose is the mean of the
+    voxels it replaces, and each voxel of a region their majority. Predictions are brought back to 128³, where all
+    scores are computed."""
     ct_offset: float = 1024.0
-    """HU = stored CT value − ct_offset. The challenge's values run from 1 to 28036 and hold HU + 1024."""
+    """Number to subtract from a stored CT value to get HU. The challenge's values run from 1 to 28036 and hold HU +
+    1024."""
     ct_window: tuple[float, float] = (-1024.0, 1500.0)
-    """HU outside the window are clipped to it: metal and the padding around the scanner's field of view. The network
+    """HU outside the window are clipped to it: metal, and the padding around the scanner's field of view. The network
     sees the result / 1000."""
     unpack: Literal["device", "host"] = "device"
-    """Where 16-bit CT and dose and a bit a mask become what the network reads. host: batches are filled with float32,
-    a channel a mask, as the challenge's loader does: eight times the memory to fill and to send; to compare with."""
+    """Where to unpack stored CT and dose (16 bits) and masks (one bit each) for the network. host: fill batches with
+    float32 and one channel per mask, as the challenge's loader does. This takes eight times the memory to fill and to
+    send, and is there to compare with."""
 
 
 @dataclass
 class ModelConfig:
-    features: int = 64
+    features: Annotated[int, Within(1, 1024)] = 64
     """Channels of the first level; the levels below have 2, 4 and 8 times as many. 64 gives the challenge's network."""
     cascade: bool = False
-    """Two networks: the second sees the first one's dose beside the images, and both are trained."""
+    """Train two networks; the second sees the dose of the first beside the images."""
     recompute: bool = False
-    """Compute activations again in the backward pass rather than keep them: less memory, more time."""
-    dropout: float = 0.2
-    """Share of the channels dropped after the second and the fourth upsampling."""
-    momentum: float = 0.99
-    """Share of the old value in BatchNorm's running statistics. At 0.99 a few hundred steps leave the initial values
-    in; short trainings need 0.9."""
-    start: float = 0.0
-    """Dose (Gy) around which an untrained network's output lies. At 0, as in the challenge's code, half of the voxels
-    start below the ReLU and learn nothing; with the loss inside the mask a start near its mean dose is better."""
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    dropout: Annotated[float, ShareBelow(1)] = 0.2
+    """Share of the channels that are dropped after the second and the fourth upsampling."""
+    momentum: Annotated[float, Between(0, 1)] = 0.99
+    """Share of the old value in BatchNorm's running statistics. At 0.99 the initial values still count after a few
+    hundred steps; short trainings need 0.9."""
+    start: Annotated[float, Within(0, 100)] = 0.0
+    """Mean output (Gy) of an untrained network. At 0, as in the challenge's code, half of the voxels start below the
+    ReLU and learn nothing. If the loss is inside the mask, a start near the mean dose there is better."""
 
 
 @dataclass
 class LossConfig:
-    mae: float = 1.0
+    mae: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the mean absolute error of the dose (Gy)."""
     masked: bool = False
-    """Mean over the voxels of the possible-dose mask, as the dose score has it, instead of the whole volume."""
-    dvh: float = 0.0
+    """Average over the possible-dose mask, as the dose score does, instead of over the whole volume."""
+    dvh: Annotated[float, AtLeast(0)] = 0.0
     """Weight of the area between the dose-volume histograms of prediction and reference (Gy)."""
 
 
 @dataclass
 class AugmentConfig:
-    """Training only. Every sample is changed, by amounts between ± the numbers given; 0 switches a part off."""
+    """Random changes of every training sample, by amounts between ± the numbers given; 0 switches a change off."""
 
     flip: bool = True
-    """Mirror left and right in half of the samples; the parotids change names."""
-    rotate: float = 0.0
-    """Largest turn about the patient's long axis (degrees)."""
-    scale: float = 0.0
-    """Largest logarithm of the size factor, of the axial plane and of the long axis separately. The challenge's voxels
-    are from 2.7 to 5.4 mm wide, which the network is not told."""
-    shift: float = 0.0
+    """Mirror half of the samples left to right; the parotids exchange their names."""
+    rotate: Annotated[float, Within(0, 180)] = 0.0
+    """Largest rotation about the patient's long axis (degrees)."""
+    scale: Annotated[float, Within(0, 1)] = 0.0
+    """Largest logarithm of the size factor, drawn separately for the axial plane and the long axis. The challenge's
+    voxels are 2.7 to 5.4 mm wide, and the network does not see that size."""
+    shift: Annotated[float, Within(0, 1)] = 0.0
     """Largest translation along each axis, as a share of the grid."""
 
 
@@ -85,28 +88,17 @@ class OpenKBPConfig(RunConfig):
     predict: PredictConfig = field(default_factory=PredictConfig)
 
 
-def wrong_settings(config: OpenKBPConfig) -> str | None:
-    """What is wrong with the settings and what they may be; None: nothing."""
-    data, model, loss, augment = config.data, config.model, config.loss, config.augment
-    faults = {
-        f"crop.mode is {config.crop.mode}; the network works on the challenge's whole grid: leave it at auto": (
-            config.crop.mode not in ("auto", "none")
-        ),
-        f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side": data.size not in (128, 64, 32),
-        f"data.ct_window is {data.ct_window}; its first number must be below its second": (
-            not data.ct_window[0] < data.ct_window[1]
-        ),
-        f"model.features is {model.features}; at least 1 channel": model.features < 1,
-        f"model.dropout is {model.dropout}; a share from 0 to below 1": not 0 <= model.dropout < 1,
-        f"model.momentum is {model.momentum}; a share above 0 and below 1": not 0 < model.momentum < 1,
-        f"model.start is {model.start}; a dose from 0 to 100 Gy": not 0 <= model.start <= 100,
-        f"loss.mae is {loss.mae} and loss.dvh {loss.dvh}; weights cannot be negative": min(loss.mae, loss.dvh) < 0,
-        "loss.mae and loss.dvh are both 0: nothing would be learned": not (loss.mae or loss.dvh),
-        f"augment.rotate is {augment.rotate}; degrees from 0 to 180": not 0 <= augment.rotate <= 180,
-        f"augment.scale is {augment.scale}; a logarithm from 0 to 1": not 0 <= augment.scale <= 1,
-        f"augment.shift is {augment.shift}; a share from 0 to 1": not 0 <= augment.shift <= 1,
-    }
-    return next((fault for fault, found in faults.items() if found), None)
+def faults(config: OpenKBPConfig) -> Iterator[str]:
+    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+    data, loss = config.data, config.loss
+    if config.crop.mode not in ("auto", "none"):
+        yield f"crop.mode is {config.crop.mode}; the network works on the challenge's whole grid: leave it at auto"
+    if data.size not in (128, 64, 32):
+        yield f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side"
+    if not data.ct_window[0] < data.ct_window[1]:
+        yield f"data.ct_window is {data.ct_window}; its first number must be below its second"
+    if not (loss.mae or loss.dvh):
+        yield "loss.mae and loss.dvh are both 0: nothing would be learned"
 
 
 @dataclass
@@ -120,12 +112,16 @@ class DosePredictOptions:
     figure: bool = False
     """Also draw slices of the dose and its dose-volume histograms, KEY_dose.png."""
     reference: Path | None = None
-    """Folder of the patient's DICOM CT series on the same grid: gives RTDOSE and NIfTI their geometry, and RTDOSE its
-    patient and study. Implies --dicom. Without one the geometry is synthetic."""
+    """Folder of the patient's DICOM CT series on the same grid. It gives RTDOSE and NIfTI their geometry, and RTDOSE
+    its patient and study. Implies --dicom. Without a series the geometry is synthetic."""
 
 
 def default() -> OpenKBPConfig:
-    """The challenge's network (117 M parameters) at 128³, 100 epochs of batches of 2; for a GPU."""
+    """Train the challenge's network (117 M parameters) at 128³, 100 epochs of batches of 2; for a GPU.
+
+    The learning rate is the challenge's, 2e-4, but it warms up and falls along a cosine. For the published constant
+    rate use --train.schedule constant --train.warmup 0.
+    """
     config = OpenKBPConfig()
     config.train.batch_size = 2
     config.train.epochs = 100
@@ -135,8 +131,11 @@ def default() -> OpenKBPConfig:
 
 
 def large() -> OpenKBPConfig:
-    """As default, with a cascade of two networks, the loss inside the mask, and patients turned, of other sizes and
-    places; activations are computed again, for two networks keep twice as many. For a large GPU."""
+    """Train a cascade of two networks at 128³, with the loss inside the mask; for a large GPU.
+
+    It differs from default in three more ways: patients are turned, scaled and moved, and activations are computed
+    again, because two networks keep twice as many.
+    """
     config = default()
     config.model.cascade = True
     config.model.recompute = True
@@ -147,7 +146,7 @@ def large() -> OpenKBPConfig:
 
 
 def demo() -> OpenKBPConfig:
-    """64³ and 461 k parameters: the phantom in about a minute on two CPU cores."""
+    """Train 461 k parameters at 64³: the phantom takes about a minute on two CPU cores."""
     config = default()
     config.data.size = 64
     config.model.features = 4

@@ -1,13 +1,15 @@
 """The challenge's CSV files: sparse values or masks on the 128³ grid, one file each.
 
-A header line (",data"), then a line for each voxel: its flat index in C order, a comma, its value. A mask's lines have
-nothing after the comma. `voxel_dimensions.csv` holds three numbers (mm), one a line, and no header.
+A file has a header line (",data"), then a line for each voxel: its flat index in C order, a comma and its value. The
+lines of a mask have nothing after the comma. `voxel_dimensions.csv` holds three numbers (mm), one per line, and no
+header.
 
-pyarrow parses them; a fault is then looked for line by line, so that the message can name the line.
+pyarrow parses the files. If it fails, the fault is looked for line by line, so that the message can name the line.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,20 +18,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
-from runner_core._errors import BadInput
+from runner_core import BadInput, refuse_long_file
 
 from runner_openkbp.rois import GRID, Array
 
 VOXELS = math.prod(GRID)
 HEADER = ",data\n"
+VOXEL_MM = (0.001, 1000.0)
+"""Smallest and largest side of a voxel that is accepted; `check` warns well before."""
+MOST_BYTES, MOST_MASK_BYTES, MOST_TEXT_BYTES = 64 * VOXELS, 16 * VOXELS, 10_000
+"""Most bytes of a file of values, of a mask (no numbers) and of voxel_dimensions.csv. An index, a comma and a number
+with all digits of float64 take 33 bytes."""
 
 
 def read_values(path: Path, dtype: Any = np.float32) -> tuple[Array, Array]:
-    """Flat indices (int32) and values (`dtype`: float32 or float64) of a sparse volume, in the file's order.
+    """Read the flat indices (int32) and values of a sparse volume, in the file's order.
 
-    A float32 that `write_values` wrote comes back as it was when read as float32, a float64 when read as float64.
-    Raises BadInput (file, line, what is wrong, what to do) for a file that is missing, cut off, no such CSV, or has
-    an index outside the grid, an index twice, or a value that is NaN or infinite.
+    Values that `write_values` wrote come back unchanged if `dtype` is theirs (float32 or float64). Raises BadInput,
+    with file, line, fault and remedy, if the file is missing, cut off or no such CSV, if an index lies outside the grid
+    or occurs twice, or if a value is NaN or infinite.
     """
     index, values = _read(path, pa.from_numpy_dtype(np.dtype(dtype)))
     if not np.isfinite(values).all():
@@ -40,21 +47,25 @@ def read_values(path: Path, dtype: Any = np.float32) -> tuple[Array, Array]:
 
 
 def read_indices(path: Path) -> Array:
-    """Flat indices (int32) of a mask, in the file's order. Raises BadInput as `read_values` does, and for values
-    where a mask has none."""
+    """Read the flat indices (int32) of a mask, in the file's order.
+
+    Raises BadInput as `read_values` does, and also if a mask has values.
+    """
     return _read(path, None)[0]
 
 
 def read_masks(paths: Sequence[Path]) -> list[Array]:
-    """`read_indices` of several files, parsed at once: a patient has a dozen small ones, and each parse of its own
-    waits for a thread of pyarrow's."""
-    contents = [_content(path) for path in paths]
+    """Read the indices of several masks, parsed together.
+
+    A patient has a dozen small files, and every parse waits for a pyarrow thread.
+    """
+    contents = [_content(path, MOST_MASK_BYTES) for path in paths]
     bodies = [content[_header_end(path, content) :] for path, content in zip(paths, contents, strict=True)]
     try:
         index = _parse(pa.py_buffer(b"".join(bodies)), None)[0]
-    except pa.ArrowInvalid:  # each file by itself will tell which it is (or all are empty)
+    except pa.ArrowInvalid:  # reading each file alone shows which one is broken (or all are empty)
         return [read_indices(path) for path in paths]
-    lines = [body.count(b",") for body in bodies]  # what was parsed has two columns; an empty line has none
+    lines = [body.count(b",") for body in bodies]  # parsed lines have two columns, empty lines none
     parts = np.split(index, np.cumsum(lines)[:-1])
     for path, content, part in zip(paths, contents, parts, strict=True):
         _check_indices(path, content, part, False)
@@ -62,24 +73,27 @@ def read_masks(paths: Sequence[Path]) -> list[Array]:
 
 
 def read_voxels(path: Path) -> Array:
-    """Size of a voxel (3,) in mm, float64, along the grid's axes. Raises BadInput unless the file holds that."""
-    fields = _content(path).decode("utf-8-sig", errors="replace").split()
+    """Read the size of a voxel (3,) in mm, float64, along the grid's axes, or raise BadInput."""
+    fields = _content(path, MOST_TEXT_BYTES).decode("utf-8-sig", errors="replace").split()
     try:
         voxel = np.array([float(field) for field in fields])
     except ValueError:
         voxel = np.empty(0)
-    if voxel.shape != (3,) or not np.isfinite(voxel).all() or voxel.min() <= 0:
+    low, high = VOXEL_MM
+    if voxel.shape != (3,) or not ((voxel >= low) & (voxel <= high)).all():
         shown = " ".join(fields)[:60]
         raise BadInput(
-            f"{path}: holds '{shown}', not three positive numbers (a voxel's size in mm, one a line); restore the file"
+            f"{path}: holds '{shown}', not three numbers from {low:g} to {high:g} (a voxel's size in mm, one a line); "
+            "restore the file"
         )
     return voxel
 
 
 def write_values(path: Path, dense: Array, where: Array | None = None) -> None:
-    """Write a volume (128³) in the challenge's format: its non-zero voxels, or those `where` is true (zeros too).
+    """Write a volume (128³) in the challenge's format: its non-zero voxels, or all voxels in `where`.
 
-    Shortest decimals that give the same number back in `dense`'s dtype. Raises ValueError for NaN or infinity.
+    Decimals are the shortest that give the same number back in the dtype of `dense`. Raises ValueError for NaN or
+    infinity.
     """
     _check_grid(dense)
     flat = dense.reshape(-1)
@@ -118,8 +132,8 @@ def _check_grid(volume: Array) -> None:
 
 
 def _read(path: Path, kind: pa.DataType | None) -> tuple[Array, Array]:
-    """Indices and values; `kind` None: a mask, whose values are empty."""
-    content = _content(path)
+    """Read indices and values; `kind` is None for a mask, which has no values."""
+    content = _content(path, MOST_BYTES if kind else MOST_MASK_BYTES)
     end = _header_end(path, content)
     if end == len(content):  # nothing but a header
         return np.empty(0, np.int32), np.empty(0, kind.to_pandas_dtype() if kind else np.float32)
@@ -146,7 +160,10 @@ def _parse(lines: pa.Buffer, kind: pa.DataType | None) -> tuple[Array, Array]:
 
 
 def _check_indices(path: Path, content: bytes, index: Array, valued: bool) -> None:
-    """In the grid, none twice. The challenge's files are sorted, which is quickly seen; others are sorted here."""
+    """Raise BadInput if an index lies outside the grid or occurs twice.
+
+    The challenge's files are sorted, which is quick to see; other files are sorted here.
+    """
     if not index.size:
         return
     if index.min() < 0 or index.max() >= VOXELS:
@@ -162,9 +179,9 @@ def _check_indices(path: Path, content: bytes, index: Array, valued: bool) -> No
         )
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, most: int) -> bytes:
     try:
-        content = path.read_bytes()
+        content = refuse_long_file(path, most, "such a file of the challenge's").read_bytes()
     except FileNotFoundError as error:
         raise BadInput(f"{path}: the file is missing; restore it, or take the patient's folder out") from error
     except OSError as error:
@@ -181,7 +198,7 @@ def _content(path: Path) -> bytes:
 
 
 def _header_end(path: Path, content: bytes) -> int:
-    """Where the lines begin, after the header."""
+    """Return the position after the header, where the lines begin."""
     end = content.find(b"\n") + 1
     fields = content[: end or 200].decode(errors="replace").strip().split(",")
     if len(fields) != 2 or not end:
@@ -198,7 +215,7 @@ def _header_end(path: Path, content: bytes) -> int:
 
 
 def _first_fault(content: bytes, valued: bool) -> str:
-    """What is wrong with the first line that cannot be read; empty when all can."""
+    """Describe the first line that cannot be read; empty if all can."""
     faults = (
         f"line {number} {fault}"
         for number, line in _lines(content)
@@ -232,13 +249,14 @@ def _value_fault(value: str, valued: bool) -> str:
 
 
 def _line_of(path: Path, index: int) -> int:
-    """The line that holds voxel `index`."""
+    """Return the number of the line that holds voxel `index`."""
     wanted = str(index)
     return next((n for n, line in _lines(path.read_bytes()) if line.split(",")[0].strip() == wanted), 0)
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, str]]:
-    """Numbered lines after the header, the empty ones left out."""
-    for number, line in enumerate(content.decode(errors="replace").splitlines()[1:], 2):
-        if line.strip():
+    """Yield the numbered lines after the header, without empty ones."""
+    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="replace")
+    for number, line in enumerate(text, 1):
+        if number > 1 and line.strip():
             yield number, line.strip()

@@ -1,4 +1,4 @@
-"""A dose as DICOM RT Dose (PS3.3 A.18.3, C.8.8.3)."""
+"""Doses as DICOM RT Dose (PS3.3 A.18.3, C.8.8.3)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STUDY = ("StudyInstanceUID", "StudyDate", "StudyTime", "ReferringPhysicianName"
 
 
 def write_dose(dose: Array, grid: Geometry, key: str, path: Path) -> None:
-    """Write a dose (128, 128, 128) ≥ 0 in Gy: uint16 frames from the feet up, DoseGridScaling Gy a unit.
+    """Write a dose (128, 128, 128) ≥ 0 in Gy as uint16 frames from the feet up, scaled by DoseGridScaling.
 
-    Patient, study and frame of reference are the CT series' where the geometry is one's; else the patient is `key` and
-    the file says that its geometry is synthetic. Equal content gives equal UIDs, and an equal file.
+    If the geometry is a CT series', patient, study and frame of reference are taken from it. Otherwise the patient is
+    `key`, and the file says that its geometry is synthetic. Equal content gives equal UIDs and an equal file.
     """
     from pydicom.uid import ExplicitVRLittleEndian
 
@@ -38,34 +38,34 @@ def _dataset(dose: Array, grid: Geometry, key: str) -> Any:
 
     units, scaling = quantise(np.moveaxis(dose[:, :, ::-1], 2, 0))  # frames from the feet up: offsets grow
     content = hashlib.sha256(units.tobytes() + f"{scaling} {grid.affine.tolist()}".encode()).hexdigest()
-    made = Dataset()
-    made.file_meta = FileMetaDataset()
-    _identify(made, grid, key)
-    made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = RTDoseStorage
-    made.SOPInstanceUID = made.file_meta.MediaStorageSOPInstanceUID = _uid("dose", key, content)
-    made.SeriesInstanceUID = _uid("series", key, content)
-    made.Modality = "RTDOSE"
-    made.SeriesNumber, made.InstanceNumber, made.OperatorsName = 1, 1, ""
-    made.Manufacturer, made.SoftwareVersions = "runner-openkbp", version("runner-openkbp")
-    made.SeriesDescription = "predicted dose" if grid.header is not None else "predicted dose, synthetic geometry"
-    made.DoseComment = "predicted by a network" if grid.header is not None else SYNTHETIC
-    made.DoseUnits, made.DoseType, made.DoseSummationType = "GY", "PHYSICAL", "PLAN"
-    made.TissueHeterogeneityCorrection = "IMAGE"
-    plan = Dataset()  # required with PLAN; a predicted dose has none, so this one is not to be found anywhere
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    _identify(dataset, grid, key)
+    dataset.SOPClassUID = dataset.file_meta.MediaStorageSOPClassUID = RTDoseStorage
+    dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = _uid("dose", key, content)
+    dataset.SeriesInstanceUID = _uid("series", key, content)
+    dataset.Modality = "RTDOSE"
+    dataset.SeriesNumber, dataset.InstanceNumber, dataset.OperatorsName = 1, 1, ""
+    dataset.Manufacturer, dataset.SoftwareVersions = "runner-openkbp", version("runner-openkbp")
+    dataset.SeriesDescription = "predicted dose" if grid.header is not None else "predicted dose, synthetic geometry"
+    dataset.DoseComment = "predicted by a network" if grid.header is not None else SYNTHETIC
+    dataset.DoseUnits, dataset.DoseType, dataset.DoseSummationType = "GY", "PHYSICAL", "PLAN"
+    dataset.TissueHeterogeneityCorrection = "IMAGE"
+    plan = Dataset()  # PLAN requires one; a predicted dose has none, so this one exists nowhere
     plan.ReferencedSOPClassUID, plan.ReferencedSOPInstanceUID = RTPlanStorage, _uid("no plan", key, content)
-    made.ReferencedRTPlanSequence = [plan]
-    _place(made, grid)
-    made.SamplesPerPixel, made.PhotometricInterpretation = 1, "MONOCHROME2"
-    made.BitsAllocated, made.BitsStored, made.HighBit, made.PixelRepresentation = 16, 16, 15, 0
-    made.NumberOfFrames, made.Rows, made.Columns = units.shape
-    made.FrameIncrementPointer = 0x3004000C  # GridFrameOffsetVector
-    made.DoseGridScaling = _decimal(scaling)
-    made.PixelData = units.astype("<u2").tobytes()
-    return made
+    dataset.ReferencedRTPlanSequence = [plan]
+    _place(dataset, grid)
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = 16, 16, 15, 0
+    dataset.NumberOfFrames, dataset.Rows, dataset.Columns = units.shape
+    dataset.FrameIncrementPointer = 0x3004000C  # GridFrameOffsetVector
+    dataset.DoseGridScaling = _decimal(scaling)
+    dataset.PixelData = units.astype("<u2").tobytes()
+    return dataset
 
 
 def quantise(dose: Array) -> tuple[Array, float]:
-    """Dose ≥ 0 (Gy) → (uint16, Gy a unit), the unit a number that a DICOM decimal string holds exactly."""
+    """Return a dose ≥ 0 (Gy) as uint16, and the Gy per unit, a number that a DICOM decimal string holds exactly."""
     step = float(dose.max(initial=0)) / _MOST or 1e-3
     digits = 8 - math.floor(math.log10(step))
     step = math.ceil(step * 10**digits) / 10**digits
@@ -74,36 +74,36 @@ def quantise(dose: Array) -> tuple[Array, float]:
     return np.minimum(units, _MOST).astype(np.uint16), step
 
 
-def _identify(made: Any, grid: Geometry, key: str) -> None:
-    """Patient, study, frame of reference."""
+def _identify(dataset: Any, grid: Geometry, key: str) -> None:
+    """Set patient, study and frame of reference."""
     if grid.header is None:
         for name in (*_PATIENT, *_STUDY):
-            setattr(made, name, "")
-        made.SpecificCharacterSet = "ISO_IR 192"
-        made.PatientID = made.PatientName = key[:64]
-        made.StudyInstanceUID, made.FrameOfReferenceUID = _uid("study", key), _uid("frame of reference", key)
-        made.PositionReferenceIndicator = ""
+            setattr(dataset, name, "")
+        dataset.SpecificCharacterSet = "ISO_IR 192"
+        dataset.PatientID = dataset.PatientName = key[:64]
+        dataset.StudyInstanceUID, dataset.FrameOfReferenceUID = _uid("study", key), _uid("frame of reference", key)
+        dataset.PositionReferenceIndicator = ""
         return
     if "SpecificCharacterSet" in grid.header:
-        made.SpecificCharacterSet = grid.header.SpecificCharacterSet
+        dataset.SpecificCharacterSet = grid.header.SpecificCharacterSet
     for name in (*_PATIENT, *_STUDY, "FrameOfReferenceUID", "PositionReferenceIndicator"):
-        setattr(made, name, grid.header.get(name, ""))
+        setattr(dataset, name, grid.header.get(name, ""))
 
 
-def _place(made: Any, grid: Geometry) -> None:
-    """Where the frames lie: the first one is the lowest."""
+def _place(dataset: Any, grid: Geometry) -> None:
+    """Set the position of the frames; the first one is the lowest."""
     down, across, step = grid.axes.T
     lowest = grid.origin + 127 * step
-    made.ImagePositionPatient = [_decimal(v) for v in lowest]
-    made.ImageOrientationPatient = [_decimal(v) for axis in (across, down) for v in axis / np.linalg.norm(axis)]
-    made.PixelSpacing = [_decimal(float(np.linalg.norm(v))) for v in (down, across)]
+    dataset.ImagePositionPatient = [_decimal(v) for v in lowest]
+    dataset.ImageOrientationPatient = [_decimal(v) for axis in (across, down) for v in axis / np.linalg.norm(axis)]
+    dataset.PixelSpacing = [_decimal(float(np.linalg.norm(v))) for v in (down, across)]
     thickness = float(np.linalg.norm(step))
-    made.SliceThickness = _decimal(thickness)
-    made.GridFrameOffsetVector = [_decimal(thickness * n) for n in range(128)]
+    dataset.SliceThickness = _decimal(thickness)
+    dataset.GridFrameOffsetVector = [_decimal(thickness * n) for n in range(128)]
 
 
 def _decimal(value: float) -> str:
-    """A DICOM decimal string: 16 characters at most.
+    """Return a DICOM decimal string of 16 characters at most.
 
     >>> _decimal(-162.7369999999), _decimal(0.0011326848)
     ('-162.737', '0.0011326848')
@@ -112,5 +112,5 @@ def _decimal(value: float) -> str:
 
 
 def _uid(*of: str) -> str:
-    """Made of a name-based UUID (PS3.5 B.2): the same for the same words, on any machine."""
+    """Return a UID made of a name-based UUID (PS3.5 B.2): equal words give equal UIDs on any machine."""
     return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, chr(0).join(('runner-openkbp', *of))).int}"

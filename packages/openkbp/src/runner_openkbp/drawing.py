@@ -1,4 +1,4 @@
-"""What the figure is drawn with: colours, text, lines, and a plot's axes. Pillow only."""
+"""Drawing with Pillow alone: colours, text, lines, and a plot's axes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE: Colour = (224, 228, 235)
 WHITE: Colour = (255, 255, 255)
 
 _FINE = 3
-"""Lines are drawn this many times larger and shrunk, which smooths them."""
+"""Lines are drawn this many times larger and then shrunk, which smooths them."""
 
 DOSE_COLOURS: tuple[Colour, ...] = (
     *((20, 20, 110), (0, 60, 220), (0, 170, 235), (0, 190, 120)),
@@ -36,7 +36,7 @@ DIFFERENCE_COLOURS: tuple[Colour, ...] = (
     *((8, 48, 160), (70, 140, 230), (185, 215, 245), (250, 250, 250)),
     *((250, 205, 180), (235, 110, 80), (165, 10, 30)),
 )
-"""Too little (blue) to too much (red)."""
+"""From too little (blue) to too much (red)."""
 
 
 @lru_cache(maxsize=8)
@@ -45,20 +45,20 @@ def font(size: int) -> Any:
 
 
 def text(draw: Any, at: Point, words: str, size: int, *, colour: Colour = INK, anchor: str = "la") -> None:
-    """In Pillow's own font, which has no arrows and no minus sign.
+    """Write text in Pillow's own font, which has no arrows and no minus sign.
 
-    `anchor`: the letter that places `at` horizontally (l, m, r), and the one vertically (a, m, s, d).
+    `anchor` has two letters: the horizontal position of `at` (l, m, r) and the vertical one (a, m, s, d).
     """
     draw.text(at, words, fill=colour, font=font(size), anchor=anchor)
 
 
 def shadowed(draw: Any, at: Point, words: str, *, anchor: str = "la") -> None:
-    """White text that can be read on any picture."""
+    """Write white text that can be read on any picture."""
     draw.text(at, words, fill=WHITE, font=font(13), anchor=anchor, stroke_width=2, stroke_fill=(0, 0, 0))
 
 
 def dashes(points: Sequence[Point], on: float = 9, off: float = 6) -> list[list[Point]]:
-    """A polyline cut into dashes of length `on` with gaps of `off` between them."""
+    """Cut a polyline into dashes of length `on` with gaps of `off` between them."""
     pieces: list[list[Point]] = [[points[0]]]
     drawing, left = True, on
     for start, end in pairwise(points):
@@ -81,7 +81,7 @@ def dashes(points: Sequence[Point], on: float = 9, off: float = 6) -> list[list[
 
 @dataclass
 class Curve:
-    """`points`: x and y of the plot's own units."""
+    """A curve through `points`, x and y in the plot's own units."""
 
     points: Sequence[Point]
     colour: Colour
@@ -149,14 +149,14 @@ class Scale:
     ticks: Sequence[float]
 
     def colour(self, values: Array) -> Array:
-        """Values (any shape) → colours (…, 3) float32, linear between the scale's."""
+        """Return colours (…, 3) float32 of values (any shape), linear between the scale's colours."""
         place = np.clip((values - self.low) / (self.high - self.low), 0, 1) * (len(self.colours) - 1)
         knots = np.arange(len(self.colours))
         channels = [np.interp(place, knots, channel) for channel in np.array(self.colours, float).T]
         return np.stack(channels, axis=-1).astype(np.float32)
 
     def bar(self, height: int) -> Image.Image:
-        """The scale standing upright, with its ticks: `BAR` pixels wide."""
+        """Draw the scale upright with its ticks, `BAR` pixels wide."""
         picture = Image.new("RGB", (BAR, height), WHITE)
         draw = ImageDraw.Draw(picture)
         top, bottom = 26, height - 12

@@ -1,4 +1,4 @@
-"""The network for use without runner: model.keras, and model.json, which says what goes in and what comes out."""
+"""Export of the network for use without runner: model.keras, and model.json, which describes inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runner_core.config.values import flat
-from runner_core.protocols import Json
+from runner_core import Json, flat
 
 from runner_openkbp.config import OpenKBPConfig
 from runner_openkbp.rois import POSSIBLE, ROIS, SIDE
 
 
-def write(network: Any, config: OpenKBPConfig, folder: Path) -> Sequence[Path]:
-    """Write the network (keras.Model) and its description; the files written."""
+def export(network: Any, folder: Path, config: OpenKBPConfig) -> Sequence[Path]:
+    """Write the network (keras.Model) and its description, and return the files."""
     network.save(folder / "model.keras")
     text = json.dumps(description(config), indent=1, ensure_ascii=False, default=str)
     (folder / "model.json").write_text(text + "\n", encoding="utf-8")
@@ -24,7 +23,7 @@ def write(network: Any, config: OpenKBPConfig, folder: Path) -> Sequence[Path]:
 
 
 def description(config: OpenKBPConfig) -> dict[str, Json]:
-    """Everything that `OpenKBP.predict` does around the network, as numbers and in words."""
+    """Return everything that `OpenKBP.predict` does around the network, in numbers and words."""
     size, data = config.data.size, config.data
     factor = SIDE // size
     pooled = f"over each block of {factor} x {factor} x {factor} voxels" if factor > 1 else "none: the grid stays"

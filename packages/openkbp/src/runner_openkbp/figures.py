@@ -1,4 +1,4 @@
-"""The picture of a patient: slices of the dose over the CT, and dose-volume histograms."""
+"""Picture of a patient: slices of the dose over the CT, and dose-volume histograms."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from scipy import ndimage
 
 from runner_openkbp import drawing, dvh
 from runner_openkbp.drawing import Colour, Curve, Plot, Scale, shadowed, text
-from runner_openkbp.patients import Patient
+from runner_openkbp.files import Patient
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, unpack
 from runner_openkbp.scores import OAR_METRICS, TARGET_METRICS, dvh_metrics, patient_scores
 
 WIDTH = 1200
 HOT = 80.0
-"""Gy at the top of the colour scale and at the right of the histograms."""
+"""Gy at the top of the colour scale and at the right end of the histograms."""
 DOSES = Scale(0, HOT, drawing.DOSE_COLOURS, range(0, 81, 10))
 COLD = 5.0
 """Gy below which the CT is shown without colour."""
 LIMITS = (5.0, 10.0, 20.0, 40.0, 80.0)
-"""Gy at the ends of the difference's scale: the first that holds 95 % of the voxels."""
+"""Gy at the ends of the difference's scale; the first one that holds 95 % of the voxels is used."""
 SOFT_TISSUE = (1024 - 160.0, 1024 + 240.0)
-"""CT window: stored values, HU + 1024."""
+"""CT window in stored values, HU + 1024."""
 COLOURS: dict[str, Colour] = {
     "PTV70": (200, 20, 30),
     "PTV63": (240, 120, 0),
@@ -38,19 +38,24 @@ COLOURS: dict[str, Colour] = {
     "Mandible": (110, 120, 130),
 }
 _SHARES = (0.15, 0.5, 0.85)
-"""Slices that are shown: those with these shares of the targets' voxels above them."""
+"""The slices that are shown have these shares of the targets' voxels above them."""
 _HEAD, _NAMES, _GAP = 62, 24, 8
 _TALLEST = 0.85
-"""Height of a tile at most, as a share of its width."""
+"""Largest height of a tile, as a share of its width."""
 _PLOT = 700
-"""Width of the histograms; the rest is their legend's."""
+"""Width of the histograms; the legend takes the rest."""
 
 
-def dose_figure(patient: Patient, prediction: Array, key: str) -> Array:
-    """(H, 1200, 3) uint8: axial slices of reference, prediction and difference (of the prediction alone, where the
-    patient has no dose), and the histograms of every ROI: solid the reference, dashed the prediction.
+def figure(patient: Patient, prediction: Array, key: str) -> Array:
+    """Draw axial slices and the histograms of every ROI: (H, 1200, 3) uint8.
 
-    `prediction`: (128, 128, 128), Gy; it counts inside the possible-dose mask. `key`: the patient's, for the title.
+    Slices show reference, prediction and difference, or the prediction alone if the patient has no dose. Histograms are
+    solid for the reference and dashed for the prediction.
+
+    Args:
+        patient: the patient.
+        prediction: (128, 128, 128), Gy; it counts inside the possible-dose mask.
+        key: the patient's key, for the title.
     """
     title = f"{key}: {_title(patient, prediction)}"
     prediction = np.nan_to_num(np.where(unpack(patient.masks, POSSIBLE), prediction, 0).astype(np.float32))
@@ -81,7 +86,7 @@ def _title(patient: Patient, prediction: Array) -> str:
 
 
 def _slices(patient: Patient, prediction: Array) -> Image.Image:
-    """A row a slice with reference, prediction and difference; without a reference one row of predictions."""
+    """Draw a row per slice with reference, prediction and difference; without a reference one row of predictions."""
     places = _places(patient)
     if patient.dose is None:
         view = _View.of(patient, places, bars=1)
@@ -97,7 +102,10 @@ def _slices(patient: Patient, prediction: Array) -> Image.Image:
 
 
 def _grid(names: Sequence[str], rows: Sequence[Sequence[Array]], scales: dict[int, Scale]) -> Image.Image:
-    """Pictures of one size in rows, a name above each column, colour scales behind the columns that have one."""
+    """Arrange pictures of one size in rows.
+
+    Each column has its name above it, and its colour scale behind it if it has one.
+    """
     high, wide = rows[0][0].shape[:2]
     picture = Image.new("RGB", (WIDTH, _NAMES + len(rows) * (high + _GAP)), drawing.WHITE)
     draw = ImageDraw.Draw(picture)
@@ -114,7 +122,7 @@ def _grid(names: Sequence[str], rows: Sequence[Sequence[Array]], scales: dict[in
 
 
 def _places(patient: Patient) -> list[int]:
-    """Slices through the targets, from head to feet."""
+    """Return the numbers of the slices through the targets, from head to feet."""
     targets = np.logical_or.reduce([unpack(patient.masks, roi) for roi in TARGETS])
     shown = targets if targets.any() else unpack(patient.masks, POSSIBLE)
     above = np.cumsum(shown.sum(axis=(0, 1))) / shown.sum()
@@ -139,7 +147,7 @@ class _View:
 
     @classmethod
     def of(cls, patient: Patient, places: Sequence[int], bars: int) -> _View:
-        """Three tiles and `bars` colour scales fill the picture's width."""
+        """Return the view in which three tiles and `bars` colour scales fill the picture's width."""
         body = ndimage.binary_opening(patient.ct[:, :, places].max(axis=2) > 500, iterations=2)
         body |= unpack(patient.masks[:, :, places], POSSIBLE).any(axis=2)
         hits = [np.flatnonzero(body.any(axis=axis)) for axis in (1, 0)]
@@ -153,12 +161,12 @@ class _View:
         return cls(patient, (rows, columns), size, wide, max(size[1], wide // 2))
 
     def dose(self, place: int, dose: Array) -> Array:
-        """(high, wide, 3) uint8: dose in colour over the CT, with the outlines of the ROIs."""
+        """Draw a dose in colour over the CT with the outlines of the ROIs: (high, wide, 3) uint8."""
         gy = self._enlarged(dose[:, :, place])
         return self._tile(place, DOSES.colour(gy), 0.55 * np.clip((gy - COLD) / 2 + 0.5, 0, 1))
 
     def difference(self, place: int, difference: Array, scale: Scale) -> Array:
-        """The same with a difference of doses: the smaller, the less of it is seen."""
+        """Draw a difference of doses over the CT; the smaller it is, the more transparent."""
         gy = self._enlarged(difference[:, :, place])
         return self._tile(place, scale.colour(gy), 0.8 * np.clip(np.abs(gy) / (0.1 * scale.high) - 0.5, 0, 1))
 
@@ -180,13 +188,13 @@ class _View:
         return np.asarray(tile)
 
     def _enlarged(self, plane: Array) -> Array:
-        """One slice (128, 128), cut and enlarged smoothly: float32."""
+        """Return one slice (128, 128), cut and enlarged smoothly, as float32."""
         cut = Image.fromarray(plane[self.box].astype(np.float32))
         return np.asarray(cut.resize(self.size, Image.Resampling.BILINEAR))
 
 
 def _outline(mask: Array) -> Array:
-    """Two pixels wide, inside the mask."""
+    """Return the mask's outline, two pixels wide, inside the mask."""
     return mask & ~np.asarray(ndimage.binary_erosion(mask, iterations=2))
 
 
@@ -213,7 +221,7 @@ def _histograms(patient: Patient, prediction: Array) -> Image.Image:
 
 
 def _legend(patient: Patient, prediction: Array) -> Image.Image:
-    """Colour and name of each ROI with its metrics: reference and prediction."""
+    """Draw the colour and name of each ROI with its metrics for reference and prediction."""
     found = [roi for roi in (*TARGETS[::-1], *OARS) if unpack(patient.masks, roi).any()]
     predicted = dvh_metrics(prediction, patient.masks, patient.voxel_mm)
     reference = None if patient.dose is None else dvh_metrics(patient.dose, patient.masks, patient.voxel_mm)
@@ -244,7 +252,8 @@ def _legend(patient: Patient, prediction: Array) -> Image.Image:
 
 
 def _short(metric: str) -> str:
-    """
+    """Return the short name of a metric.
+
     >>> [_short(metric) for metric in ("D_0.1_cc", "mean", "D_95")]
     ['D0.1cc', 'mean', 'D95']
     """

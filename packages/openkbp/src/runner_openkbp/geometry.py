@@ -1,4 +1,4 @@
-"""Where the challenge's grid lies in a patient: from a DICOM CT series, or made up.
+"""Position of the challenge's grid in a patient, read from a DICOM CT series or made up.
 
 Coordinates are DICOM's: millimetres towards the patient's left (x), back (y) and head (z).
 """
@@ -10,25 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
+from runner_core import BadInput
 
 from runner_openkbp.rois import GRID, Array
 
 SYNTHETIC = "geometry synthetic: the challenge's grid, centred on 0"
 SAME_MM = 0.02
-"""Voxel sizes and places of slices may differ by this much (mm): files round them."""
+"""Voxel sizes and slice positions may differ by this much (mm), because files round them."""
 SAME_CT = 0.9
-"""Correlation that two copies of one CT have at least, whatever was clipped or offset."""
+"""Two copies of one CT correlate at least this much, even if one was clipped or offset."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """`origin`: centre of voxel [0, 0, 0] (mm); `axes`: (3, 3), columns: the step (mm) of each array axis."""
+    """A grid's position: `origin`, the centre of voxel [0, 0, 0] (mm), and `axes`.
+
+    The columns of `axes` (3, 3) are the step (mm) of each array axis.
+    """
 
     origin: Array
     axes: Array
     header: Any = None
-    """A slice of the CT series (pydicom Dataset without pixels); None: the geometry is synthetic."""
+    """A slice of the CT series (pydicom Dataset without pixels); None if the geometry is synthetic."""
 
     @property
     def voxel_mm(self) -> Array:
@@ -36,25 +39,33 @@ class Geometry:
 
     @property
     def affine(self) -> Array:
-        """Voxel → mm towards right, front and head, as NIfTI has it: (4, 4)."""
+        """Return the matrix (4, 4) from voxels to mm towards right, front and head, as NIfTI has it."""
         affine = np.eye(4)
         affine[:3, :3], affine[:3, 3] = self.axes, self.origin
         return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
 
 
 def synthetic(voxel_mm: Array) -> Geometry:
-    """A supine patient's grid, axes as measured on the challenge's patients (`rois.GRID`): rows go backwards, columns
-    to the patient's left, slices down; its centre is at 0."""
+    """Return the grid of a supine patient with its centre at 0.
+
+    The axes are those measured on the challenge's patients (`rois.GRID`): rows go backwards, columns to the patient's
+    left, slices down.
+    """
     steps = np.diag(voxel_mm)
     axes = np.stack([steps[:, 0][[1, 0, 2]], steps[:, 1][[1, 0, 2]], -steps[:, 2]], axis=1)
     return Geometry(-axes @ (np.array(GRID) - 1) / 2, axes)
 
 
 def of_series(folder: Path, voxel_mm: Array, ct: Array) -> Geometry:
-    """The geometry of the axial CT series in `folder`, if it is this patient's grid.
+    """Return the geometry of the axial CT series in `folder` if it is this patient's grid.
 
-    `voxel_mm` (3,) and `ct` (128, 128, 128): the patient's. Raises BadInput: no CT series or several, another grid or
-    voxel size, a tilted one, slices that are missing, or another patient's images.
+    Raises BadInput if there is no CT series or more than one, if the grid or voxel size differs, if the grid is tilted,
+    if slices are missing, or if the images show another patient.
+
+    Args:
+        folder: the folder of the series.
+        voxel_mm: (3,), the patient's voxel size.
+        ct: (128, 128, 128), the patient's CT.
     """
     slices = _read_series(folder)
     across, down = _directions(folder, slices[0])
@@ -82,7 +93,7 @@ def of_series(folder: Path, voxel_mm: Array, ct: Array) -> Geometry:
 
 
 def _read_series(folder: Path) -> list[Any]:
-    """The slices (pydicom Datasets) of the one CT series in a folder."""
+    """Read the slices (pydicom Datasets) of the only CT series in a folder."""
     import pydicom
     from pydicom.errors import InvalidDicomError
 
@@ -112,7 +123,7 @@ _NEEDED = (
 
 
 def _directions(folder: Path, header: Any) -> tuple[Array, Array]:
-    """Unit vectors along a row and down a column. Supine or prone: (1, 0, 0), (0, 1, 0) or both turned."""
+    """Return unit vectors along a row and down a column: (1, 0, 0), (0, 1, 0), or both turned if prone."""
     found = np.array(header.ImageOrientationPatient, float)
     for sign in (1.0, -1.0):
         wanted = sign * np.array([1.0, 0, 0, 0, 1, 0])
@@ -122,9 +133,10 @@ def _directions(folder: Path, header: Any) -> tuple[Array, Array]:
 
 
 def _refuse_other_patient(folder: Path, slices: list[Any], ct: Array) -> None:
-    """BadInput unless the series shows the patient's CT, row by row and column by column as the images have them.
+    """Raise BadInput unless the series shows the patient's CT.
 
-    What the images show decides, not what their headers say: nothing else tells one person's series from another's.
+    The pixels decide, row by row and column by column as the images have them. The headers do not, because they cannot
+    tell one person's series from another's.
     """
     try:
         images = np.stack([_hounsfield(s) for s in slices], axis=2) + 1024
@@ -147,7 +159,7 @@ def _refuse_other_patient(folder: Path, slices: list[Any], ct: Array) -> None:
 
 
 def _hounsfield(image: Any) -> Array:
-    """(rows, columns) float32."""
+    """Return the image in HU, (rows, columns) float32."""
     pixels = image.pixel_array.astype(np.float32)
     return np.asarray(pixels * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0)))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from keras import ops
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 
 
 def dose_error(prediction: Any, batch: Tensors) -> Any:
-    """Σ|reference − prediction · mask| / Σ mask of each patient, mean over the batch (Gy, 0-d).
+    """Return Σ|reference − prediction · mask| / Σ mask of each patient, mean over the batch (Gy, 0-d).
 
-    `prediction`: Gy (B, S, S, S, 1); `batch`: dose and mask (possible dose) of that shape.
+    `prediction` is Gy (B, S, S, S, 1); `batch` holds dose and mask (possible dose) of that shape.
     """
     axes = (1, 2, 3, 4)
     error = ops.sum(ops.abs(batch["dose"] - prediction * batch["mask"]), axes)

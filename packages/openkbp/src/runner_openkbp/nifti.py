@@ -1,4 +1,4 @@
-"""A dose as NIfTI."""
+"""Doses as NIfTI files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from runner_openkbp.geometry import SYNTHETIC, Geometry
 from runner_openkbp.rois import Array
 
 _SCANNER, _ALIGNED = 1, 2
-"""NIfTI's codes for coordinates of the scanner, and for others that are aligned with the patient."""
+"""NIfTI's codes for scanner coordinates, and for other coordinates that are aligned with the patient."""
 
 
 def write_dose(dose: Array, grid: Geometry, path: Path) -> None:
-    """Write a dose (128, 128, 128) in Gy as float32, its array axes as in the challenge's files.
+    """Write a dose (128, 128, 128) in Gy as float32, with the array axes of the challenge's files.
 
-    The affine says which way they go (back, left, down for the challenge's patients); where the geometry is synthetic,
-    the form's code is "aligned" instead of "scanner" and the description says so.
+    The affine holds their directions (back, left, down for the challenge's patients). If the geometry is synthetic, the
+    form's code is "aligned" instead of "scanner", and the description says so.
     """
     import nibabel
 

@@ -1,23 +1,28 @@
-"""What `predict` writes: the challenge's CSV, NIfTI, DICOM RTDOSE and a picture."""
+"""Files that `predict` writes (the challenge's CSV, NIfTI, DICOM RTDOSE and a picture), and remarks on doses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.evaluation import write_png
-from runner_core.project import Record
+from runner_core import BadInput, Finding, Record, write_png
 
-from runner_openkbp import csvfiles, dicom, geometry, nifti, patients
+from runner_openkbp import checks, csvfiles, dicom, geometry, nifti
 from runner_openkbp.config import DosePredictOptions
-from runner_openkbp.figures import dose_figure
-from runner_openkbp.rois import Array
+from runner_openkbp.figures import figure
+from runner_openkbp.files import Patient, read_patient
+from runner_openkbp.rois import OARS, POSSIBLE, TARGETS, Array, unpack
+from runner_openkbp.scores import voxels_in_tenth_cc
+
+HOTTEST = 1.3
+"""No plan gives a voxel more than this share of the highest prescribed dose."""
+TARGET_SHARES = (0.75, 1.25)
+"""In any plan a target's mean dose lies between these shares of its prescription."""
 
 
 def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> None:
-    """BadInput for options that write nothing, or that would give several patients one person's identity."""
+    """Raise BadInput for options that write nothing, or that give several patients one person's identity."""
     if not (options.csv or options.nifti or options.dicom or options.figure or options.reference):
         raise BadInput("--no-csv leaves nothing to write; add --nifti, --dicom or --figure, or leave it out")
     if options.reference is not None and len(patients_asked) > 1:
@@ -28,13 +33,13 @@ def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> Non
 
 
 def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -> Sequence[Path]:
-    """Write a predicted dose (128, 128, 128) float32 in Gy as the options say; the files written.
+    """Write a predicted dose (128, 128, 128) float32 in Gy in the formats of the options, and return the files.
 
     Raises BadInput for a dose that is not finite, a folder that cannot be written and an unfit reference.
     """
     if not np.isfinite(dose).all():
         raise BadInput(f"{record.key}: the predicted dose is NaN or infinite in places and is not written; train anew")
-    patient = patients.read_patient(record)
+    patient = read_patient(record)
     grid = geometry.synthetic(patient.voxel_mm)
     if options.reference is not None:  # before anything is written: it may be refused
         grid = geometry.of_series(options.reference, patient.voxel_mm, patient.ct)
@@ -46,7 +51,7 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
     if options.dicom or options.reference is not None:
         wanted[out / f"{record.key}_dose.dcm"] = lambda path: dicom.write_dose(dose, grid, record.key, path)
     if options.figure:
-        wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, dose_figure(patient, dose, record.key))
+        wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, figure(patient, dose, record.key))
     for path, write_to in wanted.items():
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -54,3 +59,65 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
         except OSError as error:
             raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
     return list(wanted)
+
+
+def remarks(record: Record, patient: Patient, dose: Array, options: DosePredictOptions) -> Iterator[Finding]:
+    """Yield what a user should know about a predicted dose (Gy) before using it."""
+    yield from on_patient(record, patient)
+    yield from on_dose(patient, dose)
+    yield from on_files(options)
+
+
+def on_patient(record: Record, patient: Patient) -> Iterator[Finding]:
+    """Yield the warnings that `check` has for the patient's files: they may make prediction or scores useless."""
+    for finding in checks.findings(record, patient):
+        if finding.level == "warning" and finding.rule != checks.REGIONS:  # `on_dose` says what small ROIs mean
+            yield finding
+
+
+def on_dose(patient: Patient, prediction: Array) -> Iterator[Finding]:
+    """Yield warnings about a dose (Gy) that no plan has, and notes on organs too small to be scored in full."""
+    yield from _impossible(patient, prediction)
+    for roi, count in too_small(patient).items():
+        needed = voxels_in_tenth_cc(patient.voxel_mm)
+        text = f"{roi} has {_voxels(count)}, fewer than the {needed} of 0.1 cm³: its D_0.1_cc is not scored"
+        yield Finding("small ROI", "note", text)
+
+
+def on_files(options: DosePredictOptions) -> Iterator[Finding]:
+    """Yield what a user must know about the files that were written."""
+    if (options.nifti or options.dicom) and options.reference is None:
+        kinds = " and ".join(name for name, asked in (("NIfTI", options.nifti), ("RTDOSE", options.dicom)) if asked)
+        text = f"{kinds}: the geometry is synthetic (grid centred on 0); --reference CT_SERIES gives the patient's own"
+        yield Finding("geometry", "note", text)
+
+
+def too_small(patient: Patient) -> dict[str, int]:
+    """Return the organs that have voxels, but fewer than 0.1 cm³, and how many; their D_0.1_cc is not defined."""
+    counts = {roi: int(np.count_nonzero(unpack(patient.masks, roi))) for roi in OARS}
+    return {roi: n for roi, n in counts.items() if 0 < n < voxels_in_tenth_cc(patient.voxel_mm)}
+
+
+def _impossible(patient: Patient, prediction: Array) -> Iterator[Finding]:
+    inside = prediction[unpack(patient.masks, POSSIBLE)]
+    if bad := inside.size - int(np.count_nonzero(np.isfinite(inside))):
+        yield Finding("dose", "warning", f"the predicted dose is NaN or infinite in {_voxels(bad)}: it is of no use")
+        return
+    if not inside.any():
+        yield Finding("dose", "warning", "the predicted dose is 0 Gy everywhere: it is of no use")
+        return
+    prescribed = {roi: float(roi.removeprefix("PTV")) for roi in TARGETS}
+    if inside.max() > HOTTEST * max(prescribed.values()):
+        yield Finding("dose", "warning", f"the predicted dose reaches {inside.max():.0f} Gy, which no plan does")
+    missed = []
+    for roi, dose in prescribed.items():
+        values = prediction[unpack(patient.masks, roi)]
+        mean = float(values.mean(dtype=np.float64)) if values.size else dose
+        if not TARGET_SHARES[0] * dose <= mean <= TARGET_SHARES[1] * dose:
+            missed.append(f"{roi} {mean:.1f} Gy")
+    if missed:
+        yield Finding("target", "warning", f"mean doses far from what is prescribed: {', '.join(missed)}")
+
+
+def _voxels(count: int) -> str:
+    return f"{count} voxel" + "s" * (count != 1)

@@ -1,6 +1,6 @@
-"""A patient packed: int16 CT, uint16 dose and one uint16 of mask bits a voxel; 6 bytes where float64 takes 104.
+"""Packed patients: int16 CT, uint16 dose and uint16 mask bits, 6 bytes per voxel instead of 104 in float64.
 
-A dose of 0 … 81.9 Gy is stored in steps of 1/800 Gy (error ≤ 0.000625 Gy); a patient above that gets larger steps.
+A dose of 0 … 81.9 Gy is stored in steps of 1/800 Gy (error ≤ 0.000625 Gy); patients above that get larger steps.
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 from functools import reduce
 
 import numpy as np
-from runner_core.project import Decoded
-from runner_core.protocols import Arrays
+from runner_core import Arrays, Decoded
 
-from runner_openkbp.patients import Patient
+from runner_openkbp.files import Patient
 from runner_openkbp.rois import MASKS, POSSIBLE, Array, unpack
 
 DOSE_STEP = 1 / 800
-"""Gy a unit of the stored dose."""
+"""Gy per unit of the stored dose."""
 _MOST = np.iinfo(np.uint16).max
 
 
 def pack(patient: Patient) -> Decoded:
-    """Patient → ct int16, masks uint16 and, where it has one, dose uint16, each (128, 128, 128).
+    """Return ct int16, masks uint16 and, if the patient has one, dose uint16, each (128, 128, 128).
 
-    `meta`: voxel_mm (three numbers) and dose_step (Gy a unit of the stored dose).
+    `meta` holds voxel_mm (three numbers) and dose_step (Gy per unit of the stored dose).
     """
     arrays: Arrays = {"ct": patient.ct, "masks": patient.masks}
     step = DOSE_STEP
@@ -33,7 +32,7 @@ def pack(patient: Patient) -> Decoded:
 
 
 def quantise(dose: Array) -> tuple[Array, float]:
-    """Dose ≥ 0 (Gy, any shape) → (uint16, Gy a unit); the error is at most half a unit.
+    """Return a dose ≥ 0 (Gy, any shape) as uint16, and the Gy per unit; the error is at most half a unit.
 
     >>> units, step = quantise(np.array([0.0, 70.0], np.float32))
     >>> units.tolist(), 1 / step
@@ -44,12 +43,13 @@ def quantise(dose: Array) -> tuple[Array, float]:
 
 
 def prepare(decoded: Decoded, size: int) -> Arrays:
-    """Packed patient → one row of the cache: ct int16, masks uint16, dose uint16, each (1, size, size, size), and
-    dose_step (1, 1) float32, Gy a unit. Without a dose, `dose` and `dose_step` are absent.
+    """Return one row of the cache: ct int16, masks and dose uint16, each (1, size, size, size), and dose_step.
 
-    `size` (128, 64, 32) below the grid's: CT is the mean, an ROI the majority (half or more) of the voxels that a new
-    one replaces. Dose is the mean over those of them where dose can be, and dose can be where it can in any of them:
-    with the zeros from outside the mask in the mean, patients brought back to 128³ would lack up to 1.3 Gy.
+    dose_step is (1, 1) float32, Gy per unit. Without a dose, `dose` and `dose_step` are absent.
+
+    If `size` (128, 64, 32) is below the grid's, CT is the mean of the replaced voxels and a region their majority (half
+    or more). A coarse voxel can receive dose if any of its voxels can, and its dose is the mean over those that can. If
+    the zeros outside the mask counted, patients brought back to 128³ would lack up to 1.3 Gy.
     """
     factor = decoded.arrays["ct"].shape[0] // size
     whole = decoded.arrays
@@ -65,7 +65,7 @@ def prepare(decoded: Decoded, size: int) -> Arrays:
 
 
 def _mean(array: Array, factor: int, where: Array | None = None) -> Array:
-    """Means over blocks of factor³, of the voxels in `where` only (0 in blocks without any), rounded."""
+    """Return rounded means over blocks of factor³, of the voxels in `where` only; 0 in blocks without any."""
     if where is None:
         return np.rint(block_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
     counts = block_sums(where.astype(np.int32), factor)
@@ -74,8 +74,10 @@ def _mean(array: Array, factor: int, where: Array | None = None) -> Array:
 
 
 def pool_masks(masks: Array, factor: int) -> Array:
-    """Mask bits (S, S, S) → (S/factor, …): a bit is set where half or more of the voxels have it, that of the
-    possible dose where any has."""
+    """Pool mask bits (S, S, S) to (S/factor, …).
+
+    A bit is set if half or more of the voxels have it; the bit of the possible dose, if any voxel has it.
+    """
     smaller = np.zeros([side // factor for side in masks.shape], np.uint16)
     counter = np.min_scalar_type(factor**3)
     for place in range(len(MASKS)):
@@ -87,7 +89,7 @@ def pool_masks(masks: Array, factor: int) -> Array:
 
 
 def block_sums(array: Array, factor: int) -> Array:
-    """Sums over blocks of factor³, an axis at a time (far faster than one reduction over three axes)."""
+    """Sum over blocks of factor³, one axis at a time (far faster than one reduction over three axes)."""
     for axis in range(array.ndim):
         ahead = (slice(None),) * axis
         array = reduce(np.add, (array[(*ahead, slice(i, None, factor))] for i in range(factor)))

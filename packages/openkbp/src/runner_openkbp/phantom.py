@@ -1,8 +1,8 @@
-"""Generated head-and-neck patients in the challenge's files: body, organs, targets at three levels, a planned dose.
+"""Generated head-and-neck patients in the challenge's files: body, organs, targets at three levels and a plan's dose.
 
-Lengths are millimetres in the patient's frame (x to the patient's left, y to the back, z to the feet; origin: middle
-of the neck). Surfaces are ellipsoids and tubes roughened by smooth noise. Sizes, doses and how often a region is
-missing follow the challenge's patients; the dose is `phantom_dose.planned_dose`.
+Lengths are millimetres in the patient's frame (x to the patient's left, y to the back, z to the feet; the origin is the
+middle of the neck). Surfaces are ellipsoids and tubes roughened by smooth noise. Sizes, doses and the frequency of
+missing regions follow the challenge's patients; the dose is `phantom_dose.planned_dose`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from runner_openkbp.rois import GRID, OARS, POSSIBLE, SIDE, TARGETS, Array
 TRAINING = 10
 VALIDATION = 3
 FIRST_VALIDATION = 201
-"""The challenge's validation patients begin with this number."""
+"""Number of the challenge's first validation patient."""
 VOXELS_MM = ((3.906, 2.5), (4.0, 2.5), (4.625, 3.0), (4.68, 3.0), (4.75, 2.5), (4.88, 2.5), (5.078, 2.5), (3.75, 2.32))
-"""(in plane, between slices), as scanners have them."""
+"""Voxel sizes of scanners: (in plane, between slices)."""
 ABSENT = {"Brainstem": 0.05, "LeftParotid": 0.05, "Esophagus": 0.5, "Larynx": 0.5, "Mandible": 0.25}
-"""How often a region is not contoured."""
+"""Share of the patients in which a region is not contoured."""
 _ROWS = slice(20, 108)
-"""Where a body lies along the first axis; the rest of the grid is air."""
+"""Extent of a body along the first axis; the rest of the grid is air."""
 
 
 class Places(NamedTuple):
@@ -41,15 +41,15 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Anatomy:
-    """One person: sizes in mm, and the noise that roughens surfaces."""
+    """Sizes of one person in mm, and the noise that roughens surfaces."""
 
     size: float
     neck: float
     shoulders: float
     slope: float
-    """How far the shoulders begin below the origin."""
+    """Distance from the origin down to where the shoulders begin."""
     drift: float
-    """How far the spine goes back towards the feet."""
+    """Distance that the spine moves back towards the feet."""
     fat: float
     lumps: Array
     """(88, 128, 128) smooth noise of unit variance."""
@@ -77,7 +77,10 @@ def write_patient(folder: Path, rng: np.random.Generator) -> None:
 
 
 def make_patient(rng: np.random.Generator) -> tuple[Array, Array, Array, dict[str, Array]]:
-    """Voxel size (3,) mm; CT (int16, HU + 1024, 0 outside the body); dose (float64, Gy); masks (bool). All 128³."""
+    """Return voxel size (3,) mm, CT (int16, HU + 1024), dose (float64, Gy) and masks (bool), all on 128³.
+
+    CT is 0 outside the body.
+    """
     in_plane, between = VOXELS_MM[rng.integers(len(VOXELS_MM))]
     voxel_mm = np.array([in_plane, in_plane, between])
     at = _places(voxel_mm, rng)
@@ -108,7 +111,7 @@ def _full(part: Array) -> Array:
 
 
 def _places(voxel_mm: Array, rng: np.random.Generator) -> Places:
-    """The patient lies a little off the grid's middle."""
+    """Return the voxels' coordinates; the patient lies a little off the grid's middle."""
     shift = rng.normal(0, 1, 3) * (9, 5, 15)
     y, x, z = ((np.arange(SIDE) - SIDE / 2 + 0.5) * mm + by for mm, by in zip(voxel_mm, shift, strict=True))
     x, y, z = (a.astype(np.float32) for a in (x, y, z))
@@ -116,7 +119,7 @@ def _places(voxel_mm: Array, rng: np.random.Generator) -> Places:
 
 
 def _noise(rng: np.random.Generator, at: Places, count: int, wavelength: float) -> Array:
-    """Smooth noise of unit variance: plane waves of about `wavelength` mm in random directions."""
+    """Return smooth noise of unit variance: plane waves of about `wavelength` mm in random directions."""
     total = np.zeros(np.broadcast_shapes(*(a.shape for a in at)), np.float32)
     for _ in range(count):
         direction = rng.standard_normal(3)
@@ -135,18 +138,18 @@ def _ellipsoid(at: Places, centre: tuple[float, float, float], radii: tuple[floa
 
 
 def _tube(at: Places, x: Array | float, y: Array | float, radii: tuple[float, float], z: tuple[float, float]) -> Array:
-    """A tube along z between two heights; its middle may move with z."""
+    """Return a tube along z between two heights; its middle may move with z."""
     across = (np.hypot((at.x - x) / radii[0], (at.y - y) / radii[1]) - 1) * np.float32(np.sqrt(radii[0] * radii[1]))
     return np.maximum(across, np.maximum(z[0] - at.z, at.z - z[1]))
 
 
 def _spine(person: Anatomy, at: Places) -> Array:
-    """y of the spinal cord at every height."""
+    """Return y of the spinal cord at every height."""
     return 20 + person.drift * (np.maximum(at.z + 40, 0) / 190) ** 2
 
 
 def _depth(person: Anatomy, at: Places) -> Array:
-    """Depth below the skin (about mm; negative outside)."""
+    """Return the depth below the skin (about mm; negative outside)."""
     s = person.size
     head = _ellipsoid(at, (0, -8 * s, -115 * s), (74 * s, 96 * s, 118 * s))
     face = _ellipsoid(at, (0, -52 * s, -55 * s), (54 * s, 56 * s, 52 * s))
@@ -160,7 +163,7 @@ def _depth(person: Anatomy, at: Places) -> Array:
 
 
 def _organs(person: Anatomy, at: Places, depth: Array) -> dict[str, Array]:
-    """The challenge's organs, and the airway."""
+    """Return the challenge's organs and the airway."""
     s, rough, spine = person.size, 1.3 * person.lumps, _spine(person, at)
     inside = 3 - depth
     horseshoe = np.abs(np.hypot(at.x / (47 * s), (at.y + 40 * s) / (50 * s)) - 1) * 48 * s - 6.5
@@ -186,7 +189,10 @@ def _organs(person: Anatomy, at: Places, depth: Array) -> dict[str, Array]:
 
 
 def _targets(person: Anatomy, at: Places, depth: Array, cord: Array, rng: np.random.Generator) -> dict[str, Array]:
-    """PTV70: tumour and, mostly, a node; PTV63: high risk beside it; PTV56: the neck's elective nodes. Disjoint."""
+    """Return the three targets, which do not overlap.
+
+    PTV70 is the tumour and usually a node, PTV63 the high-risk tissue beside it, PTV56 the neck's elective nodes.
+    """
     side, z = rng.choice((-1.0, 1.0)), rng.uniform(-45, 32)
     rough = 4 * person.lumps
     middle = (side * rng.uniform(0, 20), rng.uniform(-36, -18), z)
@@ -215,7 +221,7 @@ def _targets(person: Anatomy, at: Places, depth: Array, cord: Array, rng: np.ran
 
 
 def _possible(depth: Array, targets: dict[str, Array], between: float, rng: np.random.Generator) -> Array:
-    """The body, up and down as far as the dose was computed."""
+    """Return the part of the body for which dose was computed, up and down."""
     slices = np.flatnonzero(np.logical_or.reduce(list(targets.values())).any(axis=(0, 1)))
     margin = rng.uniform(5, 50, 2) / between
     mask = depth > 0
@@ -225,7 +231,7 @@ def _possible(depth: Array, targets: dict[str, Array], between: float, rng: np.r
 
 
 def _ct(person: Anatomy, at: Places, depth: Array, organs: dict[str, Array], rng: np.random.Generator) -> Array:
-    """HU + 1024 of the body, 0 outside it: skin, fat, muscle, bone, teeth (some with metal), air."""
+    """Return HU + 1024 of the body, 0 outside: skin, fat, muscle, bone, teeth (some with metal), air."""
     s, spine = person.size, _spine(person, at)
     ct = np.where((depth > 2) & (depth < person.fat), 925, 1070 + 12 * person.lumps)
     vertebra = np.hypot(at.x, at.y - spine + 6) - 21

@@ -1,6 +1,7 @@
-"""A plausible dose for generated patients: what nine coplanar beams leave around three target levels.
+"""Plausible doses for generated patients: nine coplanar beams around three target levels.
 
-Like the challenge's plans it is a smooth function of targets, organs and body; a little of each plan is the planner's.
+Like the challenge's plans, a dose is a smooth function of targets, organs and body, and a little of it is random, as a
+planner's choices are.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from scipy import fft, ndimage
 from runner_openkbp.rois import Array
 
 BEAMS = 9
-"""At 0°, 40°, …, 320°, all in the slice's plane."""
+"""Number of beams, at 0°, 40°, …, 320°, all in the plane of the slice."""
 SPARED = {"SpinalCord": 0.55, "Brainstem": 0.5, "RightParotid": 0.4, "LeftParotid": 0.4, "Larynx": 0.2}
 """Share of the dose outside the targets that planning takes off an organ, if it is contoured."""
 PENUMBRA_MM = 3.6
 BATH_GY = 48.0
-"""Where the beams' dose between the targets saturates."""
+"""Dose (Gy) at which the beams' dose between the targets saturates."""
 
 
 def planned_dose(
@@ -28,13 +29,20 @@ def planned_dose(
     voxel_mm: Array,
     rng: np.random.Generator,
 ) -> Array:
-    """Dose (float32, Gy) of the masks' shape. `targets` "PTV70": bool mask with 70 Gy prescribed, and so on; `organs`:
-    those that are contoured; `depth` below the skin (mm)."""
+    """Return the dose (float32, Gy) in the masks' shape.
+
+    Args:
+        targets: bool masks; 70 Gy are prescribed for "PTV70", and so on.
+        organs: bool masks of the organs that are contoured.
+        depth: below the skin (mm).
+        voxel_mm: the size of a voxel.
+        rng: random numbers.
+    """
     prescribed = np.zeros(depth.shape, np.float32)
     scale = rng.uniform(1.0, 1.03)
     for name, mask in targets.items():
         prescribed[mask] = float(name.removeprefix("PTV")) * scale
-    covered = ndimage.maximum_filter(prescribed, (3, 3, 5))  # the margin that keeps the target's rim covered
+    covered = ndimage.maximum_filter(prescribed, (3, 3, 5))  # a margin, so that the target's rim is covered
     near = _blurred(covered, PENUMBRA_MM, voxel_mm)
     bath = _bath(covered, voxel_mm) * np.float32(rng.uniform(0.95, 1.05))
     bath = BATH_GY * (1 - np.exp(-bath / BATH_GY))
@@ -54,10 +62,10 @@ def _blurred(volume: Array, sigma_mm: float, voxel_mm: Array) -> Array:
 
 
 def _bath(fluence: Array, voxel_mm: Array) -> Array:
-    """What beams on their way to the targets and behind them leave in a slice.
+    """Return the dose that beams leave in a slice on their way to the targets and behind them.
 
-    Back-projecting a slice's projections from all sides is a convolution with 1/r; attenuation shortens it, and
-    single beams show as rays.
+    Back-projecting a slice's projections from all sides is a convolution with 1/r; attenuation shortens it, and single
+    beams show as rays.
     """
     rows, columns = fluence.shape[:2]
     shape = [fft.next_fast_len(2 * n, real=True) for n in (rows, columns)]
@@ -66,7 +74,7 @@ def _bath(fluence: Array, voxel_mm: Array) -> Array:
     angle = np.arctan2(x[None, :], -y[:, None])
     rays = 1 + 0.35 * np.cos(BEAMS * angle) * np.clip(r / 60, 0, 1)
     kernel = rays * np.exp(-r / 75) / (r + 6) * np.prod(voxel_mm[:2])
-    kernel *= 1 / 105  # a wide target then has about its own dose in its middle
+    kernel *= 1 / 105  # so that the middle of a wide target gets about its own dose
     treated = np.flatnonzero(fluence.any(axis=(0, 1)))
     first, last = treated[0], treated[-1] + 1
     part = fluence[..., first:last]
@@ -80,7 +88,7 @@ def _bath(fluence: Array, voxel_mm: Array) -> Array:
 
 
 def _wobble(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """What no network can know: smooth noise of 1.2 %, from 8³ random numbers interpolated linearly."""
+    """Return smooth noise of 1.2 % that no network can predict, interpolated linearly from 8³ random numbers."""
     field = rng.normal(0, 0.02, (8, 8, 8)).astype(np.float32)
     for side in shape:  # each turn interpolates the first axis and puts it last
         weights = np.maximum(0, 1 - np.abs(np.linspace(0, 7, side)[None] - np.arange(8)[:, None]))

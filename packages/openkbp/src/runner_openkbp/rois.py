@@ -1,4 +1,4 @@
-"""The challenge's regions of interest (ROI) and how eleven masks share one uint16."""
+"""The challenge's regions of interest (ROI), and how eleven masks share one uint16."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from runner_core.project import Annotation
+from runner_core import Annotation
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SIDE = 128
 GRID = (SIDE, SIDE, SIDE)
-"""Every patient's grid, flat in C order. Measured on the patients: the first index grows from front (mandible) to back
-(spinal cord), the second from the patient's right to the left, the third from head to feet."""
+"""Shape of every patient's grid, flat in C order. Measured on the patients: the first index grows from front (mandible)
+to back (spinal cord), the second from the patient's right to the left, the third from head to feet."""
 
 OARS = ("Brainstem", "SpinalCord", "RightParotid", "LeftParotid", "Esophagus", "Larynx", "Mandible")
 """Organs at risk."""
 TARGETS = ("PTV56", "PTV63", "PTV70")
-"""Planning target volumes; the number is the prescribed dose in Gy. They do not overlap: a voxel belongs to one."""
+"""Planning target volumes; the number is the prescribed dose in Gy. They do not overlap."""
 ROIS = (*OARS, *TARGETS)
 POSSIBLE = "possible_dose_mask"
-"""Where dose can be: in the body, near the beams."""
+"""Mask of the voxels that can receive dose: in the body, near the beams."""
 MASKS = (*ROIS, POSSIBLE)
-"""Every mask; its place here is its bit."""
+"""All masks; the position of a mask is its bit."""
 
 
 def pack_masks(masks: Mapping[str, Array]) -> Array:
-    """Bool arrays of one shape, by name → uint16 of that shape, bit i for the mask `MASKS[i]`; absent ones are empty.
+    """Pack bool arrays of one shape into uint16, bit i for the mask `MASKS[i]`; absent masks are empty.
 
-    Raises KeyError for a name that is no ROI, ValueError when `masks` is empty.
+    Raises KeyError for a name that is no ROI, ValueError if `masks` is empty.
     """
     if not masks:
         raise ValueError("no mask to pack")
@@ -40,12 +40,13 @@ def pack_masks(masks: Mapping[str, Array]) -> Array:
 
 
 def unpack(bits: Array, name: str) -> Array:
-    """The mask `name` (bool) out of packed bits (uint16, any shape)."""
+    """Return the mask `name` (bool) from packed bits (uint16, any shape)."""
     return (bits & np.uint16(1 << bit(name))) != 0
 
 
 def bit(name: str) -> int:
-    """
+    """Return the bit of a mask.
+
     >>> bit("Brainstem"), bit("possible_dose_mask")
     (0, 10)
     """
@@ -55,7 +56,7 @@ def bit(name: str) -> int:
 
 
 def annotation(bits: Array, seen: Array | None) -> Annotation:
-    """Voxels of each ROI among those `seen` by the loss (bool, None: all), of packed bits (uint16, the same shape).
+    """Count the voxels of each ROI in packed bits (uint16) that the loss looks at (`seen`, bool; None: all).
 
     >>> brainstem, possible = 1 << bit("Brainstem"), 1 << bit(POSSIBLE)
     >>> bits = np.array([0, possible, possible | brainstem], np.uint16)

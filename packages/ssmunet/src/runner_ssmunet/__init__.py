@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from runner_core import hookimpl
 
 if TYPE_CHECKING:
-    from runner_core.project import Project
-    from runner_core.protocols import HealthRule
+    from runner_core import HealthRule
 
     from runner_ssmunet.config import SSMConfig
+    from runner_ssmunet.project import SSMUNet
 
 
 @hookimpl
@@ -22,8 +22,7 @@ def runner_project() -> type:
 
 
 @hookimpl
-def runner_health(project: Project, config: SSMConfig) -> Sequence[HealthRule]:
-    from runner_ssmunet.health import NoBaseline, UnannotatedLearned
+def runner_health(project: SSMUNet, config: SSMConfig) -> Sequence[HealthRule]:
+    from runner_ssmunet.health import rules
 
-    rule = UnannotatedLearned(project, config.data.classes, config.data.ignore)
-    return [rule] if config.model.features is None else [rule, NoBaseline()]
+    return rules(project, config)

@@ -1,4 +1,4 @@
-"""Changes of training batches on their device. PyTorch only; every random number comes from the given generator."""
+"""Random changes of training batches on their device. PyTorch only; random numbers come from the given generator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from runner_ssmunet.config import AugmentConfig
 
 
 def turned(maps: dict[str, Tensor], options: AugmentConfig, rng: torch.Generator) -> dict[str, Tensor]:
-    """Patches (B, n, n, …) mirrored and turned by multiples of 90°, each in its own way, all maps of one alike.
+    """Mirror and turn patches (B, n, n, …) by multiples of 90°, each differently, all maps of a patch alike.
 
-    One gather for each map: source places are computed first, so that nothing is moved twice.
+    One gather per map: source places are computed first, so that nothing moves twice.
     """
     if not (options.flip or options.rotate90):
         return maps
@@ -24,7 +24,7 @@ def turned(maps: dict[str, Tensor], options: AugmentConfig, rng: torch.Generator
 
 
 def _places(count: int, side: int, options: AugmentConfig, rng: torch.Generator) -> Tensor:
-    """Where each pixel of a patch comes from: (count, side, side) int64, row · side + column."""
+    """Return the source of each pixel of a patch: (count, side, side) int64, row · side + column."""
     draw = torch.randint(0, 2, (3, count, 1, 1), generator=rng, device=rng.device, dtype=torch.bool)
     down, across, turn = draw.unbind()
     if not options.rotate90:
@@ -38,9 +38,9 @@ def _places(count: int, side: int, options: AugmentConfig, rng: torch.Generator)
 
 
 def spectral(spectra: Tensor, std: Tensor, options: AugmentConfig, rng: torch.Generator) -> Tensor:
-    """`spectra` (B, H, W, L) as cached → changed in place: a factor for each pixel, a line for each patch, noise.
+    """Change cached `spectra` (B, H, W, L) in place: a factor per pixel, a line per patch, noise.
 
-    `std` (L,): of the channels; tilt and noise are in its units.
+    `std` (L,) is that of the channels, the unit of tilt and noise.
     """
     shape, device = spectra.shape, spectra.device
     if options.scale > 0:

@@ -1,8 +1,8 @@
-"""The wavenumber axis of a core and the one that is kept of it: crop, gap, bins, resampling, derivative.
+"""The wavenumber axis of a core, and the axis that is kept: crop, gap, bins, resampling, derivative.
 
-Everything linear that happens along the axis is a matrix for each segment: a stretch of the axis without a hole. What
-lies outside a segment's columns does not enter its matrix, so that no bin, filter or resampling reaches across the gap
-of the paraffin, nor across a hole that an instrument left.
+Everything linear along the axis is one matrix per segment. A segment is a stretch of the axis without a hole. Columns
+outside a segment do not enter its matrix, so no bin, filter or resampling reaches across the paraffin gap or across a
+hole that an instrument left.
 """
 
 from __future__ import annotations
@@ -12,31 +12,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core._text import counted
+from runner_core import BadInput, counted
 
-from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.config import POLYNOMIAL, SpectraConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 HOLE = 1.5
-"""A spacing above so many times the median one is a hole in the axis."""
-POLYNOMIAL = 3
-"""Order of the Savitzky–Golay polynomial."""
+"""A spacing of more than this many times the median is a hole in the axis."""
 PER = 10.0
-"""The derivative is one per (10 cm⁻¹)²: amide I then has values around 0.1, which float16 holds well."""
+"""Unit of the derivative is per (10 cm⁻¹)²: amide I then has values around 0.1, which float16 holds well."""
 _EXACT = 0.01
-"""By so much (cm⁻¹) a wavenumber may miss an end of the range or of the gap: files round, some to float32."""
+"""A wavenumber may miss an end of the range or of the gap by this much (cm⁻¹): files round, some to float32."""
 _UNEVEN = 0.05
-"""Spacings of a segment that is filtered may differ from their median by this share of it."""
+"""Spacings of a filtered segment may differ from their median by this share of it."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`columns` of the core's axis become `points` of the kept one.
+    """A part of the axis: `columns` of the core's axis become `points` of the kept one.
 
     `combine` (columns, points) float64 bins and resamples; None: each column is a point. `derive` (points, points)
-    float64 is the filter that follows; None: none does.
+    float64 is the filter that follows; None: there is no filter.
     """
 
     columns: slice
@@ -47,41 +44,29 @@ class Segment:
 
 @dataclass(frozen=True)
 class Axis:
-    """`wavenumbers` (L,) float64, cm⁻¹, ascending: what is kept; `segments` in their order."""
+    """The kept axis: `wavenumbers` (L,) float64, cm⁻¹, ascending, and its `segments` in order."""
 
     wavenumbers: Array
     segments: tuple[Segment, ...]
 
 
 def gaps(wavenumbers: Sequence[float]) -> list[tuple[float, float]]:
-    """Where a kept axis (cm⁻¹, ascending) leaves out more than two of its usual steps: (last before, first after)."""
+    """Return the gaps of a kept axis (cm⁻¹, ascending): (last before, first after) each.
+
+    A gap is a spacing of more than three median steps.
+    """
     axis = np.asarray(wavenumbers, np.float64)
     steps = np.diff(axis)
     wide = np.flatnonzero(steps > 3 * np.median(steps)).tolist() if len(steps) else []
     return [(float(axis[i]), float(axis[i + 1])) for i in wide]
 
 
-def check_settings(data: SpectraConfig) -> str | None:
-    """What is wrong with the settings of the axis, or None."""
-    if not 0 < data.low < data.high:
-        return f"data.low {data.low:g} and data.high {data.high:g} hold no wavenumbers between them"
-    if data.gap is not None and not data.gap[0] < data.gap[1]:
-        return f"data.gap {data.gap[0]:g} {data.gap[1]:g}: the lower wavenumber comes first"
-    if data.bin < 1:
-        return f"data.bin is {data.bin}; 1 or more neighbouring wavenumbers are averaged"
-    if data.step is not None and not data.step > 0:
-        return f"data.step is {data.step:g}; a spacing is above 0 cm⁻¹"
-    if data.derivative != "none" and (data.window % 2 == 0 or data.window <= POLYNOMIAL):
-        return f"data.window is {data.window}; an odd number of points, {POLYNOMIAL + 2} or more, is needed"
-    return None
-
-
 def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
-    """How spectra on `wavenumbers` (C,), ascending, become those that are cached.
+    """Return how spectra on `wavenumbers` (C,), ascending, become cached spectra.
 
-    `name`: the core or file, for messages. Raises BadInput where nothing is left between `data.low` and `data.high`,
-    where `data.bin` takes more than there is, where `data.step` wants points at which the core has none, and where a
-    segment is too short or too uneven for the derivative.
+    `name` is the core or file, for messages. Raises BadInput if nothing is left between `data.low` and `data.high`, if
+    `data.bin` takes more wavenumbers than there are, if `data.step` asks for points at which the core has none, and if
+    a segment is too short or too uneven for the derivative.
     """
     found = segments(wavenumbers, data)
     stretches = [own for own in found if own.stop - own.start >= data.bin]
@@ -109,12 +94,13 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
 
 
 def segments(wavenumbers: Array, data: SpectraConfig) -> list[slice]:
-    """Stretches of the axis within `data.low` and `data.high`, cut at the gap and at every hole.
+    """Return the stretches of the axis within `data.low` and `data.high`, cut at the gap and at every hole.
 
-    With `data.step`, whose points cut the axis themselves, two more bins at either end: neighbours to interpolate from.
+    With `data.step`, whose points cut the axis themselves, each end keeps two more bins and half a step: neighbours to
+    interpolate from, or to average over.
     """
     steps = np.diff(wavenumbers)
-    margin = _EXACT if data.step is None else 2 * data.bin * float(np.median(steps))
+    margin = _EXACT if data.step is None else 2 * data.bin * float(np.median(steps)) + data.step / 2
     inside = (wavenumbers >= data.low - margin) & (wavenumbers <= data.high + margin)
     if not inside.any():
         return []
@@ -130,7 +116,10 @@ def segments(wavenumbers: Array, data: SpectraConfig) -> list[slice]:
 
 
 def _binned(wavenumbers: Array, size: int) -> tuple[Array, Array | None]:
-    """Centres of bins of `size` columns, and the matrix that averages them; what is left over at the end is dropped."""
+    """Return the centres of bins of `size` columns, and the matrix that averages them.
+
+    Columns left over at the end are dropped.
+    """
     if size == 1:
         return wavenumbers, None
     count = len(wavenumbers) // size
@@ -143,10 +132,11 @@ def _binned(wavenumbers: Array, size: int) -> tuple[Array, Array | None]:
 def _resampled(
     combined: list[tuple[slice, Array, Array | None]], data: SpectraConfig, name: str
 ) -> Iterator[tuple[slice, Array, Array | None]]:
-    """The segments on multiples of `data.step`, by linear interpolation.
+    """Yield the segments on multiples of `data.step`.
 
-    The points depend on the settings alone, so that cores of any instrument get the same ones. At its ends a segment
-    holds its last value for at most 1.5 of its own spacings.
+    Resampling is linear interpolation. Onto a coarser axis it is the mean of the interpolated spectrum over each
+    point's width, so that no measured wavenumber is lost. The points depend on the settings alone, so that cores of any
+    instrument get the same ones. At its ends a segment holds its last value for at most 1.5 of its own spacings.
     """
     step = float(data.step or 0)
     numbers = np.arange(np.ceil(data.low / step - 1e-9), np.floor(data.high / step + 1e-9) + 1)
@@ -165,15 +155,42 @@ def _resampled(
                 f"from {centres[0]:g} to {centres[-1]:g}. Set data.low, data.high and data.gap to what all cores have."
             )
         if points.size:
-            hats = np.stack([np.interp(points, centres, row) for row in np.eye(len(centres))])
-            yield own, points, hats if matrix is None else matrix @ hats
+            weights = _means(points, centres, step)
+            yield own, points, weights if matrix is None else matrix @ weights
     if not wanted.size:
         raise BadInput(f"data.step {step:g} leaves no point between data.low {data.low:g} and data.high {data.high:g}")
 
 
+def _means(points: Array, centres: Array, width: float) -> Array:
+    """Return a matrix (centres, points) of means over `width` around each point.
+
+    The mean is that of the straight lines between the centres. At the ends of a segment the width shrinks, so that it
+    stays centred and a straight line stays one. If the width is no more than the centres' own spacing, the result is
+    the value at the point.
+    """
+    usual = float(np.median(np.diff(centres))) if len(centres) > 1 else width
+    coarser = width > (1 + _UNEVEN) * usual
+    half = (
+        np.minimum(width / 2, np.minimum(points - centres[0], centres[-1] - points).clip(0)) if coarser else 0 * points
+    )
+    places = np.unique(np.concatenate([centres, points - half, points + half]))
+    hats = np.stack([np.interp(places, centres, row) for row in np.eye(len(centres))])
+    areas = np.zeros(hats.shape)  # below each hat, from the first place on
+    areas[:, 1:] = np.cumsum((hats[:, 1:] + hats[:, :-1]) / 2 * np.diff(places), axis=1)
+    low, here, high = (np.searchsorted(places, at) for at in (points - half, points, points + half))
+    return np.where(
+        half > 0,
+        (areas[:, high] - areas[:, low]) / np.where(half > 0, 2 * half, 1),
+        hats[:, here.clip(max=len(places) - 1)],
+    )
+
+
 def _derivative(centres: Array, window: int, name: str) -> Array:
-    """Matrix of the negative second derivative (Savitzky and Golay, Analytical Chemistry 36, 1964) of row vectors,
-    positive where a band has its peak; per (10 cm⁻¹)². The ends take the polynomial of the last whole window."""
+    """Return the matrix of the negative second derivative of row vectors, per (10 cm⁻¹)².
+
+    It is positive at the peak of a band (Savitzky and Golay, Analytical Chemistry 36, 1964). The ends use the
+    polynomial of the last whole window.
+    """
     from scipy import signal  # two seconds, which workers and `--help` need not wait for
 
     where = f"{name}: from {centres[0]:g} to {centres[-1]:g} cm⁻¹"

@@ -1,6 +1,6 @@
-"""The trivial method beside the network: multinomial logistic regression on each pixel's own spectrum.
+"""The trivial method to compare with: multinomial logistic regression on each pixel's own spectrum.
 
-SciPy is imported where it is used: whatever loads the project would wait two seconds for it.
+SciPy is imported inside the functions: loading it takes two seconds, and everything that loads the project would wait.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from runner_core.project import Statistics
-from runner_core.protocols import Store
+from runner_core import Statistics, Store
 
-from runner_ssmunet.labels import targets
+from runner_ssmunet.labels import learned
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PENALTY = 1e-3
-"""Weight of half the squared coefficients beside the mean cross-entropy."""
+"""Weight of half the squared coefficients, next to the mean cross-entropy."""
 ITERATIONS = 500
 PIXELS = 20_000
-"""Annotated pixels that it is fitted to at most, as many of each core as fall to its share."""
+"""Most annotated pixels in the fit; every core contributes an equal share."""
 
 
-def fit_store(store: Store, training: Sequence[int], learned: Statistics, ignore: int | None) -> Array:
-    """`fit` to annotated tissue pixels of the records `training`, drawn the same way each time. `learned`: mean, std
-    and class_weights of these records."""
+def fit_store(store: Store, training: Sequence[int], found: Statistics, ignore: int | None) -> Array:
+    """Fit to annotated tissue pixels of the records `training`, drawn the same way each time.
+
+    `found` holds mean, std and class_weights of these records.
+    """
     rng = np.random.default_rng(0)
     share = -(-PIXELS // len(training))
     channels, classes = [], []
     for record in training:
-        target = targets(store.arrays["label"].read(record), ignore)
-        places = np.flatnonzero((target >= 0) & (store.arrays["tissue"].read(record) > 0))
+        target = learned(store.arrays["label"].read(record), store.arrays["tissue"].read(record) > 0, ignore)
+        places = np.flatnonzero(target >= 0)
         drawn = np.sort(rng.permutation(places)[:share])
         spectra = store.arrays["spectra"].read(record)
-        channels.append((spectra.reshape(-1, spectra.shape[-1])[drawn] - learned["mean"]) / learned["std"])
+        channels.append((spectra.reshape(-1, spectra.shape[-1])[drawn] - found["mean"]) / found["std"])
         classes.append(target.ravel()[drawn])
-    return fit(np.concatenate(channels), np.concatenate(classes), learned["class_weights"])
+    return fit(np.concatenate(channels), np.concatenate(classes), found["class_weights"])
 
 
 def fit(channels: Array, classes: Array, weights: Array) -> Array:
-    """Coefficients (L + 1, K) float32 of z-scored `channels` (pixels, L), the last row the intercepts.
+    """Return coefficients (L + 1, K) float32 for z-scored `channels` (pixels, L); the last row holds intercepts.
 
-    `classes` (pixels,) holds 0 to K − 1; `weights` (K,) is what a pixel of each class weighs. Minimised by L-BFGS from
+    `classes` (pixels,) holds 0 to K − 1, and `weights` (K,) the weight of a pixel of each class. L-BFGS starts from
     zero, so that the same pixels give the same coefficients.
     """
     from scipy import optimize, special
@@ -68,8 +69,8 @@ def fit(channels: Array, classes: Array, weights: Array) -> Array:
     return np.asarray(found.x, np.float32).reshape(width + 1, len(weights))
 
 
-def predict(channels: Array, coefficients: Array) -> Array:
-    """Probabilities (pixels, K) float32 of z-scored `channels` (pixels, L)."""
+def baseline(channels: Array, coefficients: Array) -> Array:
+    """Return probabilities (pixels, K) float32 of z-scored `channels` (pixels, L)."""
     from scipy import special
 
     logits = channels.astype(np.float32) @ coefficients[:-1] + coefficients[-1]

@@ -1,24 +1,25 @@
-"""Stored arrays → what the network reads, on its device. PyTorch only."""
+"""Stored arrays to network inputs, on their device. PyTorch only."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from runner_core.project import Statistics
-from runner_core.protocols import Tensors
+from runner_core import Statistics, Tensors
 from torch import Tensor
 
-from runner_ssmunet import augment
+from runner_ssmunet import augment, labels
 from runner_ssmunet.config import SSMConfig
-from runner_ssmunet.labels import targets
 
 ATTENDED = 256
-"""Pixels of a batch whose attention is looked at."""
+"""Pixels per batch whose attention is recorded."""
 
 
 def on_device(batch: Tensors, statistics: Statistics, config: SSMConfig, rng: torch.Generator | None) -> Tensors:
-    """What `SSMUNet.on_device` says. Features that `predict` hands back come without `tissue` and are left alone."""
+    """Return the inputs that `SSMUNet.on_device` describes.
+
+    Features that `predict` passes come without `tissue` and are returned as they are.
+    """
     if "tissue" not in batch:
         return batch
     pixels = "spectra" if "spectra" in batch else "features"
@@ -28,7 +29,8 @@ def on_device(batch: Tensors, statistics: Statistics, config: SSMConfig, rng: to
     out = {name: tensor for name, tensor in batch.items() if name not in maps}
     out["tissue"] = maps["tissue"] > 0
     if "label" in maps:
-        out["target"] = targets(maps["label"], config.data.ignore)
+        out["target"] = labels.learned(maps["label"], out["tissue"], config.data.ignore)
+        out["truth"] = labels.scored(maps["label"], out["tissue"], config.data.ignore)
     if pixels == "features":
         out["features"] = maps["features"].float()
     else:
@@ -49,8 +51,10 @@ def _scaled(
 
 
 def described(model: Any, batch: Tensors) -> Tensors:
-    """`features` (B, H, W, F) of spectra, and `attention` (1, L): what each wavenumber gets, mean over some of the
-    batch's tissue pixels."""
+    """Return `features` (B, H, W, F) of spectra, and `attention` (1, L) of each wavenumber.
+
+    The attention is the mean over some of the batch's tissue pixels.
+    """
     spectra, tissue = batch["spectra"], batch["tissue"]
     pixels = spectra[tissue]
     some = pixels[:: max(1, len(pixels) // ATTENDED)][:ATTENDED]

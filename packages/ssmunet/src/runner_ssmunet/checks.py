@@ -1,4 +1,4 @@
-"""What `runner ssmunet check` looks for in cores that can be read."""
+"""Checks of `runner ssmunet check` for cores that can be read."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from runner_core import BadInput, Record
-from runner_core._text import counted
-from runner_core.protocols import Finding
+from runner_core import BadInput, Finding, Record, counted
 
 from runner_ssmunet.axis import plan
+from runner_ssmunet.classes import FILE, Classes
 from runner_ssmunet.config import SpectraConfig
-from runner_ssmunet.cores import Core, read_outline, stored_labels
+from runner_ssmunet.files import Core, read_core, read_outline, stored_labels
+from runner_ssmunet.labels import MANY_OFF
 from runner_ssmunet.statistics import axes_differ, spacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ABSORBANCE = (-0.5, 5.0)
-"""Values that a spectrometer can measure: beyond them the detector is saturated, or it is no absorbance."""
+"""Values that a spectrometer can measure. Beyond them the detector is saturated, or the value is no absorbance."""
 FLAT = 1e-4
-"""A spectrum whose values all lie within this is nobody's."""
+"""A spectrum is flat if all its values lie within this range."""
 CLIPPED = 5
-"""Wavenumbers that share a spectrum's highest value where it was cut off there."""
+"""A spectrum is cut off at its highest value if this many wavenumbers share it."""
 STRAY = 0.01
-"""Share of the tissue up to which odd pixels are noted without a warning."""
+"""Share of the tissue up to which odd pixels get a note, not a warning."""
 SCARCE = 0.01
 """Annotated share of a core below which it teaches little."""
 EVERYWHERE = 0.5
-"""Share of what is no tissue above which a label cannot be a tissue's."""
+"""Share of the pixels off the tissue above which a label cannot be a tissue's."""
 TISSUE = (0.02, 0.95)
 """Share of its image that a core fills."""
 
 
-def findings(core: Core, tissue: Array, path: Path, data: SpectraConfig) -> Iterator[Finding]:
-    """What looks wrong in one core; `tissue` (H, W) bool as `preprocess.tissue_mask` gives it."""
+def findings(core: Core, tissue: Array, path: Path, data: SpectraConfig, classes: Classes) -> Iterator[Finding]:
+    """Yield what looks wrong in one core. `tissue` (H, W) bool is the result of `preprocess.tissue_mask`."""
     name = path.name
     yield from (Finding("axis", "note", f"{name}: {remark}.") for remark in core.remarks)
     yield from _spacing(name, core)
@@ -44,32 +44,43 @@ def findings(core: Core, tissue: Array, path: Path, data: SpectraConfig) -> Iter
         yield _warning("tissue", f"{name}: {share:.1%} of the pixels are tissue; is the mask right?")
     yield from _spectra(name, core, tissue)
     if core.labels is not None:
-        labels = stored_labels(core, path, data.classes, data.ignore, needed=False)
-        yield from _labels(name, labels, tissue, data.classes, data.ignore)
+        labels = stored_labels(core, path, classes, data.ignore, needed=False)
+        yield from _labels(name, labels, tissue, classes.names, data.ignore)
 
 
-def set_findings(records: Sequence[Record], data: SpectraConfig) -> Iterator[Finding]:
-    """What no core shows alone: the class table, axes that differ, classes that few patients have.
+def set_findings(records: Sequence[Record], data: SpectraConfig, classes: Classes) -> Iterator[Finding]:
+    """Yield what no core shows alone: the class table, axes that differ, classes that few patients have.
 
-    Reads labels and axes, no spectra; cores that cannot be read are left out (`findings` names them).
+    Reads labels and axes, no spectra. Cores that cannot be read are left out (`findings` names them).
     """
     labelled: list[tuple[Record, Array]] = []
     axes: list[tuple[Path, Array]] = []
     for record in records:
         path = record.files["core"]
         try:
-            outline = read_outline(path)
+            outline = read_outline(path, record.files.get("labels"))
             axes.append((path, plan(outline.wavenumbers, data, path.name).wavenumbers))
-            labelled.append((record, stored_labels(outline, path, data.classes, data.ignore, needed=False)))
+            labelled.append((record, stored_labels(outline, path, classes, data.ignore, needed=False)))
         except BadInput:
             continue
     yield from _axes(axes)
-    yield from _classes(labelled, data.classes)
-    yield from _single(labelled, data)
+    yield _names(classes)
+    yield from _classes(labelled, classes.names)
+    yield from _single(labelled, data, classes.names)
 
 
-def left_out(records: Sequence[Record]) -> Iterator[Finding]:
-    """Cores `records` without labels, among others that have some."""
+def left_out(records: Sequence[Record], data: SpectraConfig) -> Iterator[Finding]:
+    """Yield warnings about `records`: cores without labels, while others have some.
+
+    They are read too, since `predict` will need them.
+    """
+    for record in records:
+        path = record.files["core"]
+        try:
+            core = read_core(path, record.files.get("labels"))
+            plan(core.wavenumbers, data, str(path))
+        except BadInput as error:
+            yield _warning("decode", f"a core without labels cannot be read: {error}")
     if records:
         shown = ", ".join(record.files["core"].name for record in records[:5]) + (", …" if len(records) > 5 else "")
         text = f"{counted(len(records), 'core')} without labels, left out of training and scores: {shown}."
@@ -77,10 +88,10 @@ def left_out(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def _spacing(name: str, core: Core) -> Iterator[Finding]:
-    said = core.meta.get("delta_cm1")
+    given = core.meta.get("delta_cm1")
     steps = np.diff(core.wavenumbers)
-    if isinstance(said, int | float) and not (np.abs(steps / abs(said or 1) - 1) < 0.02).any():
-        text = f"{name}: delta_cm1 is {said:g}, but wn has spacings from {steps.min():.4g} to {steps.max():.4g} cm⁻¹."
+    if isinstance(given, int | float) and not (np.abs(steps / abs(given or 1) - 1) < 0.02).any():
+        text = f"{name}: delta_cm1 is {given:g}, but wn has spacings from {steps.min():.4g} to {steps.max():.4g} cm⁻¹."
         yield _warning("axis", text)
 
 
@@ -111,10 +122,11 @@ def _labels(name: str, labels: Array, tissue: Array, classes: Sequence[str], ign
         yield _warning("annotation", f"{name}: {share:.2%} of the pixels are annotated.")
     else:
         yield Finding("annotation", "note", f"{name}: {share:.1%} of the pixels are annotated.")
-    off = int(np.count_nonzero(annotated & ~tissue))
-    if off > 0.05 * np.count_nonzero(annotated):
-        text = f"{name}: {off / np.count_nonzero(annotated):.0%} of the annotated pixels are no tissue, so that their "
-        yield _warning("annotation", f"{text}spectra are not looked at; is the labels' grid shifted or mirrored?")
+    if off := int(np.count_nonzero(annotated & ~tissue)):
+        part = off / np.count_nonzero(annotated)
+        text = f"{name}: {counted(off, 'annotated pixel')} ({part:.1%}) off the tissue mask: not trained on, "
+        grid = "; is the labels' grid shifted or mirrored?" if part > MANY_OFF else ""
+        yield Finding("annotation", "warning" if part > MANY_OFF else "note", f"{text}and missed in every score{grid}")
     outside = labels[~tissue]
     for label in range(0 if ignore is None else 1, len(classes) + 1):
         held = float((outside == label).mean()) if outside.size else 0.0
@@ -129,7 +141,7 @@ def _labels(name: str, labels: Array, tissue: Array, classes: Sequence[str], ign
 
 
 def _axes(axes: Sequence[tuple[Path, Array]]) -> Iterator[Finding]:
-    """Axes as they would be cached: what is cropped away may differ."""
+    """Compare the axes that would be cached. The cropped parts may differ."""
     differing = [(path, how) for path, axis in axes[1:] if (how := axes_differ(axes[0][1], axis))]
     if differing:
         path, how = differing[0]
@@ -139,7 +151,7 @@ def _axes(axes: Sequence[tuple[Path, Array]]) -> Iterator[Finding]:
 
 
 def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -> Iterator[Finding]:
-    """The class table, a line a class, and what is wrong with it."""
+    """Yield the class table, one line per class, and what is wrong with it."""
     if not labelled:
         return
     size = len(classes) + 1
@@ -149,27 +161,34 @@ def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -
     share = counts[:, 1:].sum() / max(counts.sum(), 1)
     yield Finding("classes", "note", f"{share:.1%} of all pixels are annotated.")
     for label, name in enumerate(classes, start=1):
-        own = counts[:, label]
+        own, called = counts[:, label], name if name == f"class {label}" else f"class {label} {name}"
         where = f"in {counted(int((own > 0).sum()), 'core')} of {counted(len(set(groups[own > 0])), 'group')}"
         if not own.any():
-            yield _warning("classes", f"class {label} {name}: not one annotated pixel in all cores that can be read.")
+            yield _warning("classes", f"{called}: not one annotated pixel in all cores that can be read.")
         elif len(set(groups[own > 0])) == 1:
-            text = f"class {label} {name}: only group {groups[own > 0][0]} has it, so that it cannot be trained and "
+            text = f"{called}: only group {groups[own > 0][0]} has it, so that it cannot be trained and "
             yield _warning("classes", f"{text}validated both.")
         else:
             pixels = f"{counted(int(own.sum()), 'pixel')}, {own.sum() / annotated:.1%} of the annotated"
-            yield Finding("classes", "note", f"class {label} {name}: {pixels}, {where}.")
+            yield Finding("classes", "note", f"{called}: {pixels}, {where}.")
     alone = [group for group in dict.fromkeys(groups) if (counts[groups == group, 1:].sum(0) > 0).sum() == 1]
     if alone and len(classes) > 1:
         shown = ", ".join(alone[:5]) + (", …" if len(alone) > 5 else "")
         yield _warning("groups", f"{counted(len(alone), 'group')} with annotated pixels of one class only: {shown}.")
 
 
-def _single(labelled: Sequence[tuple[Record, Array]], data: SpectraConfig) -> Iterator[Finding]:
-    """Of one class alone nothing can be learned; without `data.ignore` the unannotated are another."""
+def _names(classes: Classes) -> Finding:
+    if classes.numbered:
+        text = f"nothing names the classes: they are called by their labels. {FILE} in the data folder (label,name,"
+        return Finding("classes", "note", f"{text}colour) or data.classes names them.")
+    return Finding("classes", "note", f"the classes are named by {classes.source}: {', '.join(classes.names)}.")
+
+
+def _single(labelled: Sequence[tuple[Record, Array]], data: SpectraConfig, names: Sequence[str]) -> Iterator[Finding]:
+    """Report labels of one class only: nothing can be learned then, unless `data.ignore` is None."""
     there = sorted({int(label) for _, labels in labelled for label in np.unique(labels)} - {0})
     if data.ignore is not None and len(there) == 1:
-        text = f"all annotated pixels are of one class, {data.classes[there[0] - 1]}: training needs two or more."
+        text = f"all annotated pixels are of one class, {names[there[0] - 1]}: training needs two or more."
         yield Finding("classes", "error", text)
 
 

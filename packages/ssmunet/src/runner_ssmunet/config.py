@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from runner_core.config import DataConfig, RunConfig
+from runner_core import AtLeast, MoreThan, PairsConfig, RunConfig, ShareBelow
 
-TISSUES = ("epithelium", "tumour", "stroma", "muscle", "lymphocytes", "blood", "necrosis", "mucin")
-"""The tissue classes of the phantom: labels 1 to 8."""
+POLYNOMIAL = 3
+"""Order of the Savitzky–Golay polynomial."""
 
 
 @dataclass
-class SpectraConfig(DataConfig):
-    classes: tuple[str, ...] = TISSUES
-    """Names of the classes, in the order of their labels 1, 2, …"""
+class SpectraConfig(PairsConfig):
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of their labels 1, 2, … By default those of the data (classes.csv in the data
+    folder, or the headers of ENVI label files), else class 1, class 2, … for all labels."""
     ignore: int | None = 0
-    """The label of pixels that nobody annotated: left out of loss, class weights, statistics of labels and metrics.
-    None: no label is left out, and unannotated pixels are learned as a class of their own (a health rule objects)."""
+    """Label of pixels that nobody annotated; loss, class weights, label statistics and metrics leave it out. None: no
+    label is left out, and unannotated pixels are learned as a class of their own (a health rule objects)."""
     group_by: Literal["patient", "slide", "core"] = "patient"
-    """What a split never cuts. A core whose meta does not name it is refused."""
+    """Records of one patient, slide or core always stay in one split. A core whose meta does not name it is refused."""
     low: float = 900.0
     """Lowest wavenumber kept (cm⁻¹)."""
     high: float = 1800.0
     """Highest wavenumber kept (cm⁻¹)."""
     gap: tuple[float, float] | None = (1350.0, 1490.0)
-    """Wavenumbers left out because paraffin absorbs there (cm⁻¹); None: nothing is left out. No filter, bin or
-    baseline ever runs across it."""
-    bin: int = 1
-    """Neighbouring wavenumbers that are averaged into one."""
-    step: float | None = None
-    """Resample every core onto one axis of this spacing (cm⁻¹), where instruments differ. Default: the cores' own axis,
-    which must be the same for all."""
+    """Wavenumbers left out because paraffin absorbs there (cm⁻¹); None: keep all. No filter, bin or baseline runs
+    across the gap."""
+    bin: Annotated[int, AtLeast(1)] = 1
+    """Number of neighbouring wavenumbers that are averaged into one."""
+    step: Annotated[float, MoreThan(0)] | None = None
+    """Resample every core onto one axis of this spacing (cm⁻¹), for data from different instruments. Resampling is
+    linear interpolation or, onto a coarser axis, the mean over each new point's width. By default the cores keep
+    their own axis, which must be the same for all."""
     baseline: Literal["none", "rubberband"] = "none"
-    """Baseline taken off each spectrum. rubberband: the lower convex hull, one for each side of the gap."""
+    """Baseline subtracted from each spectrum. rubberband: the lower convex hull, one on each side of the gap."""
     derivative: Literal["none", "second"] = "none"
-    """second: the negative second derivative of Savitzky and Golay in place of the spectrum."""
+    """second: use the negative second derivative (Savitzky and Golay) instead of the spectrum."""
     window: int = 9
     """Points of the derivative's window (odd)."""
     normalise: Literal["vector", "amide1", "none"] = "vector"
-    """vector: each spectrum to the same length (L2); amide1: to the same area from 1600 to 1700 cm⁻¹."""
+    """vector: scale each spectrum to length 1 (L2); amide1: to equal area from 1600 to 1700 cm⁻¹."""
     tissue: Literal["auto", "file", "amide1"] = "auto"
-    """Which pixels are tissue. file: the mask of the file; amide1: logarithm of the amide-I band's area above Otsu's
-    threshold; auto: the file's mask where it has one, else amide1."""
+    """How tissue is found. file: by the file's mask; amide1: where the logarithm of the amide-I band's area is above
+    Otsu's threshold; auto: by the file's mask if it has one, else amide1."""
     patch: int = 128
     """Side of the square patches (pixels) that the network sees at once; a multiple of 16."""
-    overlap: float = 0.0
+    overlap: Annotated[float, ShareBelow(1)] = 0.0
     """Share of its side by which a training patch overlaps the next."""
     unlabelled: bool = False
     """Also train on patches without any annotated pixel. They teach the network nothing but take as long."""
@@ -55,44 +57,50 @@ class SpectraConfig(DataConfig):
 
 @dataclass
 class ModelConfig:
-    filters: int = 24
+    filters: Annotated[int, AtLeast(1)] = 24
     """Spectral filters, at named bands first (1655, 1545, 1740, 1240, 1080, 1450, 1395, 1160 cm⁻¹)."""
     mode: Literal["band", "legacy"] = "band"
     """band: learnable windows on the wavenumber axis; legacy: convolutions with band-pass kernels (SincNet), which
-    answer to a shape wherever on the axis it lies."""
-    width: float = 80.0
-    """Width of each filter at the beginning (cm⁻¹)."""
-    layers: int = 2
-    """Mamba layers along the wavenumbers; 0: the filters alone."""
-    states: int = 16
+    respond to a shape anywhere on the axis."""
+    width: Annotated[float, MoreThan(0)] = 80.0
+    """Initial width of each filter (cm⁻¹)."""
+    layers: Annotated[int, AtLeast(0)] = 2
+    """Mamba layers along the wavenumbers; 0: only the filters."""
+    states: Annotated[int, AtLeast(1)] = 16
     """States of each Mamba channel."""
-    dropout: float = 0.1
+    dropout: Annotated[float, ShareBelow(1)] = 0.1
     """Dropout after each Mamba layer."""
-    embed: int = 24
+    embed: Annotated[int, AtLeast(1)] = 24
     """Channels that enter the U-Net."""
-    base: int = 24
+    base: Annotated[int, AtLeast(1)] = 24
     """Channels of the U-Net's first level; each of the four below has twice as many."""
-    chunk: int | None = None
-    """Pixels that pass the spectral layers at once; all but their pooled features is computed again for the gradient,
-    which bounds the memory. Default: as many as suit the device; 0: everything at once, everything kept."""
+    chunk: Annotated[int, AtLeast(0)] | None = None
+    """Pixels that pass the spectral layers at once. The gradient recomputes everything but their pooled features, which
+    bounds the memory. By default as many as suit the device; 0: all at once, everything kept."""
     tissue_only: bool = True
-    """Only tissue passes the spectral layers; what is not tissue is one spectrum, computed once. Exact."""
-    scan: Literal["auto", "eager", "reference"] = "auto"
-    """How the Mamba layers are computed: auto by the fastest kernel of the device; eager in plain PyTorch, which needs
-    no compiler; reference as textbooks have it, state by state, all kept: hundreds of times slower, to compare with."""
+    """Only tissue passes the spectral layers; all other pixels are one spectrum, computed once. Exact."""
+    scan: Literal["auto", "triton", "mamba_ssm", "cpu", "eager", "reference"] = "auto"
+    """How the Mamba layers are computed. auto: on a GPU mamba_ssm if it is installed, else triton; on a CPU cpu.
+    triton: our own GPU kernels; mamba_ssm: the CUDA kernels of the package mamba-ssm; cpu: kernels that Numba
+    compiles; eager: plain PyTorch, which needs no compiler; reference: the textbook loop, which keeps every state
+    and is hundreds of times slower, for comparison. A trained network works with any of them."""
     features: Path | None = None
-    """Folder of an exported network (`runner ssmunet export`): its spectral layers are frozen, their features of each
-    pixel are cached in place of its spectrum, and only the U-Net is trained."""
+    """Folder of an exported network (`runner ssmunet export`). Its spectral layers are frozen, their features are
+    cached instead of each pixel's spectrum, and only the U-Net trains."""
 
 
 @dataclass
 class LossConfig:
-    cross_entropy: float = 1.0
+    cross_entropy: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the cross-entropy."""
-    dice: float = 1.0
-    """Weight of the soft Dice loss, over the classes that a batch has annotated pixels of."""
+    dice: Annotated[float, AtLeast(0)] = 1.0
+    """Weight of the soft Dice loss, over the classes with annotated pixels in a batch."""
     class_weights: Literal["balanced", "none"] = "balanced"
-    """balanced: a class weighs in the cross-entropy as if all had as many annotated pixels."""
+    """balanced: the cross-entropy weighs a class by the classes' median number of annotated pixels over its own, at
+    most `loss.most_weight`, as if all classes had as many. none: every pixel weighs 1."""
+    most_weight: Annotated[float, AtLeast(1)] = 10.0
+    """Largest weight of a rare class under class_weights balanced; the median class has 1. Without this limit, a few
+    pixels, some of them labelled wrongly, would dominate the gradient."""
 
 
 @dataclass
@@ -103,17 +111,17 @@ class AugmentConfig:
     """Mirror half of the patches along each axis."""
     rotate90: bool = True
     """Turn patches by multiples of 90°."""
-    scale: float = 0.02
+    scale: Annotated[float, AtLeast(0)] = 0.02
     """Standard deviation of a factor on each pixel's spectrum."""
-    tilt: float = 0.05
-    """Standard deviation of a straight line over the spectrum, one a patch, in units of the z-scored channels."""
-    noise: float = 0.02
+    tilt: Annotated[float, AtLeast(0)] = 0.05
+    """Standard deviation of a straight line over the spectrum, one per patch, in units of the z-scored channels."""
+    noise: Annotated[float, AtLeast(0)] = 0.02
     """Standard deviation of the noise on each pixel and channel, in units of the z-scored channels."""
 
 
 @dataclass
 class PredictConfig:
-    overlap: float = 0.5
+    overlap: Annotated[float, ShareBelow(1)] = 0.5
     """Share of its side by which a patch overlaps the next; overlaps are blended with a smooth window."""
 
 
@@ -129,7 +137,7 @@ class SSMConfig(RunConfig):
 
 
 def default() -> SSMConfig:
-    """24 filters, patches of 128², every wavenumber: 4.39 M parameters; for a GPU."""
+    """Train on a GPU: 24 filters, patches of 128², every wavenumber, 4.39 M parameters."""
     config = SSMConfig()
     config.train.batch_size = 4
     config.train.workers = 4
@@ -137,14 +145,18 @@ def default() -> SSMConfig:
 
 
 def ssmunet_3() -> SSMConfig:
-    """As default, with three filters: amide I, amide II and the lipid ester band."""
+    """Train like default, with three filters and a U-Net of 8 channels: 0.49 M parameters.
+
+    The filters lie at amide I, amide II and lipid ester. The source gives 0.5 M parameters and no widths: 8 for `embed`
+    and `base` come to that number (24 make 4.38 M).
+    """
     config = default()
-    config.model.filters = 3
+    config.model.filters, config.model.embed, config.model.base = 3, 8, 8
     return config
 
 
 def small() -> SSMConfig:
-    """For a CPU: spectrum averaged by 3, 16 filters, one Mamba layer, a smaller U-Net on patches of 64²."""
+    """Train on a CPU: spectrum averaged by 3, 16 filters, one Mamba layer, a smaller U-Net on patches of 64²."""
     config = SSMConfig()
     config.data.bin, config.data.patch = 3, 64
     config.model.filters, config.model.layers, config.model.states = 16, 1, 8
@@ -158,7 +170,7 @@ def small() -> SSMConfig:
 
 
 def demo() -> SSMConfig:
-    """The phantom in about a minute: small, on patches as large as its cores."""
+    """Train on the phantom in about a minute: as small, on patches as large as its cores."""
     config = small()
     config.data.patch = 48
     config.data.validation_fraction = 0.3
@@ -175,3 +187,31 @@ def demo() -> SSMConfig:
 
 
 PRESETS: dict[str, Callable[[], SSMConfig]] = {"default": default, "ssmunet-3": ssmunet_3, "small": small, "demo": demo}
+
+
+def wrong_axis(data: SpectraConfig) -> str | None:
+    """Return the fault in the settings of the axis, or None."""
+    if not 0 < data.low < data.high:
+        return f"data.low {data.low:g} and data.high {data.high:g} hold no wavenumbers between them"
+    if data.gap is not None and not data.gap[0] < data.gap[1]:
+        return f"data.gap {data.gap[0]:g} {data.gap[1]:g}: the lower wavenumber comes first"
+    if data.derivative != "none" and (data.window % 2 == 0 or data.window <= POLYNOMIAL):
+        return f"data.window is {data.window}; an odd number of points, {POLYNOMIAL + 2} or more, is needed"
+    return None
+
+
+def faults(config: SSMConfig) -> Iterator[str]:
+    """Yield what is wrong with settings together; each one's own bounds stand at its field."""
+    from runner_ssmunet import labels
+
+    data = config.data
+    yield from filter(None, (labels.wrong_settings(data.classes, data.ignore), wrong_axis(data)))
+    if data.patch < 16 or data.patch % 16:
+        yield f"data.patch is {data.patch}; the U-Net halves patches four times: take a multiple of 16"
+    if data.patch == 16 and config.train.batch_size == 1:
+        yield (
+            "data.patch 16 with train.batch_size 1 leaves the U-Net's lowest level one pixel, which batch "
+            "normalisation cannot use: take a larger patch or batch"
+        )
+    if not config.loss.cross_entropy + config.loss.dice > 0:
+        yield "loss.cross_entropy and loss.dice are both 0: nothing would be learned"

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from runner_ssmunet.axis import gaps
+from runner_ssmunet.classes import Classes, palette
+from runner_ssmunet.outputs import Segmented
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
-
-if TYPE_CHECKING:
-    from runner_ssmunet.outputs import Segmented
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Colour = tuple[int, ...]
 
-NO_TISSUE: Colour = (0, 0, 0)
 PAPER: Colour = (255, 255, 255)
 INK: Colour = (40, 40, 40)
 PALE: Colour = (150, 150, 150)
 RIGHT: Colour = (205, 205, 205)
 WRONG: Colour = (225, 0, 130)
-"""No class has these colours, and they differ in lightness."""
-_DISTINCT: tuple[Colour, ...] = (
-    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
-    (148, 103, 189),
-)  # fmt: skip
-"""Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and one more."""
+"""No class has the colours RIGHT and WRONG, and their lightness differs."""
 _PANEL = 260
 """Least width of each of the three maps (pixels)."""
 _CURVE = 190
@@ -40,21 +32,14 @@ _LINE = 12
 """Height of a line of text (pixels)."""
 
 
-def palette(labels: int) -> Array:
-    """Colours of labels 0 (no tissue) to `labels`: (labels + 1, 3) uint8."""
-    more = [colorsys.hsv_to_rgb(0.61803 * i % 1, 0.65, 0.95) for i in range(max(0, labels - len(_DISTINCT)))]
-    colours = [*_DISTINCT[:labels], *(tuple(round(255 * part) for part in colour) for colour in more)]
-    return np.array([NO_TISSUE, *colours], np.uint8)
+def overlay(grey: Array, predicted: Array, truth: Array | None, classes: Classes) -> Array:
+    """Return the maps side by side with their legend: (H', W', 3) uint8.
 
-
-def overlay(grey: Array, predicted: Array, truth: Array | None, names: Mapping[int, str]) -> Array:
-    """Maps side by side with their legend: (H', W', 3) uint8.
-
-    `grey` (H, W) float: the core as its amide-I band shows it; `predicted` and `truth` (H, W): labels, 0 where there is
-    none. The third map shows right and wrong where there is truth. `names`: label → class.
+    `grey` (H, W) float shows the core by its amide-I band. `predicted` and `truth` (H, W) hold labels, 0 for none. With
+    truth, the third map shows right and wrong.
     """
     zoom = max(1, -(-_PANEL // max(grey.shape)))
-    colours = palette(max(names))
+    colours = palette(len(classes.names), classes.colours)
     low, high = np.percentile(grey, (1, 99.5))
     shades = np.repeat(np.clip((grey - low) / (high - low or 1) * 200, 0, 200).astype(np.uint8)[..., None], 3, axis=2)
     panels = {"prediction": np.where((predicted > 0)[..., None], colours[predicted], shades // 2)}
@@ -67,26 +52,26 @@ def overlay(grey: Array, predicted: Array, truth: Array | None, names: Mapping[i
         panels = {"amide I": shades} | panels
     maps = [_titled(np.kron(panel, np.ones((zoom, zoom, 1), np.uint8)), title) for title, panel in panels.items()]
     picture = np.concatenate(maps, axis=1)
-    entries = {name: tuple(map(int, colours[label])) for label, name in names.items() if label > 0}
+    entries = {name: tuple(map(int, colours[label])) for label, name in enumerate(classes.names, start=1)}
     if truth is not None:
         entries |= {"right": RIGHT, "wrong": WRONG}
     return stack([picture, legend(entries, picture.shape[1])])
 
 
-def core_picture(
-    core: Core, found: Segmented, truth: Array | None, names: Mapping[int, str], axis: Array, bands: Mapping[str, float]
+def figure(
+    core: Core, found: Segmented, truth: Array | None, classes: Classes, axis: Array, bands: Mapping[str, float]
 ) -> Array:
-    """A core's maps, and below them the attention over the wavenumbers `axis` (L,) that the network reads."""
+    """Return a core's maps, with the attention over the network's wavenumbers `axis` (L,) below them."""
     weights = amide1_weights(core.wavenumbers)
     grey = core.spectra.mean(-1) if weights is None else core.spectra @ weights.astype(np.float32)
-    picture = overlay(grey, found.classes, truth, names)
+    picture = overlay(grey, found.classes, truth, classes)
     if not found.attention.any():
         return picture
     return stack([picture, attention_chart(found.attention, axis, bands, picture.shape[1])])
 
 
 def legend(entries: Mapping[str, Any], width: int) -> Array:
-    """A square of each colour and what it means, in as many lines as it takes: (H, width, 3) uint8."""
+    """Return a square of each colour with its meaning, in as many lines as needed: (H, width, 3) uint8."""
     pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     places, x, y = [], 8, 6
     for text in entries:
@@ -104,15 +89,18 @@ def legend(entries: Mapping[str, Any], width: int) -> Array:
 
 
 def stack(pictures: Sequence[Array]) -> Array:
-    """Pictures below each other, on paper as wide as the widest."""
+    """Return pictures below each other, on paper as wide as the widest."""
     width = max(picture.shape[1] for picture in pictures)
     wide = [np.pad(p, ((0, 0), (0, width - p.shape[1]), (0, 0)), constant_values=PAPER[0]) for p in pictures]
     return np.concatenate(wide, axis=0)
 
 
 def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, float], width: int) -> Array:
-    """Mean attention (L,) over wavenumbers (L,), high ones left as in the field; named bands are marked, and what each
-    wavenumber had if all were equal. The scale begins at the least attention: differences are small beside it."""
+    """Draw the mean attention (L,) over wavenumbers (L,), high ones left, as usual in the field.
+
+    Named bands are marked, and so is the value of equal attention everywhere. The scale begins at the least attention:
+    differences are small beside it.
+    """
     equal = 1 / len(attention)
     least, most = min(float(attention.min()), equal), max(float(attention.max()), equal)
     scale = (least, most + 0.05 * (most - least or most))
@@ -127,7 +115,7 @@ def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, fl
 
 
 def on_axis(bands: Mapping[str, float], wavenumbers: Array) -> dict[str, float]:
-    """Those of the named bands (cm⁻¹) that lie on the ascending axis (L,) and in none of its gaps."""
+    """Return the named bands (cm⁻¹) that lie on the ascending axis (L,) and in none of its gaps."""
     missing = gaps(wavenumbers.tolist())
     return {
         name: place
@@ -137,7 +125,10 @@ def on_axis(bands: Mapping[str, float], wavenumbers: Array) -> dict[str, float]:
 
 
 def filter_chart(watched: Sequence[tuple[int, Array]], wavenumbers: Array, bands: Mapping[str, float]) -> Array:
-    """Filters over training on the axis (L,): (step, bands (F, 2) lower and upper edges in cm⁻¹) of each look."""
+    """Draw the filters over training on the axis (L,).
+
+    `watched` holds (step, bands (F, 2) lower and upper edges in cm⁻¹) of each record.
+    """
     low, high = float(wavenumbers[0]), float(wavenumbers[-1])
     steps = np.array([step for step, _ in watched], float)
     edges = np.stack([found for _, found in watched])
@@ -160,7 +151,7 @@ def _titled(picture: Array, title: str) -> Array:
 
 @dataclass
 class _Chart:
-    """Axes on paper: `x` and `y` are what lies at the left and right, bottom and top."""
+    """Axes on paper: `x` holds the values at the left and right end, `y` those at the bottom and top."""
 
     width: int
     height: int
@@ -196,7 +187,7 @@ class _Chart:
         self._name(across + 3, down - _LINE, name, (8, 0))
 
     def _name(self, x: float, y: float, name: str, aside: tuple[float, float]) -> None:
-        """A name at (x, y), or as many steps `aside` as it takes to overprint no other."""
+        """Draw a name at (x, y), or as many steps `aside` as it takes to overprint no other."""
         wide = self._draw.textlength(_plain(name))
         x = min(x, self._box[2] - wide)
         while any(x < a + w + 4 and a < x + wide + 4 and abs(y - b) < _LINE for a, b, w, _ in self._names):
@@ -230,5 +221,5 @@ def _number(value: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Pillow's own font lacks raised and lowered digits and long dashes."""
+    """Replace raised and lowered digits and long dashes, which Pillow's own font lacks."""
     return text.translate(str.maketrans("₂⁻¹–", "2-1-"))

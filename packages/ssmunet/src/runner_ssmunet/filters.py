@@ -1,8 +1,8 @@
 """The first layer: learnable spectral filters, in one of two modes.
 
-`BandFilters` are windows on the true wavenumber axis: what a filter answers to is where its band lies. `SincFilters`
-(mode legacy) are convolutions along the channels, as in SincNet (Ravanelli & Bengio 2018), kept for parity: their
-output at one channel depends on the shape of the spectrum around it, wherever that is on the axis.
+`BandFilters` are windows on the true wavenumber axis: a filter responds to the place of its band. `SincFilters` (mode
+legacy) are convolutions along the channels, as in SincNet (Ravanelli & Bengio 2018), kept for parity: their output at
+one channel depends on the shape of the spectrum around it, wherever on the axis it lies.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 MIN_WIDTH = 10.0
-"""cm⁻¹: no filter becomes narrower."""
+"""Narrowest width of a filter (cm⁻¹)."""
 SOFTNESS = 5.0
-"""cm⁻¹ (τ): scale of the sigmoids at a window's edges."""
+"""Scale τ (cm⁻¹) of the sigmoids at a window's edges."""
 TAPS = 129
 """Length of the kernels in mode legacy (channels)."""
 
@@ -30,15 +30,15 @@ NAMED_BANDS = {
     "COO⁻ stretching": 1395.0,
     "C–O stretching": 1160.0,
 }
-"""Centres (cm⁻¹) in the order in which filters are placed at them."""
+"""Centres (cm⁻¹) in the order in which they get a filter."""
 
 
 def default_centres(count: int, low: float, high: float, missing: Sequence[tuple[float, float]] = ()) -> list[float]:
-    """Centres of `count` filters (cm⁻¹): the named bands on the axis in their order, then evenly spaced ones.
+    """Return the centres of `count` filters (cm⁻¹): the named bands in order, then evenly spaced ones.
 
-    A named band that the axis from `low` to `high` does not hold, or holds only in one of its `missing` parts (see
-    `axis.gaps`; with the wax gap left out: 1450 and 1395), gets no filter, which would see nothing and learn nothing.
-    The even spacing is over what the axis does hold.
+    A named band gets no filter if it lies outside the axis from `low` to `high`, or in one of its `missing` parts (see
+    `axis.gaps`; without the wax range: 1450 and 1395). Such a filter would see nothing and learn nothing. The even
+    spacing covers the parts that the axis has.
     """
 
     def seen(centre: float) -> bool:
@@ -51,7 +51,7 @@ def default_centres(count: int, low: float, high: float, missing: Sequence[tuple
 
 
 def _on_axis(place: float, missing: Sequence[tuple[float, float]]) -> float:
-    """A wavenumber on the axis without its missing parts → on the axis with them."""
+    """Map a wavenumber on the axis without its missing parts to the axis with them."""
     for a, b in sorted(missing):
         if place > a:
             place += b - a
@@ -59,12 +59,12 @@ def _on_axis(place: float, missing: Sequence[tuple[float, float]]) -> float:
 
 
 class BandEdges(nn.Module):
-    """Lower and upper edges of F bands (cm⁻¹), in order whatever the parameters become.
+    """Lower and upper edges of F bands (cm⁻¹), in order for any values of the parameters.
 
-    The two parameters of a band, `shift` of its centre and `stretch` of its width, are numbers around 1 that start at
-    0: centres stay between the first and the last wavenumber and widths between `MIN_WIDTH` and the length of the
-    axis, by a sigmoid each, and weight decay pulls a band back to where it began. A unit of either moves an edge by
-    some 100 cm⁻¹ at most.
+    Each band has two parameters, `shift` of its centre and `stretch` of its width. They are numbers around 1 that start
+    at 0. A sigmoid each keeps centres between the first and the last wavenumber, and widths between `MIN_WIDTH` and the
+    length of the axis. Weight decay pulls a band back to its start. A unit of either parameter moves an edge by about
+    100 cm⁻¹ at most.
     """
 
     start: Tensor
@@ -86,7 +86,7 @@ class BandEdges(nn.Module):
         self.stretch = nn.Parameter(torch.zeros(len(centres)))
 
     def forward(self) -> Tensor:
-        """(F, 2)."""
+        """Return the edges (F, 2)."""
         first, span = self.limits
         centre = first + span * torch.sigmoid(self.start[0] + self.shift)
         half = (MIN_WIDTH + (span - MIN_WIDTH) * torch.sigmoid(self.start[1] + self.stretch)) / 2
@@ -96,7 +96,7 @@ class BandEdges(nn.Module):
 class BandFilters(nn.Module):
     """(P, L) spectra → (P, L, F): y_k(ν) = w_k(ν) x(ν), w_k(ν) = σ((ν − lower_k) / τ) σ((upper_k − ν) / τ).
 
-    `wavenumbers` (L,) cm⁻¹, ascending, with whatever gaps; `centres` and `width` (cm⁻¹): the bands at the beginning.
+    `wavenumbers` (L,) are in cm⁻¹ and ascend, with any gaps. `centres` and `width` (cm⁻¹) are the bands at the start.
     """
 
     wavenumbers: Tensor
@@ -109,11 +109,11 @@ class BandFilters(nn.Module):
         self.register_buffer("wavenumbers", axis, persistent=False)
 
     def bands(self) -> Tensor:
-        """Lower and upper edge of each band (F, 2), cm⁻¹."""
+        """Return the lower and upper edge of each band (F, 2), cm⁻¹."""
         return self.edges()
 
     def windows(self) -> Tensor:
-        """w (L, F), float32 also under autocast."""
+        """Return the windows w (L, F), float32 also under autocast."""
         lower, upper = self.edges().unbind(-1)
         axis = self.wavenumbers[:, None]
         return torch.sigmoid((axis - lower) / SOFTNESS) * torch.sigmoid((upper - axis) / SOFTNESS)
@@ -126,10 +126,10 @@ class SincFilters(nn.Module):
     """(P, L) spectra → (P, L, F): convolution along the channels with band-pass kernels. Mode legacy.
 
     With Δ = (ν_last − ν_first) / (L − 1), a wavenumber ν stands for the angular frequency ω(ν) = 2π((ν − ν_first) / Δ)
-    / L, and a band for the kernel h[n] = (sin ω_upper n − sin ω_lower n) / (πn), under a Hamming window, of length 1
-    (L2). Nothing here knows where on the axis a channel lies: the filters are shift-invariant, they run across gaps,
-    and a band's name is that of a frequency, not of a place. Beyond the middle of the axis ω exceeds π, the fastest
-    that samples can tell: there a band has the kernel of its mirror image below the middle.
+    / L. A band stands for the kernel h[n] = (sin ω_upper n − sin ω_lower n) / (πn), under a Hamming window, of length 1
+    (L2). No filter knows the place of a channel on the axis: the filters are shift-invariant and run across gaps, and a
+    band's name is that of a frequency, not of a place. Beyond the middle of the axis ω exceeds π, the highest frequency
+    that samples can show: a band there has the kernel of its mirror image below the middle.
     """
 
     distance: Tensor
@@ -147,11 +147,11 @@ class SincFilters(nn.Module):
         self.register_buffer("taper", taper, persistent=False)
 
     def bands(self) -> Tensor:
-        """Lower and upper edge of each band (F, 2), cm⁻¹."""
+        """Return the lower and upper edge of each band (F, 2), cm⁻¹."""
         return self.edges()
 
     def kernels(self) -> Tensor:
-        """h (F, K), float32 also under autocast."""
+        """Return the kernels h (F, K), float32 also under autocast."""
         lower, upper = ((self.edges() - self._first) * self._frequency).unbind(-1)
         n = self.distance
         side = (torch.sin(upper[:, None] * n) - torch.sin(lower[:, None] * n)) / (torch.pi * n)

@@ -1,6 +1,6 @@
 """Features of an exported network's frozen spectral layers, computed once and cached in place of the spectra.
 
-The U-Net alone then trains: 24 numbers a pixel are read in place of 425. Imports no framework at its top: worker
+Only the U-Net trains then, and reads 24 numbers per pixel instead of 425. No framework is imported at the top: worker
 processes that build the cache load it when they compute.
 """
 
@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core._files import hash_file
-from runner_core.config.values import plain
-from runner_core.project import Statistics
+from runner_core import BadInput, Statistics, hash_file, plain
 
 from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.export import DESCRIPTION, WEIGHTS, read_description
@@ -25,13 +22,13 @@ from runner_ssmunet.statistics import axes_differ
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _PIXELS = 4096
-"""Pixels that are turned into float32 at once."""
+"""Pixels that are converted to float32 at once."""
 
 
 class FrozenFeatures:
     """The spectral layers of the network that `runner ssmunet export` wrote into `folder`.
 
-    Picklable: what travels is the folder's name. Raises BadInput where the folder does not hold such a network.
+    Picklable: only the folder's name is pickled. Raises BadInput if the folder does not hold such a network.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,22 +42,22 @@ class FrozenFeatures:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of weights and description: part of the key of a cache that holds the features."""
+        """Checksum of weights and description: part of the key of a cache that holds the features."""
         return hash_file(self.folder / WEIGHTS) + hash_file(self.folder / DESCRIPTION)
 
     @property
     def count(self) -> int:
-        """F."""
+        """Number of features F."""
         return int(self.description["network"]["filters"])
 
     @property
     def statistics(self) -> Statistics:
-        """wavenumbers, mean and std (L,) float64 that the exported network was trained with."""
-        told = self.description["input"]
-        return {name: np.asarray(told[name], np.float64) for name in ("wavenumbers", "mean", "std")}
+        """The exported network's wavenumbers, mean and std (L,) float64 of its training."""
+        inputs = self.description["input"]
+        return {name: np.asarray(inputs[name], np.float64) for name in ("wavenumbers", "mean", "std")}
 
     def require(self, wavenumbers: Array, data: SpectraConfig) -> None:
-        """Raises BadInput unless the network was trained on spectra of this axis, prepared with these settings."""
+        """Raise BadInput unless the network was trained on spectra of this axis, prepared with these settings."""
         trained: Mapping[str, Any] = self.description["input"]["prepare"]
         for name in SETTINGS:
             if plain(getattr(data, name)) != trained[name]:
@@ -75,14 +72,14 @@ class FrozenFeatures:
             )
 
     def __call__(self, spectra: Array, tissue: Array) -> Array:
-        """Prepared spectra (H, W, L), not z-scored, and tissue (H, W) → features (H, W, F) float16, 0 off the tissue.
+        """Return features (H, W, F) float16, 0 off the tissue, of prepared spectra (H, W, L), not z-scored.
 
-        On one thread: workers that build a cache are as many as there are cores.
+        Runs on one thread: there are as many cache workers as cores.
         """
         import torch
 
-        told = self.statistics
-        mean, std = (told[name].astype(np.float32) for name in ("mean", "std"))
+        trained = self.statistics
+        mean, std = (trained[name].astype(np.float32) for name in ("mean", "std"))
         places = np.flatnonzero(tissue)
         flat = spectra.reshape(-1, spectra.shape[-1])
         out = np.zeros((flat.shape[0], self.count), np.float16)
@@ -102,7 +99,7 @@ class FrozenFeatures:
 
 @functools.lru_cache(maxsize=1)
 def _stack(folder: Path, digest: str) -> Any:
-    """The spectral stack, loaded once in each process."""
+    """Return the spectral stack, loaded once in each process."""
     from runner_ssmunet.export import load_network
 
     return load_network(folder)[0].stack

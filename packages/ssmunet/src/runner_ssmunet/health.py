@@ -1,68 +1,59 @@
-"""The rule that stops a run in which pixels that nobody annotated are learned as a class; and why there is no baseline.
+"""The project's health rules: unannotated pixels learned as a class, annotation off the tissue, no baseline.
 
-A tissue's label lies on tissue, a background's label off it. What covers most of both, in nearly every core, is
-neither: it is what is left where nobody drew. Whether it is trained (`data.ignore` is None or names another label) is
-all there is to know, so that such a run is stopped at its first step, whatever its loss looks like.
+A tissue's label lies on tissue, a background's label off it. A label that covers most of both, in nearly every core, is
+neither: it marks the pixels that nobody annotated. Such a run is stopped at its first step, whatever its loss looks
+like, if that label is trained (`data.ignore` is None or names another label).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from runner_core.project import Project
-from runner_core.protocols import Finding, HealthEvent, Store
+from runner_core import Finding, HealthEvent, HealthRule, counted
 
-from runner_ssmunet.labels import LABELS, output_labels, output_names
+from runner_ssmunet.labels import MANY_OFF, output_labels, output_names
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from runner_ssmunet.config import SSMConfig
+    from runner_ssmunet.project import SSMUNet
 
 ON, OFF = 0.3, 0.5
-"""Shares of the tissue, and of what is no tissue, that no label of a tissue or of the background holds at once."""
-NEARLY_EVERY = 0.1
-"""Share of the cores that may differ."""
-LEAST = 0.01
-"""Share of a core below which what is no tissue says nothing."""
+"""No label of a tissue or of the background covers more of the tissue (first) and of the rest (second) at once."""
 SWALLOWS, STARVES = 0.8, 0.2
 """Recall of a class that takes all, and mean recall of the others."""
 
 
-def label_shares(store: Store, training: Sequence[int]) -> Array:
-    """Share that each label holds of the tissue and of what is no tissue, in all but a tenth of the cores at least:
-    (256, 2) float32. NaN where cores have none of it."""
-    shares = np.full((len(training), LABELS, 2), np.nan)
-    for row, record in enumerate(training):
-        label, tissue = store.arrays["label"].read(record), store.arrays["tissue"].read(record) > 0
-        for side, where in enumerate((tissue, ~tissue)):
-            if (count := np.count_nonzero(where)) > LEAST * where.size:
-                shares[row, :, side] = np.bincount(label[where], minlength=LABELS) / count
-    seen = np.isfinite(shares[:, 0]).any(axis=0)
-    out = np.full((LABELS, 2), np.nan, np.float32)
-    out[:, seen] = np.nanquantile(shares[..., seen], NEARLY_EVERY, axis=0)
-    return out
+def rules(project: SSMUNet, config: SSMConfig) -> Sequence[HealthRule]:
+    """Return the project's health rules; with frozen features, `NoBaseline` too."""
+    found: list[HealthRule] = [UnannotatedLearned(project, config.data.ignore), OffTissue(project)]
+    return found if config.model.features is None else [*found, NoBaseline()]
 
 
 class UnannotatedLearned:
-    """A trained label that holds more than `ON` of the tissue and more than `OFF` of what is no tissue: an error, at
-    the first step. Where masks leave nothing out as no tissue, that cannot be told from a tissue that is everywhere:
-    label 0 is an error all the same, of others a validation warns in which the other classes are found no more.
+    """Error at the first step: a trained label covers more than `ON` of the tissue and `OFF` of the rest.
 
-    Facts used: `recall_NAME` of validations; the shares are those that `fit` put into `project.statistics`.
+    If masks mark everything as tissue, such a label cannot be told from a tissue that is everywhere. Label 0 is an
+    error even then. For other labels, a validation warns if the other classes are hardly found any more.
+
+    Facts used: `recall_NAME` of validations. The shares are those that `fit` put into `project.statistics`.
     """
 
     name = "unannotated pixels"
 
-    def __init__(self, project: Project, classes: Sequence[str], ignore: int | None) -> None:
-        self.project = project
-        labels = output_labels(classes, ignore).tolist()
-        self.trained = dict(zip(labels, output_names(classes, ignore), strict=True))
+    def __init__(self, project: SSMUNet, ignore: int | None) -> None:
+        self.project, self.ignore = project, ignore
+        self.trained: dict[int, str] = {}
 
     def observe(self, event: HealthEvent) -> Finding | None:
         shares = self.project.statistics.get("label_shares")
         if shares is None or event.moment not in ("first_step", "validation"):
             return None
+        names = self.project.classes.names
+        labels = output_labels(names, self.ignore).tolist()
+        self.trained = dict(zip(labels, output_names(names, self.ignore), strict=True))
         for label, name in self.trained.items():
             on, off = map(float, shares[label])
             if not on > ON or off <= OFF:
@@ -84,8 +75,31 @@ class UnannotatedLearned:
         return bool(found) and facts.get(f"recall_{name}", 0.0) > SWALLOWS and float(np.mean(found)) < STARVES
 
 
+class OffTissue:
+    """Annotated pixels off the tissue mask: a note at the first step, a warning if they are many.
+
+    These pixels are not trained on and count as missed.
+    """
+
+    name = "annotation off the tissue"
+
+    def __init__(self, project: SSMUNet) -> None:
+        self.project = project
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        off = self.project.statistics.get("off_tissue", 0)
+        if event.moment != "first_step" or not off:
+            return None
+        share = off / (off + int(self.project.statistics["class_counts"].sum()))
+        text = (
+            f"{counted(off, 'annotated pixel')} ({share:.1%}) of the training cores lie off the tissue mask: they are "
+            "not trained on, and all such pixels count as missed in every score"
+        )
+        return Finding(self.name, "warning" if share > MANY_OFF else "note", text)
+
+
 class NoBaseline:
-    """Why no baseline stands beside the scores of a run on frozen features: a note, at the first step."""
+    """Note at the first step why a run on frozen features has no baseline beside its scores."""
 
     name = "baseline"
 

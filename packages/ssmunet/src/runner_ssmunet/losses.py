@@ -1,6 +1,6 @@
-"""Losses on logits (B, K, H, W) and labels (B, H, W) int64 in which `ignore` stands for pixels nobody annotated.
+"""Losses on logits (B, K, H, W) and labels (B, H, W) int64; `ignore` is the label of unannotated pixels.
 
-Both are 0, with gradients of 0, where no pixel is annotated, and computed in float32 or better.
+Without any annotated pixel, both losses and their gradients are 0. They are computed in float32 or better.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None, ignore: int = -1) -> Tensor:
-    """Cross-entropy of the annotated pixels, mean weighted by the weights (K,) of their classes; None: all 1.
+    """Return the cross-entropy of the annotated pixels, weighted by the weights (K,) of their classes.
 
-    Not by `torch.nn.functional.cross_entropy`, which sums over images in no fixed order on a GPU and refuses to under
-    `train.deterministic`.
+    Without `weights` all weigh 1. `torch.nn.functional.cross_entropy` is not used: on a GPU it sums over images in no
+    fixed order, and raises an error under `train.deterministic`.
     """
     logs = torch.log_softmax(_float(logits), 1).transpose(0, 1).flatten(1)
     truth = _truth(labels, len(logs), ignore)
@@ -23,10 +23,10 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | Non
 
 
 def dice_loss(logits: Tensor, labels: Tensor, ignore: int = -1) -> Tensor:
-    """1 − 2 Σpt / (Σp + Σt), sums over the annotated pixels of the batch, mean over the classes they belong to.
+    """Return 1 − 2 Σpt / (Σp + Σt): sums over the batch's annotated pixels, mean over their classes.
 
-    The soft Dice of Milletari et al. 2016 without squares. A class that nobody annotated in this batch has no Dice;
-    the cross-entropy is what keeps it from being predicted.
+    This is the soft Dice of Milletari et al. 2016 without squares. A class without annotation in this batch has no
+    Dice; the cross-entropy keeps it from being predicted.
     """
     p = torch.softmax(_float(logits), 1).transpose(0, 1).flatten(1)
     truth = _truth(labels, len(p), ignore)
@@ -37,7 +37,7 @@ def dice_loss(logits: Tensor, labels: Tensor, ignore: int = -1) -> Tensor:
 
 
 def _truth(labels: Tensor, classes: int, ignore: int) -> Tensor:
-    """Which pixels are annotated as each class: (K, pixels) bool."""
+    """Return the pixels that are annotated as each class: (K, pixels) bool."""
     flat = labels.flatten()
     return (flat == torch.arange(classes, device=flat.device)[:, None]) & (flat != ignore)
 

@@ -13,12 +13,12 @@ from runner_ssmunet.scan import causal_conv_silu, selective_scan
 
 
 class Mamba(nn.Module):
-    """(P, L, d_model) → the same shape: every step sees itself and those before it.
+    """(P, L, d_model) → the same shape: every step sees itself and the steps before it.
 
-    Names, shapes, initial values and the order in which they are drawn are those of `mamba_ssm.Mamba`; it runs on any
+    Names, shapes, initial values and the order of drawing them equal those of `mamba_ssm.Mamba`; this class runs on any
     device. `d_inner` = `expand` · `d_model` channels go through the scan with `d_state` states each; `dt_rank` "auto"
     is ⌈d_model / 16⌉. The initial step sizes Δ are log-uniform in [`dt_min`, `dt_max`], at least `dt_init_floor`.
-    `scan`: how scan and convolution are computed, `how` of `runner_ssmunet.scan`.
+    `scan` chooses how scan and convolution are computed, like `how` of `runner_ssmunet.scan`.
     """
 
     def __init__(

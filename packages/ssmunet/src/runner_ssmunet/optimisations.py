@@ -1,8 +1,8 @@
-"""What makes ssmunet fast, and the settings that do without it."""
+"""The optimisations of ssmunet, each with the settings that switch it off."""
 
 from __future__ import annotations
 
-from runner_core.protocols import Optimisation
+from runner_core import Optimisation
 
 OPTIMISATIONS = (
     Optimisation(

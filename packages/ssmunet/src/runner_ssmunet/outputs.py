@@ -1,33 +1,31 @@
-"""What `predict` makes of a core and writes: class map, probabilities, remarks."""
+"""A core's prediction, the files that `predict` writes of it, and remarks on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from runner_core._errors import BadInput
-from runner_core._text import counted
-from runner_core.protocols import Finding
+from runner_core import BadInput, Finding, counted
 
-from runner_ssmunet.figures import palette
+from runner_ssmunet.classes import Colour, palette
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DOUBTFUL = 0.5
-"""Mean confidence over the tissue below which the user is warned."""
+"""Mean confidence over the tissue below which a warning is given."""
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """A core's prediction in its own grid.
+    """A core's prediction on its own grid.
 
-    `classes` (H, W) uint8: labels, 0 where there is no tissue; `probabilities` (K, H, W) float16 of the network's
-    outputs, 0 where there is no tissue; `tissue` (H, W) bool; `attention` (L,): what each wavenumber got, mean over the
-    tissue (of a method without: empty).
+    `classes` (H, W) uint8 holds labels, 0 off the tissue. `probabilities` (K, H, W) float16 are the network's outputs,
+    0 off the tissue. `tissue` (H, W) is bool. `attention` (L,) is that of each wavenumber, mean over the tissue; it is
+    empty for a method without attention.
     """
 
     classes: Array
@@ -37,20 +35,26 @@ class Segmented:
 
 
 def segmented(probabilities: Array, tissue: Array, labels: Array, attention: Array) -> Segmented:
-    """From `probabilities` (K, H, W) and the label of each of the K outputs."""
+    """Make a prediction from `probabilities` (K, H, W) and the label of each of the K outputs."""
     classes = np.where(tissue, labels[probabilities.argmax(0)], 0).astype(np.uint8)
     return Segmented(classes, np.where(tissue, probabilities, 0).astype(np.float16), tissue, attention)
 
 
-def write(prediction: Segmented, key: str, folder: Path, names: Sequence[str], wavenumbers: Array) -> list[Path]:
-    """KEY_classes.png (labels as a palette image, 0 for no tissue) and KEY_classes.npz: `classes` (H, W) uint8,
-    `probabilities` (K, H, W) float16, `class_names` (K,), `wavenumbers` (L,) that the network read (cm⁻¹).
+def write(
+    prediction: Segmented, key: str, folder: Path, names: Sequence[str], wavenumbers: Array,
+    colours: Mapping[int, Colour] | None = None,
+) -> list[Path]:  # fmt: skip
+    """Write KEY_classes.png (labels as a palette image, 0 off the tissue) and KEY_classes.npz.
 
-    `names`: of the network's outputs. Raises BadInput where the folder cannot be written to.
+    The archive holds `classes` (H, W) uint8, `probabilities` (K, H, W) float16, `class_names` (K,), and `wavenumbers`
+    (L,), the network's (cm⁻¹).
+
+    `names` are those of the network's outputs, `colours` those of labels, if the data give any. Raises BadInput if the
+    folder cannot be written to.
     """
     picture, arrays = folder / f"{key}_classes.png", folder / f"{key}_classes.npz"
     image = Image.fromarray(prediction.classes)
-    image.putpalette(palette(int(max(prediction.classes.max(), len(names)))).ravel().tolist())
+    image.putpalette(palette(int(max(prediction.classes.max(), len(names))), colours).ravel().tolist())
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
         image.save(picture, "PNG")
@@ -68,7 +72,7 @@ def write(prediction: Segmented, key: str, folder: Path, names: Sequence[str], w
 
 
 def shape(file: Path) -> list[int] | None:
-    """Grid (H, W) of a file that `write` wrote; None of any other."""
+    """Return the grid (H, W) of a file from `write`; None for any other file."""
     if file.name.endswith("_classes.png"):
         with Image.open(file) as image:
             return [image.height, image.width]
@@ -79,7 +83,7 @@ def shape(file: Path) -> list[int] | None:
 
 
 def remarks(prediction: Segmented, annotated: Array | None) -> Iterator[Finding]:
-    """Notes on a prediction; `annotated` (H, W) bool: pixels with a label, where labels are known."""
+    """Yield notes on a prediction. `annotated` (H, W) bool are the pixels with a label, if labels are known."""
     tissue = int(np.count_nonzero(prediction.tissue))
     if not tissue:
         yield Finding("tissue", "warning", "no tissue was found: nothing is predicted")

@@ -1,4 +1,4 @@
-"""Generated tissue-microarray cores in the real file format, core_*.npz. Version 1.
+"""Generate tissue-microarray cores in the real file format, core_*.npz. Version 2.
 
 A pixel's absorbance is a mixture of tissue components, each a sum of bands where its molecules absorb:
 
@@ -14,8 +14,8 @@ What makes it hard: a pixel is a few cells, so that its amounts scatter widely a
 a single spectrum says little, its neighbourhood much, and slope and thickness vary more than chemistry does. Patients
 differ by a few per cent. `SCATTER` (of the amounts) and `NOISE` were chosen once, by the score of the per-pixel
 logistic regression alone (mIoU 0.54 on patients that it was not fitted to; 0.45 to 0.6 was wanted), before any setting
-of the network was tuned. All of this module is version 1: whoever changes what it writes raises
-`SSMUNet.phantom_version`.
+of the network was tuned. All of this module is version 2 (1 had no classes.csv): whoever changes what it writes
+raises `SSMUNet.phantom_version`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 PATIENTS = 10
 CORES = 2
-"""Cores of each patient: together they show all eight tissues."""
+"""Cores of each patient. Together they show all eight tissues."""
 SIDE = 48
 CHANNELS = 425
 TISSUES_A_CORE = 5
 ANNOTATED = (0.06, 0.18)
 """Share of a core's pixels that have a label."""
 SCATTER = 0.7
-"""Standard deviation of the logarithm of a pixel's amounts about those of its tissue."""
+"""Standard deviation of the logarithm of a pixel's amounts around those of its tissue."""
 NOISE = 0.01
 """Standard deviation of the noise (absorbance; amide I is about 0.6 high)."""
 
@@ -80,7 +80,9 @@ AMOUNTS: dict[str, tuple[float, ...]] = {
 
 
 def write_phantom(folder: Path, rng: np.random.Generator) -> None:
-    """Write PATIENTS × CORES cores, 80 MB."""
+    """Write PATIENTS × CORES cores, 80 MB, and the table of their class names."""
+    lines = ["label,name", *(f"{label},{name}" for label, name in enumerate(AMOUNTS, start=1))]
+    (folder / "classes.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wavenumbers = np.linspace(900, 1800, CHANNELS)
     for patient in range(PATIENTS):
         components = component_spectra(wavenumbers, rng)
@@ -95,8 +97,10 @@ def write_phantom(folder: Path, rng: np.random.Generator) -> None:
 
 
 def component_spectra(wavenumbers: Array, rng: np.random.Generator) -> Array:
-    """Spectra of the components (C, L) as one patient has them: heights differ by a few per cent, positions by a
-    fraction of a cm⁻¹."""
+    """Return one patient's spectra of the components (C, L).
+
+    Between patients, heights differ by a few per cent and positions by a fraction of a cm⁻¹.
+    """
     spectra = []
     for bands in BANDS.values():
         own = [(p + rng.normal(0, 0.4), w, h * np.exp(rng.normal(0, 0.03))) for p, w, h in bands]
@@ -105,7 +109,7 @@ def component_spectra(wavenumbers: Array, rng: np.random.Generator) -> Array:
 
 
 def absorption(wavenumbers: Array, bands: Any) -> Array:
-    """Sum of bands (position, full width at half maximum, height): the mean of Gaussian and Lorentzian."""
+    """Sum up bands (position, full width at half maximum, height), each the mean of Gaussian and Lorentzian."""
     total = np.zeros_like(wavenumbers)
     for position, width, height in bands:
         distance = 2 * (wavenumbers - position) / width
@@ -114,8 +118,10 @@ def absorption(wavenumbers: Array, bands: Any) -> Array:
 
 
 def make_core(wavenumbers: Array, components: Array, tissues: Array, rng: np.random.Generator) -> dict[str, Any]:
-    """X (H, W, L) float32, y (H, W) uint8 with 0 where nobody annotated, tissue_mask (H, W) bool. `tissues`: numbers of
-    those that the core shows."""
+    """Return X (H, W, L) float32, y (H, W) uint8 with 0 for unannotated, and tissue_mask (H, W) bool.
+
+    `tissues` holds the numbers of the tissues that the core shows.
+    """
     mask = core_outline(rng)
     place = np.argmax([smooth(rng, 5.0) for _ in tissues], axis=0)
     truth = np.where(mask, np.asarray(tissues)[place] + 1, 0)
@@ -130,8 +136,10 @@ def make_core(wavenumbers: Array, components: Array, tissues: Array, rng: np.ran
 
 
 def surroundings(wavenumbers: Array, mask: Array, rng: np.random.Generator) -> Array:
-    """What is no chemistry of the tissue (H, W, L): paraffin (more where no tissue is), scattering that rises with the
-    wavenumber (stronger in tissue), an offset."""
+    """Return all absorbance (H, W, L) that is not the tissue's chemistry: paraffin, scattering and an offset.
+
+    Paraffin is stronger off the tissue. Scattering rises with the wavenumber and is stronger in tissue.
+    """
     place = (wavenumbers - 900) / 900
     paraffin = np.exp(0.4 * smooth(rng, 6.0)) * np.where(mask, 0.06, 0.15)
     slope = (0.06 + 0.05 * smooth(rng, 6.0) + rng.normal(0, 0.02, mask.shape)) * np.where(mask, 1.0, 0.3)
@@ -144,14 +152,14 @@ def surroundings(wavenumbers: Array, mask: Array, rng: np.random.Generator) -> A
 
 
 def core_outline(rng: np.random.Generator) -> Array:
-    """A disc with a rough edge and perhaps a hole: (H, W) bool."""
+    """Return a disc with a rough edge and perhaps a hole: (H, W) bool."""
     y, x = np.mgrid[:SIDE, :SIDE] - (SIDE - 1) / 2 - rng.uniform(-2, 2, (2, 1, 1))
     disc = np.hypot(y, x) < SIDE * 0.44 + 1.5 * smooth(rng, 3.0)
     return disc & (smooth(rng, 3.0) < rng.uniform(1.8, 2.6))
 
 
 def annotated(truth: Array, rng: np.random.Generator) -> Array:
-    """The labels of small discs of tissue, until as many pixels have one as `ANNOTATED` says; 0 elsewhere."""
+    """Return the labels of small discs of tissue, up to the share in `ANNOTATED`; 0 elsewhere."""
     wanted = rng.uniform(*ANNOTATED) * truth.size
     inside = np.argwhere(truth > 0)
     seen = np.zeros(truth.shape, bool)
@@ -164,6 +172,6 @@ def annotated(truth: Array, rng: np.random.Generator) -> Array:
 
 
 def smooth(rng: np.random.Generator, sigma: float) -> Array:
-    """Gaussian random field (SIDE, SIDE) of mean 0 and standard deviation 1, correlated over about `sigma` pixels."""
+    """Return a Gaussian random field (SIDE, SIDE): mean 0, standard deviation 1, correlated over `sigma` pixels."""
     field = ndimage.gaussian_filter(rng.normal(size=(SIDE, SIDE)), sigma, mode="wrap")
     return (field - field.mean()) / field.std()

@@ -1,12 +1,11 @@
-"""Spectra of a core → what is cached: tissue mask, baseline, derivative, normalisation. The axis: axis.py."""
+"""Turn a core's spectra into cached ones: tissue mask, baseline, derivative, normalisation. Axis: axis.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.crop import otsu_threshold
+from runner_core import BadInput, otsu_threshold
 
 from runner_ssmunet.axis import Axis, plan
 from runner_ssmunet.config import SpectraConfig
@@ -17,40 +16,42 @@ Array = np.ndarray[Any, np.dtype[Any]]
 AMIDE1 = (1600.0, 1700.0)
 """The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
 SETTINGS = ("low", "high", "gap", "bin", "step", "baseline", "derivative", "window", "normalise", "tissue")
-"""The settings of `data` that decide what is cached."""
+"""The settings of `data` that decide the cached spectra."""
 _PIXELS = 16384
-"""Pixels that are worked on at once, which bounds the memory."""
+"""Pixels that are processed at once, which bounds the memory."""
 _CONTRAST = 1e-2
-"""Amide-I area (absorbance · cm⁻¹) by which tissue and glass differ at the very least."""
+"""Least difference of amide-I area (absorbance · cm⁻¹) between tissue and glass."""
 _FAINT = 0.02
-"""Share of the strongest tissue's amide-I area that no tissue lies below."""
+"""Lowest amide-I area of tissue, as a share of the strongest tissue's."""
 _THINNEST = 0.01
-"""Mean absorbance of amide I that a spectrum is at least divided by: where there is hardly any protein, noise is not
-blown up."""
+"""Lowest mean absorbance of amide I that a spectrum is divided by.
+
+It keeps noise small in places with hardly any protein."""
 
 
 def tissue_mask(core: Core, mode: str, name: str) -> Array:
-    """Which pixels of the core are tissue: (H, W) bool, by `data.tissue`; pixels that were not measured are none.
+    """Return the core's tissue pixels (H, W) bool, by `data.tissue`; unmeasured pixels are no tissue.
 
-    Without a mask: those whose amide-I area has a logarithm above Otsu's threshold (IEEE Transactions on Systems, Man
-    and Cybernetics 9, 1979).
+    Without a mask, tissue is every pixel whose amide-I area has a logarithm above Otsu's threshold (IEEE Transactions
+    on Systems, Man and Cybernetics 9, 1979).
 
-    Raises BadInput naming the file where there is no mask, no amide-I band, or no tissue.
+    Raises BadInput naming the file if there is no mask, no amide-I band, or no tissue.
     """
     if mode == "file" and core.tissue is None:
         raise BadInput(f"{name}: no tissue mask in it, and none beside it. Add one, or set data.tissue to auto.")
     if mode != "amide1" and core.tissue is not None:
         return core.tissue & core.measured
     weights = amide1_weights(core.wavenumbers)
+    remedy = "Add a tissue mask" + (" and set data.tissue to file." if mode == "amide1" else ".")
     if weights is None:
         raise BadInput(
             f"{name}: its axis, {core.wavenumbers[0]:g} to {core.wavenumbers[-1]:g} cm⁻¹, has no amide-I band (1600 to "
-            "1700) to find the tissue by. Add a tissue mask."
+            f"1700) to find the tissue by. {remedy}"
         )
     area = core.spectra @ weights.astype(np.float32)
     low, high = np.percentile(area[core.measured], (1, 99))
     if high - low < _CONTRAST or high <= 0:
-        raise BadInput(f"{name}: no amide-I area stands out from the rest: no tissue is found. Add a tissue mask.")
+        raise BadInput(f"{name}: no amide-I area stands out from the rest: no tissue is found. {remedy}")
     # Otsu's classes are about equally wide on a logarithmic scale only: tissue varies by factors, glass by its noise,
     # which reaches as far up as it reaches below 0
     noise = max(-low, _FAINT * high)
@@ -58,9 +59,30 @@ def tissue_mask(core: Core, mode: str, name: str) -> Array:
     return np.asarray(core.measured & (heights > otsu_threshold(heights[core.measured])))
 
 
+def usable_axis(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
+    """Return the axis that is kept of a core.
+
+    Raises BadInput if no axis can be made, whatever the tissue mask is.
+    """
+    axis = plan(wavenumbers, data, name)
+    if data.normalise == "amide1" and amide1_weights(axis.wavenumbers) is None:
+        raise _no_amide1(name)
+    return axis
+
+
+def _no_amide1(name: str) -> BadInput:
+    return BadInput(
+        f"{name}: data.normalise amide1 needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or "
+        "data.step, or set data.normalise to vector."
+    )
+
+
 def amide1_weights(wavenumbers: Array) -> Array | None:
-    """`spectra @ weights` is the area of amide I (absorbance · cm⁻¹) above the chord between its ends, by the trapezoid
-    rule: (C,) float64, or None where the axis has fewer than three points of the band."""
+    """Return weights (C,) float64 so that `spectra @ weights` is the area of amide I (absorbance · cm⁻¹).
+
+    The area lies above the chord between the band's ends, by the trapezoid rule. Returns None if the axis has fewer
+    than three points of the band.
+    """
     band = np.flatnonzero((wavenumbers >= AMIDE1[0]) & (wavenumbers <= AMIDE1[1]))
     if band.size < 3:
         return None
@@ -73,10 +95,10 @@ def amide1_weights(wavenumbers: Array) -> Array | None:
 
 
 def prepare(spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConfig, name: str) -> tuple[Array, Array]:
-    """Spectra (H, W, C) on `wavenumbers` (C,), ascending → what is cached (H, W, L) float16, and its axis (L,) float64.
+    """Return the cached spectra (H, W, L) float16 and their axis (L,) float64, from `spectra` (H, W, C).
 
-    Pixels that are not `tissue` (H, W) bool are 0. `name`: the core, for messages. Raises BadInput as `axis.plan`, and
-    where `data.normalise amide1` finds no such band.
+    `wavenumbers` (C,) ascend. Pixels outside `tissue` (H, W) bool are 0. `name` is the core, for messages. Raises
+    BadInput as `axis.plan` does, and if `data.normalise amide1` finds no such band.
     """
     axis = plan(wavenumbers, data, name)
     out = np.zeros((*tissue.shape, len(axis.wavenumbers)), np.float16)
@@ -89,9 +111,9 @@ def prepare(spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConf
 
 
 def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Array:
-    """Spectra (P, C) → (P, L) float32: bins or resampling, baseline, derivative, normalisation, in this order.
+    """Turn spectra (P, C) into (P, L) float32: bins or resampling, baseline, derivative, normalisation, in order.
 
-    All but the normalisation, which divides a spectrum by one number, is done within each segment of `axis`.
+    All steps work within each segment of `axis`, except the normalisation, which divides a spectrum by one number.
     """
     out = np.empty((len(pixels), len(axis.wavenumbers)), np.float32)
     for segment in axis.segments:
@@ -113,7 +135,7 @@ def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Arra
 
 
 def rubberband(pixels: Array, wavenumbers: Array) -> Array:
-    """Baselines (P, L) float32 of spectra (P, L): the lower convex hull of each, by pybaselines."""
+    """Return the baselines (P, L) float32 of spectra (P, L): the lower convex hull of each, by pybaselines."""
     from pybaselines import Baseline
     from scipy.spatial import QhullError
 
@@ -131,11 +153,8 @@ def rubberband(pixels: Array, wavenumbers: Array) -> Array:
 
 
 def _amide1_height(pixels: Array, axis: Axis, name: str) -> Array:
-    """Mean height (P,) of the amide-I band above the chord between its ends (absorbance)."""
+    """Return the mean height (P,) of the amide-I band above the chord between its ends (absorbance)."""
     weights = amide1_weights(axis.wavenumbers)
     if weights is None:
-        raise BadInput(
-            f"{name}: data.normalise amide1 needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or "
-            "data.step, or set data.normalise to vector."
-        )
+        raise _no_amide1(name)
     return np.asarray(pixels @ (weights / (AMIDE1[1] - AMIDE1[0])).astype(np.float32))

@@ -1,37 +1,51 @@
-"""ssmunet: what runner calls. Imports no torch at its top."""
+"""The class that runner calls. Imports no torch at its top."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.config import RunConfig
-from runner_core.project import Annotation, Decoded, Project, Record, Statistics, Table
-from runner_core.protocols import (
+from runner_core import (
+    Annotation,
     Array,
     Arrays,
+    BadInput,
+    Decoded,
     Finding,
     Infer,
     Json,
     Metric,
-    Optimisation,
     Precision,
     Progress,
+    Project,
+    Record,
     Samples,
+    Statistics,
     Step,
     Store,
+    Table,
     Tensors,
+    TileSamples,
 )
-from runner_core.samples import TileSamples
 
-from runner_ssmunet import axis, baseline, checks, cores, health, labels, outputs, preprocess, scores, statistics, whole
-from runner_ssmunet.config import PRESETS, SSMConfig
-from runner_ssmunet.limits import fault
+from runner_ssmunet import (
+    baseline,
+    checks,
+    classes,
+    files,
+    labels,
+    outputs,
+    preprocess,
+    scores,
+    statistics,
+    whole,
+)
+from runner_ssmunet.classes import Classes
+from runner_ssmunet.config import PRESETS, SSMConfig, faults
 from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented
 
@@ -39,33 +53,50 @@ from runner_ssmunet.outputs import Segmented
 class SSMUNet(Project):
     """Tissue classes of infrared images of tissue cores, pixel by pixel."""
 
-    name: ClassVar[str] = "ssmunet"
-    framework: ClassVar[Literal["torch", "keras"]] = "torch"
-    Config: ClassVar[type[RunConfig]] = SSMConfig
-    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
-    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("miou", "max")
-    least: ClassVar[Mapping[str, float]] = {"cross_entropy": 0, "dice_loss": 0}
-    crop: ClassVar[str] = "foreground"
-    shown: ClassVar[tuple[str, ...]] = scores.SHOWN
-    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
-    prepare_version: ClassVar[int] = 1
-    phantom_version: ClassVar[int] = 1
+    name = "ssmunet"
+    framework = "torch"
+    Config = SSMConfig
+    presets = PRESETS
+    monitor = ("miou", "max")
+    lower_bounds = {"cross_entropy": 0, "dice_loss": 0}
+    crop = "foreground"
+    shown = scores.SHOWN
+    optimisations = OPTIMISATIONS
+    data_settings = ("data.manifest", "data.pattern", "model.scan")
+    """`model.scan` depends on the machine, not on the network: any implementation runs any trained network."""
+    prepare_version = 3
+    phantom_version = 2
     config: SSMConfig
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        self._left_out: Sequence[Record] = ()
-        if wrong := fault(self.config):
-            raise BadInput(wrong)
+    _without_labels: Sequence[Record] = ()
+    _found: Classes | None = None
+
+    def faults(self) -> Iterable[str]:
+        return faults(self.config)
+
+    @property
+    def classes(self) -> Classes:
+        """Names and colours: from the settings, else from the network's training, else from the data."""
+        if self.config.data.classes:
+            return Classes(self.config.data.classes, source="data.classes")
+        return self._trained or self._found or Classes()
+
+    @property
+    def _trained(self) -> Classes | None:
+        """The classes that the network was trained with. They are stored in its statistics."""
+        stored = self.statistics.get("classes")
+        if stored is None:
+            return None
+        return Classes(tuple(stored["names"]), {int(k): tuple(c) for k, c in stored["colours"]}, "the training data")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the network's outputs."""
-        return labels.output_names(self.config.data.classes, self.config.data.ignore)
+        return labels.output_names(self.classes.names, self.config.data.ignore)
 
     @cached_property
     def frozen(self) -> Any:
-        """The exported network of `model.features`, whose features stand for the spectra; None without."""
+        """The exported network of `model.features`, whose features replace the spectra; None without."""
         if self.config.model.features is None:
             return None
         from runner_ssmunet.frozen import FrozenFeatures
@@ -75,28 +106,48 @@ class SSMUNet(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        """Cores with labels; `check_set` warns of those without, which only `predict` takes."""
-        records, self._left_out = cores.labelled(cores.find_cores(root, self.config.data.group_by))
+        """Return the cores with labels. `check_set` warns of cores without, which only `predict` takes.
+
+        Also finds the names of the classes, unless the settings have them. Raises BadInput if the data name other
+        classes than those that the network was trained with.
+        """
+        records, self._without_labels = files.labelled(
+            files.find_records(root, self.config.data.group_by, self.config.data)
+        )
+        data = self.config.data
+        if self._trained is None:
+            if not data.classes:
+                self._found = classes.find(root, records, data.ignore)
+            classes.refuse_short(self.classes, records, data.ignore)
+        elif not data.classes and (found := classes.named(root, records, data.ignore)):
+            classes.refuse_others(self._trained, found)
         return records
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        return cores.find_inputs(path)
+        self.left_out = []
+        return files.find_inputs(path, self.config.data, self.left_out.append)
 
     def decode(self, record: Record) -> Decoded:
-        """Spectra (H, W, C) as the file has them, tissue (the cropper's guide) and labels."""
+        """Return spectra (H, W, C) as the file has them, tissue (the cropper's guide) and labels."""
         path, data = record.files["core"], self.config.data
-        core = cores.read_core(path)
+        core = files.read_core(path, record.files.get("labels"))
+        kept = preprocess.usable_axis(core.wavenumbers, data, str(path)).wavenumbers
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
         arrays: Arrays = {"spectra": core.spectra, "tissue": tissue.astype(np.uint8)}
         if "labels" in record.files:
-            arrays["label"] = cores.stored_labels(core, path, data.classes, data.ignore, needed=True)
-        kept = axis.plan(core.wavenumbers, data, str(path)).wavenumbers
+            label = files.stored_labels(core, path, self.classes, data.ignore, needed=True)
+            arrays["label"] = label
+            if (label[~tissue] > 0).any():  # it stays in the grid: scores count it
+                arrays["guide"] = arrays["tissue"] | (label > 0)
         meta = {"core": record.key, "measured": core.wavenumbers.tolist(), "wavenumbers": kept.tolist()}
-        return Decoded(arrays, (1.0, 1.0), "tissue", meta)
+        return Decoded(arrays, (1.0, 1.0), "guide" if "guide" in arrays else "tissue", meta)
 
     def prepare(self, decoded: Decoded) -> Arrays:
-        """spectra (H, W, L) float16, or features (H, W, F) with `model.features`; tissue and label (H, W) uint8."""
-        arrays: Arrays = {n: array for n, array in decoded.arrays.items() if n != "spectra"}
+        """Return spectra (H, W, L) or features (H, W, F) float16; tissue and label (H, W) uint8.
+
+        There are features with `model.features`.
+        """
+        arrays: Arrays = {n: array for n, array in decoded.arrays.items() if n not in ("spectra", "guide")}
         spectra = self._spectra(decoded)
         if self.frozen is None:
             return {"spectra": spectra, **arrays}
@@ -110,37 +161,52 @@ class SSMUNet(Project):
 
     def prepare_settings(self) -> Mapping[str, Json]:
         data = self.config.data
-        settings = {name: getattr(data, name) for name in (*preprocess.SETTINGS, "classes", "ignore")}
+        settings = {name: getattr(data, name) for name in (*preprocess.SETTINGS, "ignore")}
+        settings["classes"] = self.classes.names
         return settings | ({} if self.frozen is None else {"features": self.frozen.digest})
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        """z-scores, class weights, what each label covers, and the logistic regression beside the network."""
-        data = self.config.data
-        shares = {"label_shares": health.label_shares(store, training)}
+        """Return z-scores, class weights, the area of each label, and the logistic regression for comparison."""
+        data, names = self.config.data, self.classes.names
+        colours = [[label, list(colour)] for label, colour in (self.classes.colours or {}).items()]
+        further = {
+            "label_shares": statistics.label_shares(store, training),
+            "classes": {"names": list(names), "colours": colours},
+        }
         if self.frozen is not None:
-            from runner_core.cache.stored import PreparedStore
+            from runner_core import PreparedStore
 
             arrays = {**store.arrays, "spectra": store.arrays["features"]}
             view = PreparedStore(store.keys, store.meta, arrays, store.identity)
-            return statistics.fit(view, training, data.classes, data.ignore) | shares | self.frozen.statistics
-        learned = statistics.fit(store, training, data.classes, data.ignore)
-        return learned | shares | {"baseline": baseline.fit_store(store, training, learned, data.ignore)}
+            learned = statistics.fit(view, training, names, data.ignore, self.config.loss.most_weight)
+            return learned | further | self.frozen.statistics
+        learned = statistics.fit(store, training, names, data.ignore, self.config.loss.most_weight)
+        return learned | further | {"baseline": baseline.fit_store(store, training, learned, data.ignore)}
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        """Patches on a grid: of training, those with an annotated pixel (`data.unlabelled`: all)."""
+        """Return patches on a grid; in training those with an annotated tissue pixel, or all (`data.unlabelled`)."""
         data = self.config.data
         pixels = "spectra" if self.frozen is None else "features"
         everything = data.ignore is None or (data.unlabelled and split == "train")
+
+        def learned(record: int) -> Array:
+            return labels.learned(store.arrays["label"].read(record), store.arrays["tissue"].read(record) > 0, 0) >= 0
+
         step = max(1, round(data.patch * (1 - data.overlap))) if split == "train" else data.patch
-        keep = None if everything else "label"
+        keep = None if everything else learned if split == "train" else "label"
         sides = (data.patch, data.patch)
         return TileSamples(store, (pixels, "tissue", "label"), sides, records, stride=(step, step), keep=keep)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
-        """spectra (B, H, W, L) float32, z-scored, 0 where there is no tissue, or features (B, H, W, F); tissue
-        (B, H, W) bool; target (B, H, W) int64, −1 where nobody annotated."""
+        """Return the inputs of the network, and in training and validation the labels.
+
+        - spectra (B, H, W, L) float32, z-scored, 0 off the tissue; or features (B, H, W, F)
+        - tissue (B, H, W) bool
+        - target (B, H, W) int64, for learning: −1 if nobody annotated the pixel or it is no tissue
+        - truth, for scores: like target, with the annotation off the tissue
+        """
         from runner_ssmunet.batches import on_device
 
         return on_device(batch, statistics, self.config, rng)
@@ -148,54 +214,50 @@ class SSMUNet(Project):
     # ------------------------------------------------------------ learning
 
     def model(self, precision: Precision) -> Any:
+        from runner_ssmunet.scan.choice import refuse_unavailable
+
+        refuse_unavailable(self.config.model.scan, self.config.train.device, self.config.train.deterministic)
         options = asdict(self.config.model)
         folder = options.pop("features")
         if folder is not None:
             from runner_ssmunet.export import frozen_network
 
-            return frozen_network(folder, len(self.outputs), options["embed"], options["base"])
+            return frozen_network(folder, len(self.outputs), options["embed"], options["base"], options["scan"])
         from runner_ssmunet.network import SSMUNetwork
 
         return SSMUNetwork(self.statistics["wavenumbers"].tolist(), len(self.outputs), **options)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
-        import torch
+        from runner_ssmunet.objective import objective
 
-        from runner_ssmunet.losses import dice_loss, weighted_cross_entropy
-
-        loss, target = self.config.loss, batch["target"]
         if "features" in batch:
             logits = model.from_features(batch["features"], batch["tissue"]).float()
         else:
             logits = model(batch["spectra"], batch["tissue"]).float()
-        weights = None
-        if loss.class_weights == "balanced":
-            weights = torch.as_tensor(self.statistics["class_weights"], dtype=torch.float32, device=logits.device)
-        terms = {
-            "cross_entropy": weighted_cross_entropy(logits, target, weights),
-            "dice_loss": dice_loss(logits, target),
-        }
-        return Step(loss.cross_entropy * terms["cross_entropy"] + loss.dice * terms["dice_loss"], terms, logits)
+        return objective(logits, batch["target"], self.config.loss, self.statistics)
 
-    def uninformed(self) -> Mapping[str, float]:
-        """Of the cross-entropy (ln K where `loss.class_weights` balances K classes); Dice depends on the batch."""
+    def chance_losses(self) -> Mapping[str, float]:
+        """Cross-entropy by chance (ln K if `loss.class_weights` balances K classes); Dice depends on the batch."""
         found = self.statistics
         weights = found["class_weights"] if self.config.loss.class_weights == "balanced" else None
-        return {"cross_entropy": statistics.uninformed(found["class_counts"], weights)}
+        return {"cross_entropy": statistics.chance_losses(found["class_counts"], weights)}
 
     def ignored(self, batch: Tensors) -> Any | None:
-        """(B, 1, H, W): pixels that nobody annotated."""
-        return None if self.config.data.ignore is None else batch["target"][:, None] < 0
+        """Unannotated pixels and pixels off the tissue: (B, 1, H, W)."""
+        return batch["target"][:, None] < 0
 
     def parameter_groups(self, model: Any) -> Any:
-        """Apart what `mamba.Mamba` marks, its decay rates and skips: `train.weight_decay` would change its dynamics."""
+        """Put the parameters that `mamba.Mamba` marks into a group without weight decay.
+
+        These are its decay rates and skips: `train.weight_decay` would change its dynamics.
+        """
         learned = [p for p in model.parameters() if p.requires_grad]
         exempt = [p for p in learned if hasattr(p, "_no_weight_decay")]
         groups = [{"params": [p for p in learned if not hasattr(p, "_no_weight_decay")]}]
         return [*groups, {"params": exempt, "weight_decay": 0.0}] if exempt else groups
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
-        """Spectra → features and attention; features → probabilities."""
+        """Turn spectra into features and attention, or features into probabilities."""
         from runner_ssmunet.batches import described
 
         if "spectra" in batch:
@@ -206,20 +268,28 @@ class SSMUNet(Project):
         return prediction.argmax(1)
 
     def metrics(self) -> Sequence[Metric]:
-        """miou, macro_f1, accuracy; iou_CLASS and recall_CLASS: of the annotated pixels."""
-        from runner_core.engines.torch.metrics import Confusion
+        """Return miou, macro_f1, accuracy, iou_CLASS and recall_CLASS of the annotated pixels.
 
-        return (Confusion(self.outputs, lambda logits, batch: (logits.argmax(1), batch["target"])),)
+        Annotated pixels off the tissue count as missed, as in `score`.
+        """
+        import torch
+        from runner_core import Confusion
+
+        def read(logits: Any, batch: Tensors) -> tuple[Any, Any]:
+            return torch.where(batch["tissue"], logits.argmax(1), -1), batch["truth"]
+
+        return (Confusion(self.outputs, read),)
 
     def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
-        counts = scores.confusion(prediction.argmax(1), batch["target"], len(self.outputs))
-        found = scores.summary(counts, self.outputs)
-        del found["pixels"]
+        found = np.where(batch["tissue"], prediction.argmax(1), -1)
+        counts = scores.confusion(found, batch["truth"], len(self.outputs))
+        values = scores.summary(counts, self.outputs)
+        del values["pixels"]
         recall = scores.per_class(counts)["recall"].tolist()
-        return found | {f"recall_{name}": value for name, value in zip(self.outputs, recall, strict=True)}
+        return values | {f"recall_{name}": value for name, value in zip(self.outputs, recall, strict=True)}
 
     def watch(self, model: Any) -> Mapping[str, Array]:
-        """Lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
+        """Return the lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
         return {"bands": model.stack.filters.bands().detach().cpu().numpy()}
 
     def pictures(self, watched: Sequence[tuple[int, Mapping[str, Array]]]) -> Mapping[str, Array]:
@@ -234,18 +304,21 @@ class SSMUNet(Project):
     # ------------------------------------------------------------ whole records
 
     def predict(self, record: Record, infer: Infer) -> Segmented:
-        """Every core's features are computed once; the U-Net goes over them in overlapping patches."""
+        """Compute every core's features once; the U-Net then goes over them in overlapping patches."""
         decoded, box = self._unlabelled(record)
         spectra, tissue = self._spectra(decoded), decoded.arrays["tissue"] > 0
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
-        probabilities, attention = whole.segment(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
+        probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
         return self._segmented(probabilities, tissue, attention, box)
 
     def _unlabelled(self, record: Record) -> tuple[Decoded, Any]:
-        """The record cut to its tissue, labels left alone. Raises BadInput where its axis is not the network's."""
-        files = {role: file for role, file in record.files.items() if role != "labels"}
-        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, files))
+        """Return the record without its labels, cropped to its tissue, and the crop.
+
+        Raises BadInput if its axis is not the network's.
+        """
+        unlabelled = {role: file for role, file in record.files.items() if not files.is_labels(role)}
+        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, unlabelled))
         wanted, found = self.statistics["wavenumbers"], np.array(decoded.meta["wavenumbers"])
         if difference := statistics.axes_differ(wanted, found):
             own = statistics.extent(np.array(decoded.meta["measured"]))
@@ -261,47 +334,50 @@ class SSMUNet(Project):
     def _segmented(self, probabilities: Array, tissue: Array, attention: Array, box: Any) -> Segmented:
         data = self.config.data
         full = box.restore(probabilities.transpose(1, 2, 0)).transpose(2, 0, 1)
-        meaning = labels.output_labels(data.classes, data.ignore)
+        meaning = labels.output_labels(self.classes.names, data.ignore)
         return outputs.segmented(full, box.restore(tissue), meaning, attention)
 
     def baseline(self, record: Record, statistics: Statistics) -> Segmented | None:
-        """Logistic regression on each pixel's spectrum; none with frozen features."""
+        """Predict by logistic regression on each pixel's spectrum; None with frozen features."""
         if "baseline" not in statistics:
             return None
         decoded, box = self._unlabelled(record)
         tissue = decoded.arrays["tissue"] > 0
         pixels = (self._spectra(decoded)[tissue] - statistics["mean"]) / statistics["std"]
         probabilities = np.zeros((len(self.outputs), *tissue.shape), np.float32)
-        probabilities[:, tissue] = baseline.predict(pixels, statistics["baseline"]).T
+        probabilities[:, tissue] = baseline.baseline(pixels, statistics["baseline"]).T
         return self._segmented(probabilities, tissue, np.empty(0), box)
 
     def write(self, record: Record, prediction: Segmented, out: Path) -> Sequence[Path]:
-        """KEY_classes.png and KEY_classes.npz: the core's own grid."""
-        return outputs.write(prediction, record.key, out, self.outputs, self.statistics["wavenumbers"])
+        """Write KEY_classes.png and KEY_classes.npz on the core's own grid."""
+        wavenumbers = self.statistics["wavenumbers"]
+        return outputs.write(prediction, record.key, out, self.outputs, wavenumbers, self.classes.colours)
 
     def grid(self, file: Path) -> Json:
         shape = outputs.shape(file)
-        return shape if shape is not None or file.suffix != ".npz" else list(cores.read_core(file).spectra.shape[:2])
+        return shape if shape is not None or file.suffix != ".npz" else list(files.read_core(file).spectra.shape[:2])
 
     def _truth(self, record: Record) -> Array | None:
-        """Stored labels (H, W) of the core's own grid, where it has any."""
+        """Return the stored labels (H, W) on the core's own grid, or None."""
         if "labels" not in record.files:
             return None
         path, data = record.files["core"], self.config.data
-        return cores.stored_labels(cores.read_outline(path), path, data.classes, data.ignore, needed=True)
+        return files.stored_labels(
+            files.read_outline(path, record.files["labels"]), path, self.classes, data.ignore, needed=True
+        )
 
     def remarks(self, record: Record, prediction: Segmented) -> Sequence[Finding]:
         truth = self._truth(record)
         return list(outputs.remarks(prediction, None if truth is None else truth > 0))
 
     def score(self, record: Record, prediction: Segmented) -> Mapping[str, float]:
-        """miou and macro_f1 over the classes that the core's annotation has, accuracy, pixels, iou_CLASS, confusion."""
+        """Return miou and macro_f1 over the core's annotated classes, accuracy, pixels, iou_CLASS and confusion."""
         truth = self._truth(record)
         if truth is None:
             return {}
         ignore = self.config.data.ignore
         found = np.where(prediction.tissue, labels.targets(prediction.classes, ignore), -1)
-        counts = scores.confusion(found, labels.targets(truth, ignore), len(self.outputs))
+        counts = scores.confusion(found, labels.scored(truth, prediction.tissue, ignore), len(self.outputs))
         return scores.core_scores(counts, self.outputs)
 
     def pooled(self, scores_of: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
@@ -311,34 +387,35 @@ class SSMUNet(Project):
         return scores.tables(scores_of, baseline, self.outputs)
 
     def figure(self, record: Record, prediction: Segmented) -> Array:
-        from runner_ssmunet.figures import core_picture
+        from runner_ssmunet.figures import figure
         from runner_ssmunet.filters import NAMED_BANDS
 
-        core = cores.read_core(record.files["core"])
-        names = dict(enumerate(self.config.data.classes, start=1))
+        core = files.read_core(record.files["core"])
         wavenumbers = self.statistics["wavenumbers"]
-        return core_picture(core, prediction, self._truth(record), names, wavenumbers, NAMED_BANDS)
+        return figure(core, prediction, self._truth(record), self.classes, wavenumbers, NAMED_BANDS)
 
     def check(self, record: Record) -> Sequence[Finding]:
         path, data = record.files["core"], self.config.data
-        core = cores.read_core(path)
+        core = files.read_core(path, record.files.get("labels"))
+        preprocess.usable_axis(core.wavenumbers, data, str(path))
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
-        return list(checks.findings(core, tissue, path, data))
+        return list(checks.findings(core, tissue, path, data, self.classes))
 
     def annotation(self, decoded: Decoded) -> Annotation | None:
-        """Pixels of each class; those that nobody annotated are ignored, or a class too."""
-        data = self.config.data
-        if "label" not in decoded.arrays:
+        """Count the pixels of each class on the tissue; unannotated ones are ignored, or a class too."""
+        arrays = decoded.arrays
+        if "label" not in arrays:
             return None
-        return labels.annotation(decoded.arrays["label"], data.classes, data.ignore)
+        return labels.annotation(arrays["label"], arrays["tissue"] > 0, self.classes.names, self.config.data.ignore)
 
     def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
-        return [*checks.left_out(self._left_out), *checks.set_findings(records, self.config.data)]
+        own = checks.left_out(self._without_labels, self.config.data)
+        return [*own, *checks.set_findings(records, self.config.data, self.classes)]
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_ssmunet.export import export
 
-        return export(model, folder, self.config, statistics)
+        return export(model, folder, self.config, self.classes, statistics)
 
     # ------------------------------------------------------------ phantom
 

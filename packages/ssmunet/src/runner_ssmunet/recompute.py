@@ -1,9 +1,9 @@
-"""A function of pixels, chunk by chunk, of which nothing but the inputs is kept for the gradient (Chen et al. 2016).
+"""Run a function of pixels chunk by chunk and keep only its inputs for the gradient (Chen et al. 2016).
 
-In place of `torch.utils.checkpoint` around every chunk, which leaves each chunk's graph on the heap between the large
-tensors: its small pieces keep freed memory from being used again. With 24 filters and 425 wavenumbers the peak on a CPU
-then grew by 0.3 MB a pixel; here it is 0.12 GB a thread, however many pixels there are. The generators' states are
-saved once, too, not for every chunk.
+This replaces `torch.utils.checkpoint` around every chunk, which leaves each chunk's graph on the heap between the large
+tensors: its small pieces keep freed memory from being reused. With 24 filters and 425 wavenumbers the peak on a CPU
+then grew by 0.3 MB per pixel; here it is 0.12 GB per thread for any number of pixels. The generators' states, too, are
+saved once, not for every chunk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from runner_ssmunet.threads import shared
 def in_chunks(
     run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, parameters: Sequence[Tensor], draws: bool
 ) -> Tensor:
-    """`run` over `x` (P, …), `chunk` of its rows at a time, joined: what `run(x)` is where rows are independent.
+    """Return `run(x)`, computed in chunks of `chunk` rows of `x` (P, …). Rows must be independent.
 
-    With gradients, for `x` and for `parameters`, which must be all that `run` depends on. What `run` draws at random,
-    and the precision it computes in, is the same when it is computed again. On a CPU the chunks are shared among
-    threads, unless `run` `draws` random numbers: those come from one generator, in order.
+    Gradients are computed for `x` and for `parameters`, which must be all that `run` depends on. A recomputed chunk
+    draws the same random numbers and has the same precision. On a CPU the chunks are shared among threads, unless `run`
+    `draws` random numbers: they come from one generator, in order.
     """
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (learned or x.requires_grad):
@@ -43,7 +43,7 @@ def _forward(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, draws: bool
 
     parts = x.split(chunk)
     shares = [share(parts)] if _in_order(x, draws) else shared(parts, share)
-    return torch.cat([made for one in shares for made in one])
+    return torch.cat([part for results in shares for part in results])
 
 
 def _in_order(x: Tensor, draws: bool) -> bool:
@@ -90,7 +90,7 @@ class _InChunks(torch.autograd.Function):
 
 
 class _State:
-    """What else decides the result: the generators' states and the precision, as they are when this is made."""
+    """The rest that decides the result: the generators' states and the precision at the time of creation."""
 
     def __init__(self, x: Tensor) -> None:
         self._kind = x.device.type
@@ -100,12 +100,15 @@ class _State:
         self._devices, self._states = get_device_states(x)
 
     def precision(self) -> torch.autocast:
-        """Weights are cast anew each time: what is kept of a forward pass without gradient would have none later."""
+        """Return the autocast of the forward pass, without its cache of cast weights.
+
+        Cached weights from a forward pass without gradient would have none later.
+        """
         return torch.autocast(self._kind, self._dtype, enabled=self._cast, cache_enabled=False)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """The generators as they were; afterwards as they are now."""
+        """Restore the generators' saved states; afterwards put back the current ones."""
         with torch.random.fork_rng(self._devices):
             torch.set_rng_state(self._host)
             set_device_states(self._devices, self._states)

@@ -1,4 +1,4 @@
-"""Scores of whole cores and of a set of them, all from confusion matrices of annotated pixels."""
+"""Scores of whole cores and of sets of cores, all from confusion matrices of annotated pixels."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from runner_core.project import Table
+from runner_core import Table
+
+from runner_ssmunet.labels import MISSED
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SHOWN = ("miou", "macro_f1", "accuracy", "pixels")
-MISSED = "no_tissue"
-"""What a pixel was taken for that the tissue mask leaves out."""
 
 
 def confusion(predicted: Array, true: Array, classes: int) -> Array:
-    """Pixels of true class (rows, K) and what they were taken for (columns, K + 1; the last: for no tissue), int64.
+    """Count pixels of each true class (rows, K) by predicted class (columns, K + 1; last: no tissue), int64.
 
-    `predicted` and `true` hold classes from 0 in arrays of one shape; `predicted` is −1 off the tissue, `true` −1 where
-    nobody annotated: these pixels count nowhere.
+    `predicted` and `true` hold classes from 0 in arrays of one shape. `predicted` is −1 off the tissue, `true` −1 for
+    unannotated pixels, which count nowhere.
     """
     known = true >= 0
     column = np.where(predicted < 0, classes, predicted)[known]
@@ -28,7 +28,7 @@ def confusion(predicted: Array, true: Array, classes: int) -> Array:
 
 
 def per_class(counts: Array) -> dict[str, Array]:
-    """iou, f1, recall, precision and pixels of each class (K,) from a confusion matrix; NaN where it has no pixel."""
+    """Return iou, f1, recall, precision and pixels of each class (K,); NaN for a class without pixels."""
     hits = np.diagonal(counts).astype(float)
     true, found = counts.sum(1), counts[:, :-1].sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -42,16 +42,16 @@ def per_class(counts: Array) -> dict[str, Array]:
 
 
 def summary(counts: Array, names: Sequence[str]) -> dict[str, float]:
-    """miou and macro_f1 (means over the classes that occur in truth or prediction), accuracy, pixels, iou_NAME."""
+    """Return miou and macro_f1 (means over classes in truth or prediction), accuracy, pixels and iou_NAME."""
     return _summary(counts, names, per_class(counts))
 
 
 def core_scores(counts: Array, names: Sequence[str]) -> dict[str, float]:
-    """Scores of one core, and its confusion matrix: pixels_TRUE_as_FOUND.
+    """Return the scores of one core, and its confusion matrix as pixels_TRUE_as_FOUND.
 
-    miou and macro_f1 are means over the classes that the core's annotation has, and iou_NAME of any other is NaN: a
-    core shows a few classes only, and one stray pixel of another would count as much as a class that is never found.
-    Such a pixel lowers the scores of the class that it belongs to, and precision over the set.
+    miou and macro_f1 are means over the annotated classes of the core; iou_NAME of any other class is NaN. A core shows
+    only a few classes, and one stray pixel of another would count as much as a class that is never found. Such a pixel
+    still lowers the scores of its true class, and precision over the set.
     """
     annotated = counts.sum(1) > 0
     each = {name: np.where(annotated, values, np.nan) for name, values in per_class(counts).items()}
@@ -59,7 +59,10 @@ def core_scores(counts: Array, names: Sequence[str]) -> dict[str, float]:
 
 
 def pooled(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
-    """Scores over a set of cores: `summary` of the sum of their confusion matrices, since no core shows every class."""
+    """Return scores over a set of cores: `summary` of the sum of their confusion matrices.
+
+    No core shows every class.
+    """
     counts = _sum(scores, names)
     return summary(counts, names) | _as_scores(counts, names)
 
@@ -67,7 +70,7 @@ def pooled(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[
 def tables(
     scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]], names: Sequence[str]
 ) -> list[Table]:
-    """Scores by class, beside the baseline's where there is any, and the confusion matrix of the set."""
+    """Return the scores by class, next to the baseline's if there are any, and the set's confusion matrix."""
     counts = _sum(scores, names)
     each, trivial = per_class(counts), per_class(_sum(baseline, names))
     columns = {"pixels": each["pixels"], "IoU": each["iou"]}

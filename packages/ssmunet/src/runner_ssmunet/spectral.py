@@ -1,7 +1,7 @@
-"""The spectral stack: filters, Mamba layers along the wavenumbers, attention pooling. (P, L) spectra → (P, F).
+"""The spectral stack: filters, Mamba layers along the wavenumbers, attention pooling. (P, L) → (P, F).
 
-Pixels are independent here, so the stack goes over them chunk by chunk, and keeps nothing for the gradient but the
-spectra: everything in between is computed again. Only the pooled features of all pixels exist at once.
+Pixels are independent here. The stack goes over them chunk by chunk and keeps only the spectra for the gradient:
+everything in between is recomputed. Only the pooled features of all pixels exist at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from runner_ssmunet.mamba import Mamba
 from runner_ssmunet.recompute import in_chunks
 
 ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
-"""Pixels × wavenumbers × filters of a chunk where nobody says: what stays in a core's cache on a CPU (measured: larger
-chunks take up to a quarter longer, smaller ones too); on a GPU, what takes some 5 GB and fills it."""
+"""Default size of a chunk, in pixels × wavenumbers × filters.
+
+On a CPU, a chunk of this size stays in a core's cache (measured: larger chunks take up to a quarter longer, smaller
+ones too). On a GPU it takes about 5 GB and keeps the GPU busy."""
 
 
 class AttentionPooling(nn.Module):
     """(P, L, F) → (P, F) and the attention (P, L): a = softmax_L(w₂ᵀ tanh(W₁z + b)), p = Σ a·z. W₁: F → F/2.
 
-    Softmax and sum are in float32, also under autocast.
+    Softmax and sum are float32, also under autocast.
     """
 
     def __init__(self, channels: int) -> None:
@@ -51,10 +53,11 @@ class MambaLayer(nn.Module):
 
 
 class SpectralStack(nn.Module):
-    """Spectra (P, L) float32 → features (P, F) float32; `over` does it for images.
+    """Spectra (P, L) float32 → features (P, F) float32; `over` does the same for images.
 
-    `layers` Mamba layers with `states` states each; `chunk`: pixels at once, each chunk computed again for the
-    gradient (0: all pixels at once, everything kept; None: as `ELEMENTS` says for the device); `scan`: see `Mamba`.
+    There are `layers` Mamba layers with `states` states each. `chunk` is the number of pixels at once, each chunk
+    recomputed for the gradient (0: all pixels at once, everything kept; None: by `ELEMENTS` for the device). For `scan`
+    see `Mamba`.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class SpectralStack(nn.Module):
         return in_chunks(self._pooled, x, chunk, list(self.parameters()), draws)
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (P, F) and the attention that each wavenumber gets (P, L), all pixels at once."""
+        """Return features (P, F) and the attention of each wavenumber (P, L), all pixels at once."""
         features, attention = self.pooling(self.layers(self.filters(x)))
         return features, attention
 
@@ -94,12 +97,12 @@ class SpectralStack(nn.Module):
         return self.attend(x)[0]
 
     def over(self, image: Tensor, tissue: Tensor) -> Tensor:
-        """Features (B, H, W, F) of an image (B, H, W, L) of which only `tissue` (B, H, W) bool is looked at.
+        """Return features (B, H, W, F) of an image (B, H, W, L), computed for `tissue` (B, H, W) bool only.
 
-        What is not tissue counts as the spectrum 0, which z-scored data holds there: one pixel, computed once, whose
-        features all of them get. In evaluation that is exact; in training they also share the dropout. That pixel is
-        computed in any case, so that every parameter has a gradient also without tissue (distributed training waits
-        for all of them).
+        All other pixels count as the spectrum 0, their value in z-scored data: one pixel, computed once, gives them
+        their features. In evaluation that is exact; in training they also share the dropout. That pixel is always
+        computed, so that every parameter has a gradient even without tissue (distributed training waits for all of
+        them).
         """
         spectra = torch.cat((image.new_zeros(1, image.shape[-1]), image[tissue]))
         features = self(spectra)

@@ -1,4 +1,4 @@
-"""What the training records teach before training: z-scores of the channels, how often each class is annotated."""
+"""Statistics of the training records: z-scores of the channels, class frequencies, the area of each label."""
 
 from __future__ import annotations
 
@@ -6,49 +6,51 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core._text import counted
-from runner_core.project import Statistics
-from runner_core.protocols import Json, Store
+from runner_core import BadInput, Json, Statistics, Store, counted
 
 from runner_ssmunet.labels import LABELS, output_labels, output_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-HEAVIEST = 10.0
-"""No class weighs more than so many times what the median class does."""
 _ROWS = 4096
-"""Pixels that are turned into float64 at once."""
+"""Pixels that are converted to float64 at once."""
 _SAME = 0.1
-"""Axes are the same while no wavenumber differs by more than this share of the spacing."""
+"""Two axes are equal if no wavenumber differs by more than this share of the spacing."""
+_NEARLY_EVERY = 0.1
+"""Share of the cores that may differ."""
+_LEAST = 0.01
+"""Share of a core below which its pixels off the tissue say nothing."""
 
 
-def fit(store: Store, training: Sequence[int], classes: Sequence[str], ignore: int | None) -> Statistics:
-    """Statistics of the records `training` (numbers in `store`), one record in memory at a time.
+def fit(
+    store: Store, training: Sequence[int], classes: Sequence[str], ignore: int | None, most_weight: float
+) -> Statistics:
+    """Return statistics of the records `training` (numbers in `store`), with one record in memory at a time.
 
     - `wavenumbers` (L,) float64, cm⁻¹, the axis of every record in the store
     - `mean`, `std` (channels,) float64 of tissue pixels, whatever their label; a channel that never varies has std 1
-    - `label_counts` (256,) int64: pixels with each stored label, 0 the unannotated
-    - `class_counts` (K,) int64: annotated pixels of each of the network's outputs (labels.py), and `class_weights` (K,)
-      float64 as `balanced` gives them
+    - `class_counts` (K,) int64: annotated tissue pixels of each of the network's outputs (labels.py), and
+      `class_weights` (K,) float64 as `balanced` gives them
+    - `off_tissue`: annotated pixels off the tissue, which are not trained on
 
     Raises BadInput where axes differ, where no training record has tissue, and where fewer than two classes
     are annotated.
     """
     wavenumbers = common_axis([(str(m.get("core", k)), m) for k, m in zip(store.keys, store.meta, strict=True)])
     moments = Moments(store.arrays["spectra"].shapes[0][-1])
-    label_counts = np.zeros(LABELS, np.int64)
+    label_counts, off_tissue = np.zeros(LABELS, np.int64), 0
     for record in training:
         tissue = store.arrays["tissue"].read(record) > 0
         moments.add(store.arrays["spectra"].read(record)[tissue])
         labels = store.arrays["label"].read(record)
-        label_counts += np.bincount(labels.ravel(), minlength=LABELS)
+        label_counts += np.bincount(labels[tissue], minlength=LABELS)
+        off_tissue += int(np.count_nonzero(labels[~tissue]))
     if not moments.count:
         raise BadInput(f"none of the {counted(len(training), 'training record')} has a tissue pixel: see data.tissue")
     class_counts = label_counts[output_labels(classes, ignore)]
     if not class_counts.any():
         raise BadInput(
-            f"none of the {counted(len(training), 'training record')} has an annotated pixel near its tissue: do its "
+            f"none of the {counted(len(training), 'training record')} has an annotated pixel on its tissue: do its "
             "labels and its tissue mask lie on one grid?"
         )
     if np.count_nonzero(class_counts) == 1:
@@ -61,32 +63,53 @@ def fit(store: Store, training: Sequence[int], classes: Sequence[str], ignore: i
         "wavenumbers": wavenumbers,
         "mean": moments.mean,
         "std": moments.std(),
-        "label_counts": label_counts,
+        "off_tissue": off_tissue,
         "class_counts": class_counts,
-        "class_weights": balanced(class_counts),
+        "class_weights": balanced(class_counts, most_weight),
     }
 
 
-def balanced(counts: Array) -> Array:
-    """Weights (K,) float64 of classes with `counts` (K,) pixels: median count over own count, at most HEAVIEST; 1 for a
-    class without any. Median frequency balancing (Eigen and Fergus, "Predicting depth, surface normals and semantic
-    labels with a common multi-scale convolutional architecture", 2015), over all annotated pixels at once.
+def label_shares(store: Store, training: Sequence[int]) -> Array:
+    """Return each label's share of the tissue, and of the rest: (256, 2) float32.
 
-    >>> balanced(np.array([100, 50, 200, 0])).tolist()
+    It is the share that the label reaches in all training cores but a tenth. NaN: no core has such pixels.
+    """
+    shares = np.full((len(training), LABELS, 2), np.nan)
+    for row, record in enumerate(training):
+        label, tissue = store.arrays["label"].read(record), store.arrays["tissue"].read(record) > 0
+        for side, where in enumerate((tissue, ~tissue)):
+            if (count := np.count_nonzero(where)) > _LEAST * where.size:
+                shares[row, :, side] = np.bincount(label[where], minlength=LABELS) / count
+    seen = np.isfinite(shares[:, 0]).any(axis=0)
+    out = np.full((LABELS, 2), np.nan, np.float32)
+    out[:, seen] = np.nanquantile(shares[..., seen], _NEARLY_EVERY, axis=0)
+    return out
+
+
+def balanced(counts: Array, most: float) -> Array:
+    """Return weights (K,) float64 of classes with `counts` (K,) pixels: median count over own count.
+
+    A weight is at most `most`, and 1 for a class without pixels. This is median frequency balancing (Eigen and Fergus,
+    "Predicting depth, surface normals and semantic labels with a common multi-scale convolutional architecture", 2015),
+    over all annotated pixels at once.
+
+    >>> balanced(np.array([100, 50, 200, 0]), 10).tolist()
     [1.0, 2.0, 0.5, 1.0]
     """
     there = counts > 0
     weights = np.ones(len(counts))
-    weights[there] = np.minimum(np.median(counts[there]) / counts[there], HEAVIEST)
+    weights[there] = np.minimum(np.median(counts[there]) / counts[there], most)
     return weights
 
 
-def uninformed(counts: Array, weights: Array | None = None) -> float:
-    """The weighted cross-entropy (nats) of a network that answers every pixel with the shares of the classes as the
-    weights (K,) make them, which is the best that looks at no pixel: `counts` (K,) pixels; None: all weights are 1.
+def chance_losses(counts: Array, weights: Array | None = None) -> float:
+    """Return the weighted cross-entropy (nats) of the best network that looks at no pixel.
 
-    >>> uninformed(np.array([30, 30, 0, 0])) == np.log(2)
-    True
+    It answers every pixel with the classes' shares, weighted by `weights` (K,). `counts` (K,) are pixels. Without
+    weights all are 1.
+
+    >>> round(chance_losses(np.array([30, 30, 0, 0])), 6)  # ln 2
+    0.693147
     """
     weighted = counts if weights is None else counts * weights
     shares = weighted[weighted > 0] / weighted.sum()
@@ -94,7 +117,10 @@ def uninformed(counts: Array, weights: Array | None = None) -> float:
 
 
 def common_axis(cores: Sequence[tuple[str, Mapping[str, Json]]]) -> Array:
-    """The axis (L,) float64 that all have: (name, meta with `wavenumbers`). Raises BadInput naming two that differ."""
+    """Return the axis (L,) float64 that all cores have; `cores` holds (name, meta with `wavenumbers`).
+
+    Raises BadInput naming two that differ.
+    """
     if not cores:
         raise BadInput("no record to take the wavenumbers from")
     first_name, first_meta = cores[0]
@@ -109,7 +135,7 @@ def common_axis(cores: Sequence[tuple[str, Mapping[str, Json]]]) -> Array:
 
 
 def axes_differ(first: Array, second: Array) -> str:
-    """In what two axes (cm⁻¹) differ, or nothing."""
+    """Return the difference of two axes (cm⁻¹) in words, or an empty string."""
     if len(first) != len(second):
         return f"{extent(first)} and {extent(second)}"
     worst = int(np.abs(first - second).argmax())
@@ -119,12 +145,12 @@ def axes_differ(first: Array, second: Array) -> str:
 
 
 def spacing(axis: Array) -> float:
-    """The median spacing of an axis (cm⁻¹)."""
+    """Return the median spacing of an axis (cm⁻¹)."""
     return float(np.median(np.diff(axis))) if len(axis) > 1 else 1.0
 
 
 def extent(axis: Array) -> str:
-    """How many wavenumbers an axis has, and its limits, in words."""
+    """Return the number of wavenumbers of an axis, and its limits, in words."""
     return f"{counted(len(axis), 'wavenumber')} from {axis[0]:g} to {axis[-1]:g} cm⁻¹"
 
 
@@ -132,7 +158,7 @@ class Moments:
     """Mean and variance of channels over any number of pixels, added in parts in float64.
 
     Parts are joined by Chan, Golub and LeVeque's formula ("Algorithms for computing the sample variance", 1983), which
-    loses nothing where the mean is large beside the deviation.
+    loses no precision if the mean is large compared with the deviation.
     """
 
     def __init__(self, channels: int) -> None:
@@ -155,6 +181,6 @@ class Moments:
         self.count = total
 
     def std(self) -> Array:
-        """Standard deviation (L,) float64; 1 where a channel does not vary but for rounding."""
+        """Return the standard deviation (L,) float64; 1 for a channel that varies by rounding only."""
         std = np.sqrt(self._squares / max(self.count, 1))
         return np.where(std > 1e-9 * np.maximum(np.abs(self.mean), 1e-3), std, 1.0)

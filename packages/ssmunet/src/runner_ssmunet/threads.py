@@ -1,7 +1,7 @@
-"""Work on independent pixels shared among threads, in each of which PyTorch computes with one.
+"""Share work on independent pixels among threads; in each of them PyTorch uses one thread.
 
-Operations on a few hundred pixels are too short for PyTorch to divide each among all cores: two threads that way take
-as long as one. Whole chunks to each thread take half as long, in the same memory for each.
+Operations on a few hundred pixels are too short for PyTorch to divide each among all cores: two threads then take as
+long as one. Giving whole chunks to each thread takes half as long, with the same memory per thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ Made = TypeVar("Made")
 
 
 def shared(items: Sequence[Item], work: Callable[[Sequence[Item]], Made]) -> list[Made]:
-    """`work` on contiguous shares of `items`, one for each of PyTorch's threads, in order; in the caller's thread
-    where there is one share. Gradient mode and autocast are each thread's own: `work` sets what it needs."""
+    """Run `work` on contiguous shares of `items`, one for each of PyTorch's threads, and return results in order.
+
+    A single share runs in the caller's thread. Gradient mode and autocast belong to each thread: `work` sets them.
+    """
     count = min(torch.get_num_threads(), len(items))
     if count <= 1 or getattr(_own, "shares", False):
         return [work(items)]

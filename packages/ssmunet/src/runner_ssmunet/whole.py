@@ -1,4 +1,4 @@
-"""Whole cores: features of every tissue pixel once, then the U-Net over overlapping tiles, blended smoothly."""
+"""Inference on whole cores: features of every tissue pixel once, then the U-Net over overlapping, blended tiles."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from runner_core.protocols import Infer
+from runner_core import Infer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PIXELS = 16384
-"""Spectra that the network is given at once."""
+"""Most spectra that the network gets at once."""
 LEAST = 1e-3
-"""Weight of a window's border beside its middle, so that every pixel has some."""
+"""Weight of a window's border, relative to its middle: every pixel has some weight."""
 
 
-def segment(
+def predict(
     spectra: Array, tissue: Array, infer: Infer, classes: int, patch: int, overlap: float, batch: int
 ) -> tuple[Array, Array]:
-    """Probabilities (K, H, W) float32, K being `classes`, and attention (L,) of prepared `spectra` (H, W, L) with
-    `tissue` (H, W) bool. Where there is no tissue at all, both are 0."""
+    """Return probabilities (K, H, W) float32 for K `classes`, and attention (L,).
+
+    `spectra` (H, W, L) are prepared, `tissue` (H, W) is bool. Both results are 0 if there is no tissue at all.
+    """
     if not tissue.any():
         return np.zeros((classes, *tissue.shape), np.float32), np.zeros(spectra.shape[-1], np.float32)
     features, empty, attention = described(spectra, tissue, infer)
@@ -32,7 +34,7 @@ def segment(
 
 
 def described(spectra: Array, tissue: Array, infer: Infer) -> tuple[Array, Array, Array]:
-    """Features (H, W, F), those of what is no tissue (F,), and attention (L,), mean over the tissue."""
+    """Return features (H, W, F), those of a pixel off the tissue (F,), and attention (L,), mean over the tissue."""
     places = np.flatnonzero(tissue)
     flat = spectra.reshape(-1, spectra.shape[-1])
     features, attention = np.empty(0), np.zeros(spectra.shape[-1])
@@ -50,8 +52,10 @@ def described(spectra: Array, tissue: Array, infer: Infer) -> tuple[Array, Array
 
 
 def starts(length: int, patch: int, overlap: float) -> list[int]:
-    """Where tiles of `patch` pixels begin on an axis of `length`: the first at 0, the last at the end, evenly between
-    them, neighbours overlapping by the share `overlap` at least.
+    """Return the starts of tiles of `patch` pixels on an axis of `length`.
+
+    The first tile starts at 0, the last one ends at the end. They are evenly spaced, and neighbours overlap by at least
+    the share `overlap`.
 
     >>> starts(100, 128, 0.5), starts(330, 128, 0.5)
     ([0], [0, 50, 101, 151, 202])
@@ -63,7 +67,7 @@ def starts(length: int, patch: int, overlap: float) -> list[int]:
 
 
 def window(patch: int) -> Array:
-    """Weights (patch, patch) float32 of a tile's pixels: highest in the middle, almost none at the border."""
+    """Return weights (patch, patch) float32 of a tile's pixels: high in the middle, almost 0 at the border."""
     ramp = LEAST + np.sin(np.pi * (np.arange(patch) + 0.5) / patch) ** 2
     return np.outer(ramp, ramp).astype(np.float32)
 
@@ -72,11 +76,11 @@ def blended(
     features: Array, tissue: Array, empty: Array, patch: int, overlap: float, batch: int,
     classify: Callable[[Array], Array],
 ) -> Array:  # fmt: skip
-    """Probabilities (K, H, W) float32 of a core with `features` (H, W, F).
+    """Return probabilities (K, H, W) float32 of a core with `features` (H, W, F).
 
-    `classify` gives probabilities (B, K, patch, patch) of tiles (B, patch, patch, F), `batch` at a time at most. A core
-    smaller than a tile is filled up with `empty` (F,), the features of what is no tissue, as in training. Tiles without
-    `tissue` (H, W) are not asked about: all is 0 there.
+    `classify` turns tiles (B, patch, patch, F), at most `batch` at a time, into probabilities (B, K, patch, patch). A
+    core smaller than a tile is filled up with `empty` (F,), the features of a pixel off the tissue, as in training.
+    Tiles without `tissue` (H, W) are skipped: their result is 0.
     """
     shape = tissue.shape
     sides = [max(length, patch) for length in shape]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner_core import hookimpl
 
 if TYPE_CHECKING:
-    from runner_core.protocols import HealthRule
+    from runner_core import HealthRule
 
     from runner_vesuvius.config import ScrollConfig
 
@@ -22,6 +22,6 @@ def runner_project() -> type:
 
 @hookimpl
 def runner_health(config: ScrollConfig) -> Sequence[HealthRule]:
-    from runner_vesuvius.health import NeverComputed, WildShare
+    from runner_vesuvius.health import rules
 
-    return [NeverComputed(config), WildShare()]
+    return rules(config)

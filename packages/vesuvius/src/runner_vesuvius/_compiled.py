@@ -1,4 +1,4 @@
-"""How the package's Numba kernels are compiled and kept."""
+"""Compilation of the package's Numba kernels, and their cache."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from numba.core.dispatcher import Dispatcher
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Machine code made at the first call, without the interpreter's lock, kept on disk for the next process.
+    """Compile a function at its first call, without the interpreter's lock, and keep the code on disk.
 
-    Cold, a kernel compiles at its first call for 0.3 to 2 s. Warm, it is read in a few ms; but Numba takes 0.6 s to
-    import, and 0.7 s to set itself up for the first kernel of a process: import kernels where they are used.
+    A cold kernel compiles in 0.3 to 2 s. A warm one is read in a few ms, but Numba takes 0.6 s to import and 0.7 s to
+    set itself up for the first kernel of a process: import kernels where they are used.
 
-    Code is kept beside the source, or in the user's own cache folder; where neither can be written to, every process
-    compiles for itself. It is kept under the content of what it is made from (the function's file, the kernels and
-    constants that it takes from elsewhere) and the processor: by itself, Numba goes on with an old machine code when
-    only an imported kernel has changed. Processes may start at once, on machines that share a folder: files appear
-    whole or not at all. But two *signatures* of one kernel, compiled at the same moment, could take each other's place:
-    give each kernel one signature, by fixing dtypes (and contiguous, writable arrays) in the Python function around it.
+    Code is kept beside the source, or in the user's cache folder; if neither can be written to, every process compiles
+    for itself. Its key is the content that it is made from (the function's file, and the kernels and constants imported
+    from elsewhere) and the processor. Numba alone would keep old machine code when only an imported kernel has changed.
+    Processes may start at once, on machines that share a folder: files appear whole or not at all. But two *signatures*
+    of one kernel, compiled at the same moment, could replace each other: give each kernel one signature, by fixing
+    dtypes (and contiguous, writable arrays) in the Python function around it.
 
     Errors of arithmetic are NumPy's (1 / 0 is inf); indices are not checked.
     """
@@ -37,7 +37,10 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def _made_from(function: Callable[..., Any]) -> str:
-    """Of the module's names, all that there are so far count: what a kernel calls may use any of them."""
+    """Return the content that a kernel is made from.
+
+    All names that the module has so far count, because a kernel's callees may use any of them.
+    """
     digest = hashlib.sha256(Path(function.__code__.co_filename).read_bytes())
     digest.update(llvmlite.binding.get_host_cpu_name().encode())
     for name, value in sorted(function.__globals__.items()):

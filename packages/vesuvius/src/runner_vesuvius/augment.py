@@ -1,7 +1,7 @@
 """Augmentation of whole patches on the device: mirrored, turned, warped, and with other intensities.
 
-What is mirrored or turned is the stored volumes, bit for bit; only patches that are warped are resampled. Whether and
-how far is drawn on the host, from a generator that follows the engine's: nothing waits for the device.
+Stored volumes are mirrored and turned bit for bit; only warped patches are resampled. Decisions and amounts are drawn
+on the host, from a generator that follows the engine's, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,22 +22,23 @@ from runner_vesuvius.labels import IGNORE, SURFACE
 from runner_vesuvius.targets import CAP, LABEL
 
 SPACING = 32
-"""Voxels, about, between the points at which an elastic warp is drawn: with closer ones space would fold."""
+"""Approximate distance (voxels) between the points at which an elastic warp is drawn; if they were closer, space would
+fold."""
 TAPS = 2
-"""Voxels to each side that a blur reaches."""
+"""Voxels that a blur reaches to each side."""
 
 
 def on_host(rng: torch.Generator) -> torch.Generator:
-    """A generator on the host that follows from the state of `rng`, which moves on."""
+    """Return a generator on the host, derived from the state of `rng`, which moves on."""
     digest = hashlib.blake2b(rng.get_state().numpy().tobytes(), digest_size=7).digest()
     torch.rand((), generator=rng, device=rng.device)
     return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
 
 
 def turned(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> Tensors:
-    """Volumes (B, 1, D, H, W) of any dtype, all mirrored and turned alike, each patch in its own way.
+    """Mirror and turn volumes (B, 1, D, H, W) of any dtype alike, each patch in its own way.
 
-    Turns are by multiples of 90° in planes whose sides are equal: one, or all three of a cube.
+    Patches turn by multiples of 90° in planes whose sides are equal: one plane, or all three of a cube.
     """
     shape = next(iter(volumes.values())).shape
     planes = [(a, b) for a, b in combinations((1, 2, 3), 2) if shape[a + 1] == shape[b + 1]]
@@ -53,7 +54,7 @@ def turned(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> Te
 
 
 def _turn(patch: Tensor, way: tuple[list[bool], list[int]], planes: list[tuple[int, int]]) -> Tensor:
-    """(1, D, H, W) → the same shape."""
+    """Turn (1, D, H, W); the shape stays the same."""
     flips, turns = way
     if axes := [axis for axis, flip in enumerate(flips, 1) if flip]:
         patch = patch.flip(axes)
@@ -66,11 +67,11 @@ def _turn(patch: Tensor, way: tuple[list[bool], list[int]], planes: list[tuple[i
 def warp(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> None:
     """Rotate and scale some patches, warp some elastically, some both, in one interpolation each; in place.
 
-    `volumes`, (B, 1, D, H, W): image (float) is interpolated linearly; target (the cache's bits) takes the nearest
-    voxel, so that its label, tube and medial surface stay what they are to each other, and is ignore where the patch
-    does not reach. distance (float, signed) is interpolated linearly and multiplied by the patch's size factor; its
-    sign follows the label. So it is right, up to interpolation, for what is rotated and scaled; an elastic warp
-    changes distances too, and those beyond the cache's largest were never known: there it is approximate.
+    All volumes are (B, 1, D, H, W). Image (float) is interpolated linearly. Target (the cache's bits) takes the nearest
+    voxel, which keeps its label, tube and medial surface consistent, and becomes ignore beyond the patch. Distance
+    (float, signed) is interpolated linearly and multiplied by the patch's size factor; its sign follows the label.
+    After rotation and scaling it is right up to interpolation. An elastic warp changes distances too, and those beyond
+    the cache's largest were never known: there it is approximate.
     """
     shape = volumes["image"].shape
     for i in range(shape[0]):
@@ -90,7 +91,7 @@ def warp(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> None
 
 
 def _similarity(config: AugmentConfig, host: torch.Generator) -> tuple[Tensor, float]:
-    """Matrix (3, 3) from places (x, y, z) in the new patch, about its middle, to those in the old; the size factor."""
+    """Return a matrix (3, 3) from places (x, y, z) about the new patch's middle to the old, and the size factor."""
     drawn = (2 * torch.rand(4, generator=host) - 1).tolist()
     factor = math.exp(drawn[3] * config.scale)
     matrix = torch.eye(3)
@@ -105,14 +106,14 @@ def _similarity(config: AugmentConfig, host: torch.Generator) -> tuple[Tensor, f
 
 
 def _places(matrix: Tensor, size: tuple[int, ...], device: Any) -> Tensor:
-    """(1, D, H, W, 3): where each voxel comes from, as `grid_sample` counts: x, y, z, each from −1 to 1."""
+    """Return the source of each voxel, (1, D, H, W, 3), in `grid_sample`'s units: x, y, z, each from −1 to 1."""
     half = _half(size)
     theta = torch.cat((matrix * half / half[:, None], torch.zeros(3, 1)), 1)
     return functional.affine_grid(theta[None].to(device, non_blocking=True), [1, 1, *size], align_corners=True)
 
 
 def _displacement(size: tuple[int, ...], voxels: float, host: torch.Generator, device: Any) -> Tensor:
-    """Smooth and random, (1, D, H, W, 3), of standard deviation `voxels`; counted as `_places` are."""
+    """Return a smooth random displacement (1, D, H, W, 3) of standard deviation `voxels`, in the units of `_places`."""
     depth, height, width = (_spread(n, device) for n in size)
     drawn = torch.randn(3, *(m.shape[1] for m in (depth, height, width)), generator=host)
     drawn *= voxels / _half(size)[:, None, None, None]
@@ -122,13 +123,13 @@ def _displacement(size: tuple[int, ...], voxels: float, host: torch.Generator, d
 
 
 def _half(size: tuple[int, ...]) -> Tensor:
-    """Half the sides (x, y, z), from the middle of the first voxel to that of the last."""
+    """Return half the sides (x, y, z), measured from the middle of the first voxel to that of the last."""
     return torch.tensor([(n - 1) / 2 for n in reversed(size)])
 
 
 @lru_cache(maxsize=16)
 def _spread(fine: int, device: Any) -> Tensor:
-    """(fine, coarse): cubic interpolation from points `SPACING` apart to all, of unit variance, as a matrix."""
+    """Return the matrix (fine, coarse) of cubic interpolation from points `SPACING` apart, with unit variance."""
     coarse = max(2, round(fine / SPACING) + 1)
     points = torch.eye(coarse, device=device)[None, None]
     spread = functional.interpolate(points, (fine, coarse), mode="bicubic", align_corners=True)[0, 0]
@@ -136,17 +137,17 @@ def _spread(fine: int, device: Any) -> Tensor:
 
 
 def _linear(volume: Tensor, places: Tensor) -> Tensor:
-    """(1, D, H, W) float; beyond the border, what is on it."""
+    """Sample (1, D, H, W) float linearly; the border continues beyond it."""
     return _sampled(volume, places, "bilinear", "border")
 
 
 def _nearest(target: Tensor, places: Tensor) -> Tensor:
-    """(1, D, H, W) uint8; beyond the border, ignore: it is 0 while zeros are filled in."""
+    """Sample (1, D, H, W) uint8 at the nearest voxel, ignore beyond the border (0 while zeros are filled in)."""
     return _sampled((target ^ IGNORE).float(), places, "nearest", "zeros").to(target.dtype) ^ IGNORE
 
 
 def _sampled(volume: Tensor, places: Tensor, mode: str, beyond: str) -> Tensor:
-    """(1, D, H, W) at `places`. Each slice of the result is a sample of its own: a CPU's threads share samples."""
+    """Sample (1, D, H, W) at `places`, each slice as a sample of its own, because a CPU's threads share samples."""
     slices = places.shape[1]
     found = functional.grid_sample(
         volume.expand(slices, 1, *volume.shape[1:]), places.transpose(0, 1), mode, beyond, align_corners=True
@@ -155,8 +156,11 @@ def _sampled(volume: Tensor, places: Tensor, mode: str, beyond: str) -> Tensor:
 
 
 def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: torch.Generator) -> Tensor:
-    """`image` (B, 1, D, H, W) float of mean 0 and standard deviation 1 or about → blurred, of other brightness,
-    contrast and gamma, with noise. Each patch has its own; all in place or of new memory."""
+    """Blur an image and change its brightness, contrast, gamma and noise, each patch in its own way.
+
+    `image` (B, 1, D, H, W) is float with a mean of about 0 and a standard deviation of about 1. The result is made in
+    place or in new memory.
+    """
     count, device = len(image), image.device
 
     def drawn(deviation: float) -> Tensor:
@@ -179,7 +183,7 @@ def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: 
 
 
 def _blur(image: Tensor, share: float, host: torch.Generator) -> None:
-    """A Gaussian of standard deviation 0.5 to 1 voxels, on this share of the patches; in place."""
+    """Blur this share of the patches with a Gaussian of standard deviation 0.5 to 1 voxels, in place."""
     for i in range(len(image)):
         chance, part = torch.rand(2, generator=host).tolist()
         if chance < share:
@@ -189,7 +193,7 @@ def _blur(image: Tensor, share: float, host: torch.Generator) -> None:
 
 
 def smooth(volume: Tensor, weights: list[float]) -> Tensor:
-    """(1, D, H, W) convolved along each axis; beyond the border, what is on it."""
+    """Convolve (1, D, H, W) along each axis; the border continues beyond it."""
     for axis in (1, 2, 3):
         length, reach = volume.shape[axis], len(weights) // 2
         first, last = volume.narrow(axis, 0, 1), volume.narrow(axis, length - 1, 1)

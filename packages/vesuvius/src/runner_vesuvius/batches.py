@@ -1,10 +1,9 @@
-"""Stored volumes → what the network and the losses read, on their device. PyTorch only."""
+"""Stored volumes → inputs of the network and the losses, on their device. PyTorch only."""
 
 from __future__ import annotations
 
 import torch
-from runner_core.project import Statistics
-from runner_core.protocols import Tensors
+from runner_core import Statistics, Tensors
 from torch import Tensor
 
 from runner_vesuvius import augment
@@ -17,12 +16,19 @@ STORED = ("image", "target", "distance")
 
 
 def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng: torch.Generator | None) -> Tensors:
-    """Volumes (B, D, H, W) uint8 → all (B, 1, D, H, W): image float32 of mean 0 and standard deviation 1 over the
-    training volumes; from target surface (float32, 0 and 1) and known (bool, label ≠ 2), and, where a loss reads
-    them, tube, medial (bool) and distance (float32, voxels, below 0 inside the surface).
+    """Return all of a batch as (B, 1, D, H, W), augmented if `rng` is given.
 
-    `statistics`: mean and std of the grey values. Augmented with `rng`, if any. What else the batch holds is handed
-    on; with the image alone, as in prediction, there is nothing but the image.
+    - image: float32, mean 0 and standard deviation 1 over the training volumes
+    - surface (float32, 0 and 1) and known (bool, label ≠ 2), from target
+    - tube, medial (bool) and distance (float32, voxels, below 0 inside the surface), each if a loss reads it
+
+    Whatever else the batch holds is kept. If it holds the image alone, as in prediction, so does the result.
+
+    Args:
+        batch: volumes (B, D, H, W) uint8.
+        statistics: mean and std of the grey values.
+        config: the run's settings.
+        rng: random numbers for augmentation.
     """
     wanted = stored(config.loss)
     volumes = {
@@ -44,18 +50,18 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
 
 
 def needed(config: LossConfig) -> set[str]:
-    """What the losses that have a weight read of a batch, besides surface and known."""
+    """Return the fields, besides surface and known, that losses with a weight read of a batch."""
     active = [name for name, term in config.terms().items() if term.weight > 0 and name in LOSSES]
     return {field for name in active for field in LOSSES[name].needs}
 
 
 def stored(config: LossConfig) -> set[str]:
-    """Those of them that the cache provides."""
+    """Return the fields among `needed` that the cache provides."""
     return set() if config.targets == "step" else needed(config)
 
 
 def decoded(target: Tensor, wanted: set[str]) -> Tensors:
-    """The bits of a stored target, one volume each."""
+    """Return the bits of a stored target, one volume each."""
     label = target & LABEL
     out: Tensors = {"surface": (label == SURFACE).float(), "known": label != IGNORE}
     for name, bit in (("tube", TUBE), ("medial", MEDIAL)):
@@ -65,6 +71,6 @@ def decoded(target: Tensor, wanted: set[str]) -> Tensors:
 
 
 def signed(squared: Tensor, target: Tensor) -> Tensor:
-    """Stored squares of distances (uint8) → voxels, below 0 inside the surface."""
+    """Return distances in voxels, below 0 inside the surface, from stored squares (uint8)."""
     far = squared.float().sqrt_()
     return torch.where(target & LABEL == SURFACE, -far, far)

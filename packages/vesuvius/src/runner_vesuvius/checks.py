@@ -1,4 +1,4 @@
-"""What `runner vesuvius check` looks for in volumes that can be read."""
+"""Checks of `runner vesuvius check`, for volumes that can be read."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from runner_core import BadInput, Record
-from runner_core._text import counted, times
-from runner_core.protocols import Array, Finding
+from runner_core import LEFT_OUT, Array, BadInput, Finding, Record, counted, shape_text
 
-from runner_vesuvius import shift, volumes, zarrs
+from runner_vesuvius import files, shift, volumes, zarrs
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 
 THIN = 0.5
-"""Share of the annotated voxels above which a surface is none."""
+"""Largest share of the annotated voxels that a surface can plausibly have."""
 CLIPPED = 0.1
-"""Share of the annotated voxels at the darkest or the brightest value above which detail is lost."""
+"""Largest share of the annotated voxels at the darkest or the brightest value before detail is lost."""
 FEW = 32
-"""Grey values below which a scan has too little detail to find surfaces in it."""
+"""A scan with fewer grey values has too little detail to find surfaces in it."""
 SHARES_OF = 16
-"""Labels at most of which the shares are told: all of a large set would take minutes."""
+"""Most labels that are read to report shares; reading all of a large set would take minutes."""
+PATCH_REMEDY = "Set data.patch to sides that fit, or leave the volume out."
 APART = 1.5
-"""Standard deviations by which scrolls differ in brightness before it is noted."""
+"""Standard deviations by which scrolls must differ in brightness to be noted."""
 
 
 def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
-    """What looks wrong in one volume and its label; `patch`: voxels that a training cuts out of it (none: not known).
+    """Yield what looks wrong in one volume and its label.
 
-    Raises BadInput as reading does, also for an image and a label of different shapes.
+    `patch` is the size in voxels that training cuts out of it; empty if it is not known. Raises BadInput as reading
+    does, and if image and label have different shapes.
     """
     path = record.files["image"]
     image = volumes.read_image(path)
     label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
     counts = histogram(image, label)
     if any(n < side for n, side in zip(image.shape, patch, strict=False)):
-        sizes = f"{times(image.shape)} voxels, smaller than the patch of {times(patch)}"
-        yield Finding("patch", "error", f"{path.name}: {sizes}. Set data.patch to sides that fit, or leave it out.")
+        sizes = f"{shape_text(image.shape)} voxels, smaller than the patch of {shape_text(patch)}"
+        yield Finding("patch", "error", f"{path.name}: {sizes}. {PATCH_REMEDY}")
     yield from _image(path, counts.sum(0))
     if label is not None:
         yield from _label(record.files["label"].name, counts)
@@ -50,20 +50,30 @@ def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
         yield from _clipped(path.name, counts[:2].sum(0))
 
 
+def refuse_constant(path: Path, image: Array) -> None:
+    """Raise BadInput for a scan that has the same value everywhere: it can be neither learned from nor scored."""
+    if image.min() == image.max():
+        fault = next(_image(path, histogram(image, None).sum(0)))
+        raise BadInput(str(path.with_name(fault.message)))
+
+
 def remarks(record: Record) -> Iterator[Finding]:
-    """What looks wrong in a volume to predict: what `findings` says of its image, no more than warnings."""
+    """Yield the warnings that `findings` has for the image of a volume to predict."""
     path = record.files["image"]
     for finding in _image(path, histogram(volumes.read_image(path), None).sum(0)):
         yield replace(finding, level="warning") if finding.level == "error" else finding
 
 
 def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
-    """What no volume shows alone: scrolls, shares of the labels, and whether there is any surface. Reads one image of
-    each scroll, some labels, and others until one has a surface; volumes that cannot be read are left out (`findings`
-    names them)."""
+    """Yield what no single volume shows: scrolls, shares of the labels, and whether there is any surface.
+
+    It reads one image of each scroll, some labels, and other labels until one has a surface. Volumes that cannot be
+    read are left out (`findings` names them).
+    """
     scrolls: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
         scrolls[record.group].append(record)
+    yield from _deprecated(records)
     yield from _names(scrolls)
     yield from _brightness(scrolls)
     labelled = [record.files["label"] for record in records if "label" in record.files]
@@ -78,8 +88,10 @@ def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
 
 
 def histogram(image: Array, label: Array | None) -> Array:
-    """Voxels of each grey value by label (3, 256) int64, of uint8 arrays of one shape; without labels all are ignored
-    (the last row)."""
+    """Count the voxels of each grey value by label, (3, 256) int64, in uint8 arrays of one shape.
+
+    Without labels all voxels are ignored (the last row).
+    """
     counts = np.zeros(3 * 256, np.int64)
     for z in range(len(image)):
         rows = np.uint16(IGNORE) if label is None else label[z].astype(np.uint16)
@@ -103,7 +115,7 @@ def _image(path: Path, counts: Array) -> Iterator[Finding]:
 
 
 def _little_of_16_bits(path: Path, used: int) -> Finding:
-    """Of a scan of 16 bits whose high bytes are all alike, or all low."""
+    """Return the finding for a 16-bit scan whose high bytes are all equal or all low."""
     highest = volumes.highest(path)
     if not highest:
         return Finding("intensity", "error", f"{path.name}: every voxel is 0. Export it again.")
@@ -116,8 +128,11 @@ def _little_of_16_bits(path: Path, used: int) -> Finding:
 
 
 def _missing(path: Path, labels: bool) -> Iterator[Finding]:
-    """Chunks of a zarr array that are not stored. Writers leave out those that hold the fill value alone, so that they
-    may be right; labels of fill value 2 are not annotated there, and nothing is learned from that."""
+    """Yield findings about chunks of a zarr array that are not stored.
+
+    Writers leave out chunks that hold the fill value alone, so that this may be correct. Labels with fill value 2 are
+    not annotated there, and nothing is learned from them.
+    """
     if path.suffix.lower() != ".zarr":
         return
     (stored, chunks), value = zarrs.chunks(path), zarrs.fill(path)
@@ -177,6 +192,13 @@ def _clipped(name: str, known: Array) -> Iterator[Finding]:
             yield _warning("clipped", text)
 
 
+def _deprecated(records: Sequence[Record]) -> Iterator[Finding]:
+    if left := files.deprecated(records):
+        text = f"{counted(len(left), 'deprecated volume')} left out ({', '.join(left)}): the challenge's hosts took "
+        text += "them back. To train on them too, move their files into the folders without 'deprecated_'."
+        yield Finding(LEFT_OUT, "note", text)
+
+
 def _names(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for name in scrolls:
@@ -194,7 +216,7 @@ def _names(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
 
 
 def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
-    """Mean and standard deviation of a volume of each scroll, where they are far apart."""
+    """Yield mean and standard deviation of a volume of each scroll if they are far apart."""
     found: dict[str, tuple[float, float]] = {}
     for name, records in scrolls.items():
         for record in records:
@@ -212,17 +234,20 @@ def _brightness(scrolls: dict[str, list[Record]]) -> Iterator[Finding]:
 
 
 def _shares(counts: Array, labels: int) -> Finding:
-    """How much is surface and how much not annotated: voxels by label (volumes, 3), of as many of all labels."""
+    """Return how much is surface and how much is not annotated.
+
+    `counts` are the voxels by label (volumes, 3) of some of the `labels`.
+    """
     shares, overall = counts / counts.sum(1, keepdims=True), counts.sum(0) / counts.sum()
-    told = [
+    texts = [
         f"{overall[value]:.1%} of the voxels are {name} ({shares[:, value].min():.1%} to {shares[:, value].max():.1%})"
         for value, name in ((SURFACE, "surface"), (IGNORE, "not annotated"))
     ]
-    return Finding("shares", "note", f"{len(counts)} of {counted(labels, 'label')}: {', '.join(told)}.")
+    return Finding("shares", "note", f"{len(counts)} of {counted(labels, 'label')}: {', '.join(texts)}.")
 
 
 def _counts(path: Path) -> list[int] | None:
-    """Voxels of each label; None of one that cannot be read (`findings` names it)."""
+    """Return the voxels of each label; None if it cannot be read (`findings` names it)."""
     try:
         label = volumes.read_label(path)
     except BadInput:

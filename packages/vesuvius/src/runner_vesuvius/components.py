@@ -1,8 +1,8 @@
-"""Connected components of volumes (z, y, x): their labels and sizes, and what is done by size.
+"""Connected components of volumes (z, y, x): labels, sizes, and operations by size.
 
 Foreground is 26-connected (voxels touch at a face, an edge or a corner), background 6-connected, as digital topology
-wants it. The labels are their own union-find forest: a voxel holds the index of an earlier one of its component, and
-a last scan turns indices into numbers (Rosenfeld & Pfaltz 1966). So nothing but the labels is kept.
+requires. The labels are their own union-find forest: a voxel holds the index of an earlier one of its component, and a
+last scan turns indices into numbers (Rosenfeld & Pfaltz 1966). So only the labels are kept.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ Labels = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def label26(mask: np.ndarray[Any, Any]) -> tuple[Labels, int]:
-    """26-connected components of what is not zero: labels (int32, 0 outside, then 1, 2, … in the order of their first
-    voxels) and their number. Takes 5 bytes a voxel, the mask's included."""
+    """Label the 26-connected components of non-zero voxels and return the labels and their number.
+
+    Labels are int32: 0 outside, then 1, 2, … in the order of their first voxels. Takes 5 bytes per voxel, including the
+    mask's.
+    """
     labels = _forest(_boolean(mask), True)
     return labels, int(_number(labels.reshape(-1)))
 
 
 def label6(mask: np.ndarray[Any, Any]) -> tuple[Labels, int]:
-    """As `label26`; voxels touch at faces only."""
+    """Label components as `label26` does, but only voxels that share a face are connected."""
     labels = _forest(_boolean(mask), False)
     return labels, int(_number(labels.reshape(-1)))
 
 
 def sizes(labels: Labels, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Voxels of each label, (count + 1,) int64; the first entry counts what has none."""
+    """Return the voxels of each label, (count + 1,) int64; the first entry counts voxels without a label."""
     found = np.zeros(count + 1, np.int64)
     _count(np.ascontiguousarray(labels, np.int32).reshape(-1), found)
     return found
 
 
 def remove_small(mask: np.ndarray[Any, Any], min_size: int) -> Mask:
-    """The mask (bool) without its 26-connected components of fewer than `min_size` voxels."""
+    """Return the mask (bool) without its 26-connected components of fewer than `min_size` voxels."""
     if min_size <= 1:
         return _boolean(mask).copy()
     labels, count = label26(mask)
@@ -47,10 +50,10 @@ def remove_small(mask: np.ndarray[Any, Any], min_size: int) -> Mask:
 
 
 def fill_cavities(mask: np.ndarray[Any, Any], max_size: int) -> Mask:
-    """The mask (bool) with its cavities of at most `max_size` voxels filled.
+    """Return the mask (bool) with its cavities of at most `max_size` voxels filled.
 
-    A cavity is a 6-connected component of the background that does not touch the border of the volume. Takes 5 bytes a
-    voxel beyond the mask.
+    A cavity is a 6-connected component of the background that does not touch the border of the volume. Takes 5 bytes
+    per voxel beyond the mask.
     """
     mask = _boolean(mask)
     if max_size <= 0 or min(mask.shape) < 3:
@@ -66,17 +69,17 @@ def fill_cavities(mask: np.ndarray[Any, Any], max_size: int) -> Mask:
 
 
 def hysteresis(probability: np.ndarray[Any, Any], low: int, high: int) -> Mask:
-    """Voxels of at least `low` in 26-connected components that have a voxel of at least `high`.
+    """Return voxels of at least `low` in 26-connected components that have a voxel of at least `high`.
 
-    `probability` and both thresholds are in the same units (uint8: 255 = certain). With `high` ≤ `low`: all of at least
-    `low`.
+    `probability` and both thresholds are in the same units (uint8: 255 = certain). If `high` ≤ `low`, all voxels of at
+    least `low` are returned.
     """
     mask = probability >= low
     if high <= low:
         return mask
     labels, count = label26(mask)
     seeded = np.zeros(count + 1, bool)
-    for plane, values in zip(labels, probability, strict=True):  # a plane at a time: no copy of the volume
+    for plane, values in zip(labels, probability, strict=True):  # plane by plane, to avoid a copy of the volume
         seeded[plane[values >= high]] = True
     return _chosen(labels, seeded)
 
@@ -96,7 +99,7 @@ def _forest(mask: Mask, full: bool) -> Labels:
 
 
 def _chosen(labels: Labels, keep: Mask) -> Mask:
-    """Voxels of the labels to keep; those of none are not, whatever `keep` has for 0."""
+    """Return the voxels of the labels to keep; unlabelled voxels are not kept, whatever `keep` has for 0."""
     keep[0] = False
     chosen = np.empty(labels.shape, bool)
     _choose(labels.reshape(-1), keep, chosen.reshape(-1))
@@ -105,7 +108,7 @@ def _chosen(labels: Labels, keep: Mask) -> Mask:
 
 @compiled
 def root(forest, i):  # type: ignore[no-untyped-def]
-    """Of the voxel i; `forest` (int32) gives each its parent, and is shortened on the way."""
+    """Return the root of voxel i; `forest` (int32) holds each voxel's parent and is shortened on the way."""
     while forest[i] != i:
         forest[i] = forest[forest[i]]
         i = forest[i]
@@ -114,7 +117,7 @@ def root(forest, i):  # type: ignore[no-untyped-def]
 
 @compiled
 def _unite(forest, i, j):  # type: ignore[no-untyped-def]
-    """The earlier root becomes the root of both: each component's is its first voxel."""
+    """Make the earlier root the root of both, so that each component's root is its first voxel."""
     a, b = root(forest, i), root(forest, j)
     if a < b:
         forest[b] = a
@@ -124,10 +127,11 @@ def _unite(forest, i, j):  # type: ignore[no-untyped-def]
 
 @compiled
 def _join(mask, forest, depth, height, width, full):  # type: ignore[no-untyped-def]
-    """The forest: -1 in the background, else the index of a voxel of the same component, the first one's its own.
+    """Return the forest: -1 in the background, else the index of a voxel of the same component.
 
-    A voxel joins its left neighbour and the rows before its own: two with 6-connectivity, four with 26 (`full`). What
-    the left neighbour has seen of a row is not looked at again, only the end of it that comes into reach.
+    The first voxel of a component has its own index. A voxel joins its left neighbour and the rows before its own: two
+    with 6-connectivity, four with 26 (`full`). Only the end of each row that newly comes into reach is looked at; the
+    left neighbour has seen the rest.
     """
     for z in range(depth):
         for y in range(height):
@@ -157,7 +161,7 @@ def _join(mask, forest, depth, height, width, full):  # type: ignore[no-untyped-
 
 @compiled
 def _number(forest):  # type: ignore[no-untyped-def]
-    """Forest → labels, in place. A voxel's ancestor comes before it, and so has its label already."""
+    """Turn the forest into labels, in place; a voxel's ancestor comes before it and has its label already."""
     count = 0
     for i in range(forest.size):
         parent = forest[i]

@@ -1,55 +1,60 @@
-"""Settings of vesuvius and its presets. Imports no framework."""
+"""Settings and presets. No framework is imported here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
 
-from runner_core.config import DataConfig, RunConfig
+from runner_core import AboveUpTo, AtLeast, Between, PairsConfig, RunConfig, ShareBelow, Within
+
+LARGEST_TAU = 15
+"""Voxels; the cache keeps squared distances in one byte."""
 
 
 @dataclass
-class ScrollDataConfig(DataConfig):
-    patch: tuple[int, int, int] = (72, 136, 136)
+class ScrollDataConfig(PairsConfig):
+    patch: Annotated[tuple[int, int, int], AtLeast(16)] = (72, 136, 136)
     """Voxels (depth, height, width) that the network sees at once."""
-    patches: int = 6
-    """Training patches an epoch takes from each volume (with train.steps_per_epoch: as many as the steps need)."""
-    validation_patches: int = 4
+    patches: Annotated[int, Within(1, 100_000)] = 6
+    """Training patches per volume and epoch (with train.steps_per_epoch: as many as the steps need)."""
+    validation_patches: Annotated[int, Within(1, 100_000)] = 4
     """Patches of each validation volume, at places that never change."""
-    surface_share: float = 0.67
-    """Share of the patches around a surface voxel; the others are around any voxel that is labelled."""
-    tube: int = 1
-    """Voxels by which the medial surface is widened to the tube that skeleton recall looks for."""
+    surface_share: Annotated[float, Within(0, 1)] = 0.67
+    """Share of the patches around a surface voxel; the others are around any labelled voxel."""
+    tube: Annotated[int, Within(0, 16)] = 0
+    """Voxels by which the medial surface is widened to the tube, the target of skeleton recall. 0 keeps the medial
+    surface itself. 1 covers nearly the whole of a sheet of 2 to 3 voxels, and skeleton recall then is plain recall."""
 
 
 @dataclass
 class ModelConfig:
-    base: int = 40
+    base: Annotated[int, Within(1, 1024)] = 40
     """Channels of the first level."""
-    multipliers: tuple[int, ...] = (1, 2, 2, 4, 4)
-    """Channels of each level, as multiples of `base`, two levels or more; the bottleneck below has twice the last."""
-    blocks: int = 3
-    """Residual blocks a level."""
+    multipliers: Annotated[tuple[int, ...], AtLeast(1)] = (1, 2, 2, 4, 4)
+    """Channels of each of at least two levels, as multiples of `base`; the bottleneck below has twice as many as the
+    last."""
+    blocks: Annotated[int, Within(1, 64)] = 3
+    """Residual blocks per level."""
     deep_supervision: bool = True
-    """Coarser levels answer too, with weights 1/2, 1/4, …; the finest answer is the prediction."""
+    """Train the coarser levels to answer too, with weights 1/2, 1/4, …; the finest answer is the prediction."""
     checkpointing: bool = False
     """Compute the levels again for the gradient instead of keeping them: less memory, about a third more time."""
 
 
 @dataclass
 class TermConfig:
-    """How much a loss counts."""
+    """Weight of a loss over the training."""
 
-    weight: float = 0.0
-    """Its weight; 0: it is not computed."""
-    begin: float = 0.0
-    """Share of the training after which it begins to count."""
-    full: float = 0.0
-    """Share of the training at which it has its full weight; in between, the weight rises linearly."""
+    weight: Annotated[float, AtLeast(0)] = 0.0
+    """Weight of the loss; with 0 it is not computed."""
+    begin: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the training after which the loss begins to count."""
+    full: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the training at which the weight is full; it rises linearly from `begin`."""
 
     def weight_at(self, fraction: float) -> float:
-        """Its weight after this share of the training: 0 up to `begin`, rising to its full at `full`."""
+        """Return the weight after this share of the training: 0 up to `begin`, rising to full at `full`."""
         if fraction < self.begin:
             return 0.0
         if fraction >= self.full:
@@ -60,11 +65,11 @@ class TermConfig:
 @dataclass
 class LossConfig:
     bce: TermConfig = field(default_factory=lambda: TermConfig(1.0))
-    """Cross-entropy, surface voxels weighted by `positive`."""
+    """Cross-entropy; surface voxels are weighted by `positive`."""
     dice: TermConfig = field(default_factory=lambda: TermConfig(1.0))
     """Soft Dice."""
     skeleton_recall: TermConfig = field(default_factory=lambda: TermConfig(1.0))
-    """Share of the tube around the medial surface that is found (Kirchhoff 2024)."""
+    """Share of the medial surface, widened by `data.tube`, that is found (Kirchhoff 2024)."""
     cldice: TermConfig = field(default_factory=TermConfig)
     """Soft clDice (Shit 2021); slow on a CPU."""
     boundary: TermConfig = field(default_factory=TermConfig)
@@ -72,80 +77,83 @@ class LossConfig:
     surface_distance: TermConfig = field(default_factory=TermConfig)
     """Mean of probability times distance to the surface, up to `tau`."""
     topology: TermConfig = field(default_factory=TermConfig)
-    """Betti matching of persistent homology (Stucki 2023) on a crop, every `topology_every` steps. A weight of 0.01
-    pulls about as hard as the cross-entropy does; early predictions have no topology to speak of: begin at 0.3."""
-    positive: float = 1.0
-    """Weight of surface voxels in the cross-entropy; 2 marked the whole papyrus in trials, not only its surface."""
-    cldice_iterations: int = 3
+    """Betti matching of persistent homology (Stucki 2023) on a crop, every `topology_every` steps. At a weight of 0.01
+    its gradient is about as large as the cross-entropy's. Early predictions have hardly any topology, so begin at 0.3.
+    """
+    positive: Annotated[float, AtLeast(0)] = 1.0
+    """Weight of surface voxels in the cross-entropy. In trials, 2 marked the whole papyrus and not only its surface."""
+    cldice_iterations: Annotated[int, AtLeast(1)] = 3
     """Erosions of clDice's soft skeleton."""
     cldice_skeleton: Literal["shifts", "pools"] = "shifts"
-    """How clDice finds skeletons. shifts: that of the prediction by shifts of whole volumes, that of the truth from the
-    cache. pools: both by PyTorch's max-pools at every step, as in the paper's code; many times slower, to compare."""
+    """How clDice finds skeletons. shifts: the prediction's by shifting whole volumes, the truth's from the cache.
+    pools: both by PyTorch's max-pools in every step, as in the paper's code, which is many times slower and there to
+    compare with."""
     targets: Literal["cached", "step"] = "cached"
-    """Where losses have distances, medial surface and tube from. step: of each patch, by SciPy and thinning, in every
-    step: slower, and they know nothing beyond the patch; to compare with."""
-    tau: float = 5.0
-    """Distance (voxels) from which on surface_distance no longer grows; at most 15."""
-    topology_every: int = 50
+    """Source of distances, medial surface and tube. cached: prepared once for the whole volume. step: computed for each
+    patch in every step by SciPy and thinning; this is slower and ignores everything beyond the patch. It is there to
+    compare with."""
+    tau: Annotated[float, AboveUpTo(0, LARGEST_TAU)] = 5.0
+    """Distance (voxels) beyond which surface_distance no longer grows; at most 15."""
+    topology_every: Annotated[int, AtLeast(1)] = 50
     """Steps between two computations of the topology loss."""
-    topology_crop: int = 48
-    """Side (voxels) of the crop that the topology loss looks at; at most the patch's."""
-    measure_every: int = 50
-    """Steps between two measurements of what each loss costs and how hard it pulls (log.jsonl, event losses)."""
+    topology_crop: Annotated[int, AtLeast(4)] = 48
+    """Side (voxels) of the crop for the topology loss; at most the patch's."""
+    measure_every: Annotated[int, AtLeast(1)] = 50
+    """Steps between two measurements of each loss's time and gradient (log.jsonl, event losses)."""
 
     def terms(self) -> dict[str, TermConfig]:
-        """The losses by name."""
+        """Return the losses by name."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in found.items() if isinstance(value, TermConfig)}
 
 
 @dataclass
 class AugmentConfig:
-    """Training only, on the device. 0 switches a part off."""
+    """Random changes of training patches on the device; 0 switches a change off."""
 
     flip: bool = True
     """Mirror half of the patches along each axis."""
     rotate90: bool = True
     """Turn patches by multiples of 90° in planes whose sides are equal."""
-    brightness: float = 0.1
+    brightness: Annotated[float, AtLeast(0)] = 0.1
     """Standard deviation of an offset, in units of the intensities' standard deviation."""
-    contrast: float = 0.15
+    contrast: Annotated[float, AtLeast(0)] = 0.15
     """Standard deviation of the logarithm of a factor on the contrast."""
-    gamma: float = 0.2
+    gamma: Annotated[float, AtLeast(0)] = 0.2
     """Standard deviation of the logarithm of an exponent on the intensities."""
-    noise: float = 0.1
+    noise: Annotated[float, AtLeast(0)] = 0.1
     """Largest standard deviation of noise, in units of the intensities' standard deviation."""
-    blur: float = 0.2
+    blur: Annotated[float, Within(0, 1)] = 0.2
     """Share of the patches that are blurred."""
-    affine: float = 0.2
+    affine: Annotated[float, Within(0, 1)] = 0.2
     """Share of the patches that are rotated and scaled."""
-    rotate: float = 15.0
+    rotate: Annotated[float, AtLeast(0)] = 15.0
     """Largest rotation about each axis (degrees)."""
-    scale: float = 0.15
+    scale: Annotated[float, Within(0, 1)] = 0.15
     """Largest logarithm of the size factor."""
-    elastic: float = 0.1
+    elastic: Annotated[float, Within(0, 1)] = 0.1
     """Share of the patches that are warped."""
-    elastic_voxels: float = 3.0
+    elastic_voxels: Annotated[float, AtLeast(0)] = 3.0
     """Standard deviation of the warp (voxels)."""
 
 
 @dataclass
 class PredictConfig:
-    threshold: float = 0.5
-    """Probability from which on a voxel is surface."""
-    seed_threshold: float = 0.5
-    """Components without a voxel of this probability are dropped (hysteresis); at most `threshold`: none is."""
-    overlap: float = 0.5
+    threshold: Annotated[float, Between(0, 1)] = 0.5
+    """Voxels with at least this probability are surface."""
+    seed_threshold: Annotated[float, ShareBelow(1)] = 0.5
+    """Drop components without a voxel of this probability (hysteresis); at most `threshold`: none is dropped."""
+    overlap: Annotated[float, Within(0, 0.9)] = 0.5
     """Share of its side by which a window overlaps the next; overlaps are blended with a Gaussian."""
-    min_size: int = 100
-    """Components of fewer voxels are removed (26-connected)."""
-    fill_holes: int = 1000
-    """Cavities of at most so many voxels are filled."""
+    min_size: Annotated[int, AtLeast(0)] = 100
+    """Remove components of fewer voxels (26-connected)."""
+    fill_holes: Annotated[int, AtLeast(0)] = 1000
+    """Fill cavities of at most this many voxels."""
 
 
 @dataclass
 class ScrollConfig(RunConfig):
-    """Surface detection in scroll CT."""
+    """Settings of surface detection in scroll CT."""
 
     data: ScrollDataConfig = field(default_factory=ScrollDataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -155,7 +163,7 @@ class ScrollConfig(RunConfig):
 
 
 def default() -> ScrollConfig:
-    """33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 24 GB."""
+    """Train 33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 24 GB."""
     config = ScrollConfig()
     config.train.epochs = 32
     config.train.steps_per_epoch = 2000
@@ -170,7 +178,7 @@ def default() -> ScrollConfig:
 
 
 def large() -> ScrollConfig:
-    """As default, on patches of 192³ with gradient checkpointing: for a GPU of 80 GB."""
+    """Train default on patches of 192³ with gradient checkpointing: for a GPU of 80 GB."""
     config = default()
     config.data.patch = (192, 192, 192)
     config.model.checkpointing = True
@@ -178,8 +186,10 @@ def large() -> ScrollConfig:
 
 
 def small() -> ScrollConfig:
-    """Own volumes on a laptop's CPU: 2.28 M parameters on patches of 48³, 10,000 steps. Sensible values, not tuned on
-    real scrolls."""
+    """Train 2.28 M parameters on your own volumes on a laptop's CPU: patches of 48³, 10,000 steps.
+
+    The values are sensible, but not tuned on real scrolls.
+    """
     config = ScrollConfig()
     config.data.patch = (48, 48, 48)
     config.model.base, config.model.multipliers, config.model.blocks = 16, (1, 2, 4), 2
@@ -195,9 +205,9 @@ def small() -> ScrollConfig:
 
 
 def demo() -> ScrollConfig:
-    """The phantom in less than two minutes: a small network on patches of 32³."""
+    """Train a small network on patches of 32³: the phantom takes less than two minutes."""
     config = ScrollConfig()
-    # More of a small patch around a labelled voxel is labelled: eight of them taught more than two of 48³.
+    # A larger share of a small patch is labelled: eight of them taught more than two of 48³.
     config.data.patch = (32, 32, 32)
     config.data.patches = 32
     config.model.base, config.model.multipliers, config.model.blocks = 8, (1, 2, 4), 1
@@ -213,3 +223,43 @@ def demo() -> ScrollConfig:
 
 
 PRESETS: dict[str, Callable[[], ScrollConfig]] = {"default": default, "large": large, "small": small, "demo": demo}
+
+
+def faults(config: ScrollConfig) -> Iterator[str]:
+    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+    yield from _patches(config)
+    yield from _losses(config.loss)
+    yield from _crop(config)
+
+
+def _patches(config: ScrollConfig) -> Iterator[str]:
+    patch, levels = config.data.patch, len(config.model.multipliers)
+    if levels < 2:
+        yield f"model.multipliers is {config.model.multipliers}; two levels or more are needed"
+    halvings = max(0, levels - 1)
+    if max(-(-side // 2**halvings) for side in patch) < 2:
+        yield (
+            f"data.patch {patch} leaves one voxel after {halvings} halvings, in which there is nothing to see: "
+            "take a larger patch or fewer model.multipliers"
+        )
+
+
+def _losses(loss: LossConfig) -> Iterator[str]:
+    own = loss.terms()
+    for name, term in own.items():
+        if term.full < term.begin and term.full > 0:
+            yield f"loss.{name}.full {term.full} comes before loss.{name}.begin {term.begin}"
+    if not any(term.weight > 0 for term in own.values()):
+        yield f"the losses ({', '.join(own)}) all have weight 0: nothing would be learned. Set loss.NAME.weight"
+    at_once = [name for name, term in own.items() if term.weight_at(0.0) > 0]
+    if not set(at_once) - {"topology"}:
+        yield "no loss but topology counts from the first step on: set begin and full of another to 0"
+
+
+def _crop(config: ScrollConfig) -> Iterator[str]:
+    side, shortest = config.loss.topology_crop, min(config.data.patch)
+    if config.loss.topology.weight > 0 and side > shortest:
+        yield (
+            f"loss.topology_crop is {side}, but the shortest side of data.patch is {shortest}: "
+            f"set loss.topology_crop to {shortest} or less"
+        )

@@ -12,15 +12,15 @@ from runner_vesuvius._compiled import compiled
 
 
 def squared_distance(mask: NDArray[Any], cap: int = 255) -> NDArray[np.uint8]:
-    """Squared distance (voxels²) from each voxel of `mask` (depth, height, width) to the nearest one where it is true.
+    """Return the squared distance (voxels²) from each voxel to the nearest one that is true in `mask`.
 
-    uint8, exact below `cap` (1 to 255); `cap` where the nearest is that far or further, or where there is none. 0 in
-    the mask itself. What is outside the volume counts as false.
+    The result is uint8, exact below `cap` (1 to 255), and `cap` if the nearest voxel is that far or further, or if
+    there is none. It is 0 in the mask itself (depth, height, width). Voxels outside the volume count as false.
 
     The transform is a minimum of parabolas along one axis after the other (Felzenszwalb & Huttenlocher, "Distance
-    Transforms of Sampled Functions", Theory of Computing 8, 2012). A cap of r² lets no parabola reach further than r
-    voxels, at most 15 here: trying them all, a row at a time in 16-bit integers, is faster than their lower envelope.
-    Needs one byte a voxel beyond the result.
+    Transforms of Sampled Functions", Theory of Computing 8, 2012). With a cap of r² no parabola reaches further than r
+    voxels, at most 15 here: trying them all, a row at a time in 16-bit integers, is faster than computing their lower
+    envelope. Needs one byte per voxel beyond the result.
     """
     if not 1 <= cap <= 255:
         raise ValueError(f"cap is {cap}; it must be between 1 and 255")
@@ -32,7 +32,7 @@ def squared_distance(mask: NDArray[Any], cap: int = 255) -> NDArray[np.uint8]:
 
 
 def distance_to_other(mask: NDArray[Any], cap: int = 255) -> NDArray[np.uint8]:
-    """As squared_distance, but to the nearest voxel of the other kind: true for one that is false, false for true."""
+    """Return `squared_distance` to the nearest voxel of the other kind, for true and false voxels alike."""
     mask = np.asarray(mask, bool)
     out = squared_distance(mask, cap)
     return np.maximum(out, squared_distance(~mask, cap), out=out)  # each is 0 where the other is not
@@ -40,7 +40,7 @@ def distance_to_other(mask: NDArray[Any], cap: int = 255) -> NDArray[np.uint8]:
 
 @compiled
 def _transform(mask, cap, reach, out):  # type: ignore[no-untyped-def]
-    """`reach`: the smallest number of voxels whose square is not below `cap`."""
+    """Write the distances; `reach` is the smallest number of voxels whose square is not below `cap`."""
     depth, height, width = mask.shape
     _along_depth(mask, np.uint8(reach), out)
     squares = np.empty((height + 2 * reach, width), np.int16)
@@ -73,7 +73,7 @@ def _transform(mask, cap, reach, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def _along_depth(mask, far, out):  # type: ignore[no-untyped-def]
-    """Distance along the first axis, at most `far`."""
+    """Write the distance along the first axis, at most `far`."""
     depth, height, width = mask.shape
     for z in range(depth):
         for y in range(height):
@@ -90,7 +90,7 @@ def _along_depth(mask, far, out):  # type: ignore[no-untyped-def]
 
 @compiled
 def _lower(squares, middle, reach, row):  # type: ignore[no-untyped-def]
-    """The lower envelope of the parabolas of the rows within `reach` of the middle one."""
+    """Write the lower envelope of the parabolas of the rows within `reach` of the middle one."""
     width = row.size
     most = np.int16(0)
     centre = squares[middle]

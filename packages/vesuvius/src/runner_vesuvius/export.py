@@ -1,4 +1,4 @@
-"""The network for use without runner: weights, settings, and the class that they belong to."""
+"""Export of the network for use without runner: weights, settings and its class."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runner_core.project import Statistics
+from runner_core import Statistics
 
 from runner_vesuvius.config import ScrollConfig
 
 
 def export(network: Any, folder: Path, config: ScrollConfig, statistics: Statistics) -> Sequence[Path]:
-    """model.safetensors, model.json (how to build, feed and read it) and network.py (PyTorch only)."""
-    from runner_core.engines.torch.standalone import standalone
+    """Write model.safetensors, model.json (how to build, feed and read it) and network.py (PyTorch only)."""
+    from runner_core import export_standalone
 
-    from runner_vesuvius import unet
+    from runner_vesuvius import network as source
 
-    return standalone(network, folder, _description(config, statistics), unet)
+    return export_standalone(network, folder, _description(config, statistics), source)
 
 
 def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The picture of a volume: three slices, bare and with the outlines of prediction and truth."""
+"""Picture of a volume: three slices, bare and with the outlines of prediction and truth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core.protocols import Array
+from runner_core import Array
 from scipy import ndimage
 
 from runner_vesuvius.labels import IGNORE, SURFACE
@@ -19,21 +19,22 @@ BOTH: Colour = (255, 255, 255)
 """Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and white, which the slices do not reach."""
 BRIGHTEST = 170
 DIM = 0.4
-"""Brightness of what nobody annotated."""
+"""Brightness of voxels that nobody annotated."""
 SIZE = 1600
-"""Most pixels in width, and in height without the legend."""
+"""Largest width in pixels, and largest height without the legend."""
 _LARGEST = 6
-"""Most pixels of a voxel's side."""
+"""Most pixels per side of a voxel."""
 _LINE = 18
 _GAP = 4
 _PAPER, _INK = 20, (225, 225, 225)
 
 
-def montage(image: Array, prediction: Array, truth: Array | None) -> Array:
-    """Slices across z, y and x, bare above and outlined below: (H', W', 3) uint8, at most `SIZE` wide.
+def figure(image: Array, prediction: Array, truth: Array | None) -> Array:
+    """Draw slices across z, y and x, bare above and outlined below: (H', W', 3) uint8, at most `SIZE` wide.
 
-    `image` uint8, `prediction` (what is not 0 is surface), `truth` 0, 1, 2 (not annotated: dimmed): (D, H, W) each. A
-    slice is the one with most true surface, or most predicted without truth, or the middle one where there is neither.
+    All three arrays are (D, H, W): `image` uint8, `prediction` (non-zero is surface), `truth` 0, 1, 2 (not annotated:
+    dimmed). Each slice is the one with most true surface or, without truth, most predicted surface; the middle one if
+    there is no surface.
     """
     surface = prediction > 0 if truth is None else truth == SURFACE
     places = [_fullest(surface, axis) for axis in range(3)]
@@ -59,14 +60,17 @@ def _fullest(surface: Array, axis: int) -> int:
 
 
 def _zoom(shape: Sequence[int]) -> float:
-    """Pixels a voxel: a whole number, or less than 1 where the slices do not fit."""
+    """Return the pixels per voxel: a whole number, or less than 1 if the slices do not fit."""
     depth, height, width = shape
     fits = min((SIZE - 2 * _GAP) / (2 * width + height), (SIZE - _GAP - _LINE) / (2 * max(height, depth)))
     return min(_LARGEST, int(fits)) if fits >= 1 else fits
 
 
 def _shades(image: Array) -> Array:
-    """Intensity → brightness of the picture: (256,) float32, 0 to `BRIGHTEST` for all but the darkest and brightest."""
+    """Return the brightness of each intensity, (256,) float32.
+
+    It runs from 0 to `BRIGHTEST` for all but the darkest and brightest voxels.
+    """
     some = image.reshape(-1)[:: max(1, image.size // 1_000_000)]
     low, high = np.percentile(some, (0.5, 99.8))
     low, high = (low, high) if high > low else (0.0, 255.0)
@@ -74,7 +78,7 @@ def _shades(image: Array) -> Array:
 
 
 def _panels(grey: Array, prediction: Array, truth: Array | None, zoom: float) -> tuple[Array, Array]:
-    """One slice bare and with outlines: (h, w, 3) uint8 each."""
+    """Draw one slice bare and with outlines: (h, w, 3) uint8 each."""
     bare = np.repeat(_scaled(grey, zoom).astype(np.uint8)[..., None], 3, axis=2)
     outlined = bare.copy()
     found = _outline(prediction > 0, zoom)
@@ -88,13 +92,16 @@ def _panels(grey: Array, prediction: Array, truth: Array | None, zoom: float) ->
 
 
 def _outline(mask: Array, zoom: float) -> Array:
-    """The rim, inside the mask, one pixel wide; of masks made smaller, all pixels that hold some of it are the mask."""
+    """Return the rim inside the mask, one pixel wide.
+
+    If the mask is made smaller, every pixel that contains some of it belongs to it.
+    """
     large = _scaled(mask.astype(np.float32), zoom) > 0
     return large & ~np.asarray(ndimage.binary_erosion(large))
 
 
 def _scaled(plane: Array, zoom: float) -> Array:
-    """`plane` float32 with `zoom` pixels a voxel; made smaller, each pixel is a mean."""
+    """Scale `plane` (float32) to `zoom` pixels per voxel; if it is made smaller, each pixel is a mean."""
     if zoom >= 1:
         return np.kron(plane, np.ones((int(zoom), int(zoom)), np.float32))
     size = [max(1, int(n * zoom)) for n in plane.shape]
@@ -102,7 +109,7 @@ def _scaled(plane: Array, zoom: float) -> Array:
 
 
 def _beside(panels: Sequence[Array]) -> Array:
-    """Panels side by side on paper as high as the highest."""
+    """Put panels side by side on paper as high as the highest."""
     height = max(panel.shape[0] for panel in panels)
     padded = [
         np.pad(panel, ((0, height - panel.shape[0]), (0, _GAP if number < len(panels) - 1 else 0), (0, 0)),
@@ -113,7 +120,10 @@ def _beside(panels: Sequence[Array]) -> Array:
 
 
 def _text(entries: Mapping[str, Colour | None], width: int, height: int | None = None) -> Array:
-    """Words, each behind a square of its colour where it has one, in as many lines as it takes: (h, width, 3) uint8."""
+    """Write words, behind squares of their colours if they have any, in as many lines as needed.
+
+    Returns (h, width, 3) uint8.
+    """
     pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
     places, x, y = [], 4, 3
     for text, colour in entries.items():

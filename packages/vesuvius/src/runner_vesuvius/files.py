@@ -1,21 +1,39 @@
-"""Finding volumes and their labels.
+"""Find volumes and their labels.
 
-train_images/ID.tif   with train_labels/ID.tif, and train.csv (id,scroll_id) beside the two folders (the challenge's)
+train_images/ID.tif   with train_labels/ID.tif, and train.csv (id,scroll_id) beside the two folders (the challenge's;
+                      volumes in deprecated_train_images, which its hosts took back, are left out)
 images/ID.tif         with labels/ID.tif, likewise; the manifest has any name
 imagesTr/ID_0000.tif  with labelsTr/ID.tif (nnU-Net), likewise
+any others            by a table of pairs (data.manifest) or by patterns (data.pattern)
 
-at any depth, and .npy files or .zarr folders instead of tifs. Without a manifest, a file's name says its scroll: it is
-what stands before the first underscore, SCROLL_ID. (What follows may hold more of them: a scroll taken too widely keeps
-training and validation apart all the same, one taken too narrowly does not.)
+The folders may lie at any depth and hold .npy files or .zarr folders instead of tifs. Without a manifest, the part of a
+file's name before the first underscore is its scroll: SCROLL_ID. (The rest may hold more underscores: a scroll taken
+too widely still keeps training and validation apart, a scroll taken too narrowly does not.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner_core import BadInput, Record, walk
-from runner_core._files import folder_split, unique_keys
+from runner_core import (
+    IMAGE_FOLDERS,
+    LABEL_FOLDERS,
+    SIDECAR_SUFFIXES,
+    BadInput,
+    PairsConfig,
+    Record,
+    counted,
+    first_few,
+    list_inputs,
+    list_pairs,
+    match_by_name,
+    refuse_special_file,
+    split_of_folder,
+    unique_keys,
+    walk,
+    without_channel,
+)
 
 from runner_vesuvius import manifest
 from runner_vesuvius.volumes import SUFFIXES
@@ -24,21 +42,28 @@ LAYOUT = (
     "train_images with train_labels and train.csv (id,scroll_id) beside them, images with labels, or imagesTr with "
     "labelsTr; in them .tif, .npy or .zarr volumes"
 )
-_PAIRS = {"train_images": "train_labels", "images": "labels", "imagestr": "labelstr"}
-"""Folders of images, in small letters, and of their labels."""
 _UNLABELLED = ("test_images", "imagests")
-_TEXT = (".json", ".txt", ".csv", ".xml", ".yaml", ".md")
-"""Suffixes of what is written beside volumes; nnU-Net has ID.json of each."""
-_CHANNEL = ("imagestr", "imagests")
-"""Folders of nnU-Net's, in whose names _0000 is the channel."""
+_DEPRECATED = "deprecated_"
+"""Prefix of the folders with volumes and labels that the challenge's hosts took back."""
 
 
-def find_records(root: Path) -> list[Record]:
-    """Every volume below `root` with its label; the group is the scroll.
+def find_records(
+    root: Path, data: PairsConfig | None = None, say: Callable[[str], None] = lambda text: None
+) -> list[Record]:
+    """Find every volume with its label below `root`, or in a table or by patterns (`data`); the group is the scroll.
 
-    A partner that is missing is named where it should be, so that decoding says so for every record at once. Raises
-    BadInput when there is nothing of the kind, and where a scroll is not known.
+    A missing partner is listed where it should be, so that decoding reports it for every record at once. `say` receives
+    a note if a train.csv is not read. Raises BadInput if there is no such volume, or if a scroll is not known.
     """
+    if (pairs := list_pairs(root, data or PairsConfig(), is_volume, stem)) is not None:
+        for text in dict.fromkeys(_unread(own.image) for own in pairs if own.group is None):
+            if text:
+                say(f"{text} The files' names say the scrolls.")
+        return [
+            Record(own.key, own.group or _named_scroll(own.image), {"image": own.image, "label": own.label}, own.split)
+            for own in pairs
+            if own.label is not None
+        ]
     _must_be_folder(root)
     found: list[tuple[Path, Path, str]] = []
     for images, labels in _pairs_below(root):
@@ -46,17 +71,26 @@ def find_records(root: Path) -> list[Record]:
     if not found:
         other = next((path for folders in _pairs_below(root) for f in folders for path in _others(f)), None)
         there = f" {other} is not read." if other else ""
+        if root.name.lower().removeprefix(_DEPRECATED) in (*IMAGE_FOLDERS, *LABEL_FOLDERS):
+            there += f" Did you mean {root.absolute().parent}, in which {root.name} lies?"
         raise BadInput(f"{root}: no volumes with labels below it. Looked for {LAYOUT}.{there}")
     keys = unique_keys([image for image, _, _ in found], root, stem)
     records = [
-        Record(keys[image], scroll, {"image": image, "label": label}, folder_split(image, root))
+        Record(keys[image], scroll, {"image": image, "label": label}, split_of_folder(image, root))
         for image, label, scroll in found
     ]
     return sorted(records, key=lambda record: record.key)
 
 
-def find_inputs(path: Path) -> list[Record]:
-    """Volumes to predict: a file, or those below a folder (in folders of images, if some are named so)."""
+def find_inputs(
+    path: Path, data: PairsConfig | None = None, say: Callable[[str], None] = lambda text: None
+) -> list[Record]:
+    """Find volumes to predict: a file, the files of a table or of `data.pattern`, or the volumes below a folder.
+
+    If some volumes below a folder lie in folders of images, the others are left out, and `say` receives a note.
+    """
+    if (own := list_inputs(path, data or PairsConfig(), is_volume, stem, say)) is not None:
+        return [Record(pair.key, pair.group or pair.key, {"image": pair.image}) for pair in own]
     if path.suffix.lower() in SUFFIXES:
         volumes = [path]
     elif path.is_file():
@@ -64,8 +98,12 @@ def find_inputs(path: Path) -> list[Record]:
     else:
         _must_be_folder(path)
         below = list(_volumes_below(path))
-        named = [p for p in below if p.parent.name.lower() in (*_PAIRS, *_UNLABELLED)]
-        volumes = named or [p for p in below if p.parent.name.lower() not in _PAIRS.values()]
+        named = [p for p in below if p.parent.name.lower() in (*IMAGE_FOLDERS, *_UNLABELLED)]
+        volumes = named or [p for p in below if not p.parent.name.lower().endswith(LABEL_FOLDERS)]
+        if left := [p.relative_to(path).as_posix() for p in below if p not in set(volumes)]:
+            why = "in no folder of images" if named else "in folders of labels"
+            say(f"{path}: {counted(len(left), 'volume')} left out, {why}: {first_few(left)}")
+        volumes += _missing_tests(volumes)
     if not volumes:
         raise BadInput(f"{path}: no volume below it ({', '.join(SUFFIXES)}; folders of labels are left out).")
     keys = unique_keys(volumes, path, stem)
@@ -73,67 +111,57 @@ def find_inputs(path: Path) -> list[Record]:
     return sorted(records, key=lambda record: record.key)
 
 
+def deprecated(records: Sequence[Record]) -> list[str]:
+    """Return the ids that have their files only in a deprecated folder beside the records' own folders, sorted."""
+    used = {record.files["image"] for record in records}
+    folders = {path.parent for path in used}
+    return sorted({key for folder in folders for key in _deprecated(folder)} - {stem(path) for path in used})
+
+
 def stem(path: Path) -> str:
-    """The id: a volume's name without its suffix, and without the channel where nnU-Net's folders have one.
+    """Return the id: a volume's name without its suffix and, in nnU-Net's folders, without the channel.
 
     >>> stem(Path("train_images/1407735.tif")), stem(Path("imagesTr/s1_12_0000.tif"))
     ('1407735', 's1_12')
     """
-    return path.stem.removesuffix("_0000") if path.parent.name.lower() in _CHANNEL else path.stem
+    return without_channel(path.stem, path.parent)
 
 
 def _pairs_below(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Folders of images and of their labels. Raises BadInput where one of the two is missing."""
+    """Yield folders of images with their folders of labels; raise BadInput if one of the two is missing."""
     for folder, folders, _ in walk(root):
         here = {name.lower(): folder / name for name in folders}
-        for images, labels in _PAIRS.items():
+        for name in folders:
+            if here[name.lower()].name != name and name.lower() in (*IMAGE_FOLDERS, *LABEL_FOLDERS):
+                raise BadInput(f"{folder / name}: {here[name.lower()].name} lies beside it. Which is it? Keep one.")
+        for images, names in IMAGE_FOLDERS.items():
+            labels = next((name for name in names if name in here), names[0])
             if images in here and labels in here:
                 yield here[images], here[labels]
-            elif (one := here.get(images) or here.get(labels)) and folder_split(one / "x", root) != "test":
+            elif (one := here.get(images) or here.get(labels)) and split_of_folder(one / "x", root) != "test":
                 other = labels if images in here else images
                 raise BadInput(f"{one}: no folder {other} beside it. Looked for {LAYOUT}.")
         folders[:] = [name for name in folders if not name.lower().endswith(".zarr")]
 
 
 def _paired(images: Path, labels: Path) -> list[tuple[Path, Path, str]]:
-    """Image, label and scroll of every volume of two folders."""
-    here, there = _by_id(images), _by_id(labels)
-    others = _others(labels)
-    pairs = {
-        key: (path, there.get(key) or _partner(labels / f"{key}{path.suffix}", others)) for key, path in here.items()
-    }
-    channel = "_0000" if images.name.lower() in _CHANNEL else ""
-    others = _others(images)
-    for key, path in there.items():  # labels whose image is gone
-        pairs.setdefault(key, (_partner(images / f"{key}{channel}{path.suffix}", others), path))
-    scrolls = _scrolls(images, list(pairs)) if pairs else {}
-    return [(image, label, scrolls[key]) for key, (image, label) in pairs.items()]
-
-
-def _partner(missing: Path, others: Sequence[Path]) -> Path:
-    """The one of the folder's other files that is `missing` in a format that is not read, if there is one: decoding
-    then says so."""
-    return next((p for p in others if p.name.startswith(f"{missing.stem}.")), missing)
+    """Return image, label and scroll of every volume of two folders."""
+    pairs = match_by_name(images, labels, is_volume, stem, stem)
+    keys = [stem(image) for image, _ in pairs]
+    scrolls = _scrolls(images, keys) if pairs else {}
+    return [(image, label, scrolls[key]) for key, (image, label) in zip(keys, pairs, strict=True)]
 
 
 def _others(folder: Path) -> list[Path]:
-    """What lies in a folder of volumes and may be one of a format that is not read."""
+    """Return the files in a folder of volumes that may have a format that is not read."""
     there = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
-    return [p for p in there if p.suffix.lower() not in (*SUFFIXES, *_TEXT)]
-
-
-def _by_id(folder: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for path in _volumes_in(folder):
-        if (other := found.setdefault(stem(path), path)) != path:
-            raise BadInput(f"{path}: {other.name} beside it has the same id, {stem(path)}. Keep one of them.")
-    return found
+    return [p for p in there if p.suffix.lower() not in (*SUFFIXES, *SIDECAR_SUFFIXES)]
 
 
 def _scrolls(images: Path, keys: Sequence[str]) -> Mapping[str, str]:
-    """The scroll of each id: of the manifest, or of the names."""
+    """Return the scroll of each id, from the manifest or the names."""
     if table := _manifest(images):
-        return manifest.scrolls(table, keys)
+        return manifest.scrolls(table, keys, _deprecated(images))
     named = {key: _scroll(key) for key in keys}
     for key, scroll in named.items():
         if not scroll:
@@ -146,19 +174,60 @@ def _scrolls(images: Path, keys: Sequence[str]) -> Mapping[str, str]:
     return named
 
 
+def _deprecated(images: Path) -> set[str]:
+    """Return the ids of the deprecated volumes beside a folder of images."""
+    folder = images.with_name(_DEPRECATED + images.name)
+    return {stem(path) for path in _volumes_below(folder) if path.parent == folder} if folder.is_dir() else set()
+
+
+def _missing_tests(volumes: Sequence[Path]) -> list[Path]:
+    """Return the expected paths of volumes that test.csv lists and test_images lacks: predicting names each."""
+    missing: list[Path] = []
+    for folder in {path.parent for path in volumes if path.parent.name.lower() == "test_images"}:
+        table = folder.with_name("test.csv")
+        here = {stem(path) for path in volumes if path.parent == folder}
+        if refuse_special_file(table).is_file():
+            missing += [folder / f"{key}.tif" for key in manifest.ids(table) if key not in here]
+    return missing
+
+
 def _manifest(images: Path) -> Path | None:
-    """The CSV file beside a folder of images; the challenge has several, of which train.csv is it."""
-    tables = [p for p in sorted(images.parent.glob("*.[cC][sS][vV]")) if p.is_file() and not p.name.startswith(".")]
+    """Return the CSV file beside a folder of images; the challenge has several, and train.csv is the manifest."""
+    there = [p for p in sorted(images.parent.glob("*.[cC][sS][vV]")) if not p.name.startswith(".")]
+    tables = [p for p in there if not p.is_dir()]
     if images.name.lower() == "train_images":
         tables = [p for p in tables if p.name.lower() == "train.csv"]
     if len(tables) > 1:
         shown = ", ".join(p.name for p in tables)
         raise BadInput(f"{images.parent}: which of {shown} is the manifest (id,scroll_id)? Leave only that one there.")
-    return tables[0] if tables else None
+    return refuse_special_file(tables[0]) if tables else None
+
+
+def _named_scroll(volume: Path) -> str:
+    """Return the scroll that a volume's name gives, or raise BadInput."""
+    if scroll := _scroll(stem(volume)):
+        return scroll
+    raise BadInput(
+        f"{volume}: of which scroll is it? Training and validation are split by scroll. Add a column scroll to the "
+        f"table, or {{group}} to data.pattern, or name every file SCROLL_ID. {_unread(volume)}".rstrip()
+    )
+
+
+def _unread(volume: Path) -> str:
+    """Return a note that the challenge's manifest beside a volume's folder is not read; "" without a manifest."""
+    table = volume.parent.parent / "train.csv"
+    how = "is not read with data.pattern or data.manifest; a table with the columns id,image,label,scroll is."
+    return f"{table} {how}" if table.is_file() else ""
+
+
+def is_volume(path: Path) -> bool:
+    """Return whether the name of a file or folder (.zarr) is that of a volume that can be read."""
+    suffix = path.suffix.lower()
+    return suffix in SUFFIXES and (suffix == ".zarr") == path.is_dir()
 
 
 def _scroll(key: str) -> str:
-    """What a name says of its scroll, or nothing.
+    """Return the scroll that a name gives, or "".
 
     >>> _scroll("PHerc1667_0012"), _scroll("1407735")
     ('PHerc1667', '')
@@ -172,10 +241,6 @@ def _volumes_below(root: Path) -> Iterator[Path]:
         zarrs = [name for name in folders if name.lower().endswith(".zarr")]
         folders[:] = [name for name in folders if name not in zarrs]
         yield from (folder / name for name in sorted(zarrs + _files(names)))
-
-
-def _volumes_in(folder: Path) -> list[Path]:
-    return [path for path in _volumes_below(folder) if path.parent == folder]
 
 
 def _files(names: Sequence[str]) -> list[str]:

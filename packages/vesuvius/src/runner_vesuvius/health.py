@@ -1,25 +1,28 @@
-"""Rules that say when a run only looks healthy: a loss never computed, a share of surface unlike the labels'."""
+"""Health rules: a loss that no step computed, and a share of surface unlike the labels'."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from runner_core.protocols import Finding, HealthEvent, Tensors
+from runner_core import Finding, HealthEvent, HealthRule, Tensors
 
 from runner_vesuvius.config import ScrollConfig
 
 RATIO = "surface_ratio"
-"""Metric: voxels predicted to be surface for each that is."""
+"""Metric: number of predicted surface voxels per true one."""
 WILD = 4.0
-"""How many times too much, or too little, is no detection of the labelled surface."""
+"""Factor, up or down, beyond which the prediction no longer detects the labelled surface."""
 IN_A_ROW, STEPS = 3, 100
-"""Validations in a row, and optimizer steps before them, after which it is said."""
+"""Validations in a row, and optimizer steps before them, after which the finding is reported."""
 
 
 class SurfaceRatio:
-    """The metric of that name, over all annotated voxels of the validation; NaN where none is surface. `cut`: the
-    logit from which on a voxel is predicted."""
+    """The metric `surface_ratio` over all annotated voxels of the validation; NaN if none is surface.
+
+    Voxels with a logit above `cut` are predicted.
+    """
 
     def __init__(self, cut: float) -> None:
         self._cut = cut
@@ -38,10 +41,15 @@ class SurfaceRatio:
         return {RATIO: int(self._found) / true if true else math.nan}
 
 
-class NeverComputed:
-    """A loss that is switched on and that no step of the whole training computed.
+def rules(config: ScrollConfig) -> Sequence[HealthRule]:
+    """Return new health rules for a run."""
+    return [NeverComputed(config), WildShare()]
 
-    Follows from the settings and the number of steps alone. A warning at the end.
+
+class NeverComputed:
+    """Warn at the end of a loss that is switched on and that no step of the training computed.
+
+    It depends on the settings and the number of steps alone.
     """
 
     name = "loss never computed"
@@ -58,7 +66,7 @@ class NeverComputed:
         return Finding(self.name, "warning", "; ".join(missed)) if missed else None
 
     def _missed(self, name: str, done: int, steps: int) -> str | None:
-        """Why none of the first `done` of `steps` steps computed a loss that is on; None where one did."""
+        """Return why none of the first `done` of `steps` steps computed a loss that is on; None if one did."""
         loss = self._config.loss
         term, every = loss.terms()[name], loss.topology_every if name == "topology" else 1
         last = done // every * every  # weights never fall: if this step did not, none did
@@ -73,9 +81,9 @@ class NeverComputed:
 
 
 class WildShare:
-    """The network finds several times as much surface as was labelled, or a small part of it.
+    """Warn, once per episode, if the network finds several times as much surface as was labelled, or far less.
 
-    Facts used: `surface_ratio` of validations. A warning, once for as long as it lasts.
+    It uses the fact `surface_ratio` of validations.
     """
 
     name = "share of surface"

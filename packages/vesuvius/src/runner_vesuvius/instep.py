@@ -1,6 +1,6 @@
-"""The targets of a patch computed in the step that reads them, as one does who prepares nothing: `loss.targets: step`.
+"""Targets of a patch computed in the step that reads them: `loss.targets: step`.
 
-To compare with: `runner vesuvius ablate` measures what the cache saves.
+They are there to compare with: `runner vesuvius ablate` measures what the cache saves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 from scipy import ndimage
 from torch import Tensor
 
@@ -22,33 +22,35 @@ Mask = NDArray[np.bool_]
 
 
 def computed(batch: Tensors, wanted: set[str], tube: int) -> Tensors:
-    """tube, medial (bool) and distance (float32), those of them that are `wanted`, each (B, 1, D, H, W) on the batch's
-    device, of its surface and known. What lies beyond the patch is as what nobody annotated: so near its border they
-    are not those of the whole volume."""
+    """Return those of tube, medial (bool) and distance (float32) that are `wanted`, each (B, 1, D, H, W).
+
+    They are computed from the batch's surface and known, and lie on its device. Voxels beyond the patch are treated as
+    not annotated, so near its border the targets differ from those of the whole volume.
+    """
     surfaces, known = batch["surface"] > 0, batch["known"]
-    made: dict[str, list[NDArray[Any]]] = {}
+    arrays_by_name: dict[str, list[NDArray[Any]]] = {}
     pairs = zip(surfaces[:, 0].cpu().numpy(), known[:, 0].cpu().numpy(), strict=True)
     for surface, annotated in pairs:
         for name, array in _of_patch(surface, ~annotated, wanted, tube).items():
-            made.setdefault(name, []).append(array)
-    return {name: _stacked(arrays, surfaces) for name, arrays in made.items()}
+            arrays_by_name.setdefault(name, []).append(array)
+    return {name: _stacked(arrays, surfaces) for name, arrays in arrays_by_name.items()}
 
 
 def _of_patch(surface: Mask, ignored: Mask, wanted: set[str], tube: int) -> dict[str, NDArray[Any]]:
-    """(D, H, W) each."""
-    made: dict[str, NDArray[Any]] = {}
+    """Return the wanted targets of one patch, (D, H, W) each."""
+    arrays_by_name: dict[str, NDArray[Any]] = {}
     if wanted & {"tube", "medial"}:
         medial = medial_surface(surface, ignored)
-        made = {"medial": medial, "tube": widened(medial, tube) & surface}
+        arrays_by_name = {"medial": medial, "tube": widened(medial, tube) & surface}
     if "distance" in wanted:
-        made["distance"] = _distance(surface)
-    return {name: array for name, array in made.items() if name in wanted}
+        arrays_by_name["distance"] = _distance(surface)
+    return {name: array for name, array in arrays_by_name.items() if name in wanted}
 
 
 def _distance(surface: Mask) -> NDArray[np.float32]:
-    """Signed voxels, below 0 inside, up to the cache's largest."""
+    """Return the signed distance in voxels, below 0 inside, up to the cache's largest."""
     most = math.sqrt(CAP)
-    if not surface.any() or surface.all():  # there is no other kind to be near to
+    if not surface.any() or surface.all():  # there are no voxels of the other kind
         return np.full(surface.shape, -most if surface.any() else most, np.float32)
     inside, outside = (ndimage.distance_transform_edt(mask) for mask in (surface, ~surface))
     return np.clip(np.where(surface, -inside, outside), -most, most).astype(np.float32)

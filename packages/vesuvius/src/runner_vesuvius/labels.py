@@ -1,4 +1,4 @@
-"""What the voxels of a label mean."""
+"""Values of the voxels of a label."""
 
 BACKGROUND, SURFACE, IGNORE = 0, 1, 2
-"""What is ignored is not annotated: it may be surface or not."""
+"""An ignored voxel is not annotated: it may be surface or not."""

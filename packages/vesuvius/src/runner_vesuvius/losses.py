@@ -1,4 +1,4 @@
-"""Losses on logits, each masked by what is annotated, each the mean over its samples' own losses.
+"""Losses on logits, each masked by the annotation, each the mean over its samples' own losses.
 
 All tensors are (B, 1, D, H, W). `logits` may be of any floating type: sums are in float32 or better. `surface` is 1 on
 surface voxels, else 0; `known` (bool) is true where the label is not 2 (ignore), and on all surface voxels. Voxels that
@@ -6,8 +6,8 @@ are not known change neither a loss nor its gradient, whatever is predicted ther
 sample without known voxels costs 0, with gradients of 0. As each loss is a mean over samples, a batch may be cut into
 micro-batches without changing the objective.
 
-`EPSILON` (voxels) keeps the quotients defined where there is no surface. It is small against the 10⁴ surface voxels of
-a patch, so that it changes nothing where there is one; an empty patch is left to the cross-entropy.
+`EPSILON` (voxels) keeps the quotients defined if there is no surface. It is small against the 10⁴ surface voxels of a
+patch, so it changes nothing there; an empty patch is left to the cross-entropy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +28,10 @@ EPSILON = 1.0
 
 
 class Loss(NamedTuple):
-    """`function`: (logits, batch, settings) → 0-d tensor; `needs`: what it reads of a batch besides surface, known."""
+    """A loss: `function` maps (logits, batch, settings) to a 0-d tensor.
+
+    `needs` names the fields of a batch that it reads besides surface and known.
+    """
 
     function: Callable[[Tensor, Tensors, LossConfig], Tensor]
     needs: tuple[str, ...] = ()
@@ -37,8 +40,8 @@ class Loss(NamedTuple):
 def weighted_bce(logits: Tensor, surface: Tensor, known: Tensor, positive: float) -> Tensor:
     """−mean_M[w·y·log p + (1−y)·log(1−p)], w = `positive`; M: the known voxels.
 
-    From logits z: (1−y + w·y)·softplus(z) − w·y·z, which no logit makes infinite. The gradient is p at background
-    and w·(p−1) at surface voxels, over their number: never 0, never against the label.
+    It is computed from logits z as (1−y + w·y)·softplus(z) − w·y·z, which no logit makes infinite. The gradient is p at
+    background and w·(p−1) at surface voxels, divided by their number: never 0, never against the label.
     """
     z = _float(logits).masked_fill(~known, 0)
     rise = surface.to(z.dtype) * positive
@@ -46,11 +49,10 @@ def weighted_bce(logits: Tensor, surface: Tensor, known: Tensor, positive: float
 
 
 def soft_dice(logits: Tensor, surface: Tensor, known: Tensor) -> Tensor:
-    """1 − (2Σpy + ε)/(Σp + Σy + ε), sums over a sample's known voxels (Milletari et al. 2016, 10.1109/3DV.2016.79,
-    without squares).
+    """1 − (2Σpy + ε)/(Σp + Σy + ε), sums over a sample's known voxels.
 
-    The gradient for p is −(2(Σp + Σy + ε) − 2Σpy − ε)/(Σp + Σy + ε)² at surface voxels, which is below 0, and
-    (2Σpy + ε)/(Σp + Σy + ε)² at background.
+    Source: Milletari et al. 2016, 10.1109/3DV.2016.79, without squares. The gradient for p is −(2(Σp + Σy + ε) − 2Σpy −
+    ε)/(Σp + Σy + ε)² at surface voxels, which is below 0, and (2Σpy + ε)/(Σp + Σy + ε)² at background.
     """
     p = _probability(logits, known)
     y = surface.to(p.dtype)
@@ -58,11 +60,11 @@ def soft_dice(logits: Tensor, surface: Tensor, known: Tensor) -> Tensor:
 
 
 def skeleton_recall(logits: Tensor, tube: Tensor, known: Tensor) -> Tensor:
-    """1 − (Σp·S + ε)/(ΣS + ε), S: the known voxels of `tube` (bool), the widened medial surface (Kirchhoff et al.
-    2024, 10.1007/978-3-031-72980-5_13).
+    """1 − (Σp·S + ε)/(ΣS + ε), S: the known voxels of `tube` (bool), the widened medial surface.
 
-    The gradient raises p alike everywhere in the tube, be its sheet thick or thin, and is 0 outside: a gap costs what
-    it measures along the sheet. It never lowers p: use it with losses that do.
+    Source: Kirchhoff et al. 2024, 10.1007/978-3-031-72980-5_13. The gradient raises p equally everywhere in the tube,
+    whether its sheet is thick or thin, and is 0 outside: a gap costs its size along the sheet. It never lowers p, so it
+    needs losses that do.
     """
     p = _probability(logits, known)
     s = (tube & known).to(p.dtype)
@@ -70,48 +72,49 @@ def skeleton_recall(logits: Tensor, tube: Tensor, known: Tensor) -> Tensor:
 
 
 def soft_cldice(logits: Tensor, surface: Tensor, medial: Tensor, known: Tensor, iterations: int) -> Tensor:
-    """1 − 2TT'/(T + T'), T = (ΣS_p·y + ε)/(ΣS_p + ε), T' = (ΣS_y·p + ε)/(ΣS_y + ε) (Shit et al. 2021,
-    10.1109/CVPR46437.2021.01629).
+    """1 − 2TT'/(T + T'), T = (ΣS_p·y + ε)/(ΣS_p + ε), T' = (ΣS_y·p + ε)/(ΣS_y + ε).
 
-    S_p is the soft skeleton of p after `iterations` erosions, S_y the known voxels of `medial` (bool), the surface's
-    own. The gradient raises p on S_y as skeleton recall does, and lowers p where the skeleton of what was found lies
-    beside the surface (through the voxels that are the skeleton's maxima and minima).
+    Source: Shit et al. 2021, 10.1109/CVPR46437.2021.01629. S_p is the soft skeleton of p after `iterations` erosions;
+    S_y is the surface's own skeleton, the known voxels of `medial` (bool). The gradient raises p on S_y as skeleton
+    recall does. It lowers p where the skeleton of the prediction lies beside the surface (through the voxels that are
+    the skeleton's maxima and minima).
     """
     p = _probability(logits, known)
     return _cldice(p, soft_skeleton(p, known, iterations), surface, (medial & known).to(p.dtype), known)
 
 
 def pooled_cldice(logits: Tensor, surface: Tensor, known: Tensor, iterations: int) -> Tensor:
-    """`soft_cldice` as the paper's code computes it: S_y is the soft skeleton of the truth, found at every step, and
-    both skeletons are made of max-pools. For `loss.cldice_skeleton: pools`."""
+    """Return `soft_cldice` as the paper's code computes it, for `loss.cldice_skeleton: pools`.
+
+    S_y is the soft skeleton of the truth, computed in every step, and both skeletons are made of max-pools.
+    """
     p = _probability(logits, known)
     own = pooled_skeleton(surface.to(p.dtype), known, iterations)
     return _cldice(p, pooled_skeleton(p, known, iterations), surface, own, known)
 
 
 def _cldice(p: Tensor, found: Tensor, surface: Tensor, own: Tensor, known: Tensor) -> Tensor:
-    """Of the skeletons `found` of p and `own` of the surface."""
+    """Return the loss from the skeletons `found` (of p) and `own` (of the surface)."""
     precision = (_sum(found * surface.to(p.dtype)) + EPSILON) / (_sum(found) + EPSILON)
     sensitivity = (_sum(own * p) + EPSILON) / (_sum(own) + EPSILON)
     return _mean_samples(1 - 2 * precision * sensitivity / (precision + sensitivity), known)
 
 
 def boundary(logits: Tensor, distance: Tensor, known: Tensor) -> Tensor:
-    """mean_M(p·φ), φ = `distance`: signed voxels to the surface's border, below 0 inside (Kervadec et al. 2019,
-    10.1016/j.media.2020.101851).
+    """mean_M(p·φ), φ = `distance`: signed voxels to the surface's border, below 0 inside.
 
-    The gradient for p is φ over the number of known voxels: it raises p inside and lowers it outside, the more the
-    farther away. The loss can be below 0.
+    Source: Kervadec et al. 2019, 10.1016/j.media.2020.101851. The gradient for p is φ divided by the number of known
+    voxels: it raises p inside and lowers it outside, the more the farther away. The loss can be below 0.
     """
     p = _probability(logits, known)
     return _mean_known(p * distance.to(p.dtype), known)
 
 
 def surface_distance(logits: Tensor, distance: Tensor, known: Tensor, tau: float) -> Tensor:
-    """mean_M(min(D/τ, 1)·p), D: voxels to the nearest surface voxel, 0 on it; `distance` is signed, below 0 inside.
+    """mean_M(min(D/τ, 1)·p), D: voxels to the nearest surface voxel, 0 on it.
 
-    The gradient for p is min(D/τ, 1) over the number of known voxels: it lowers p beside the surface, and is 0 on it.
-    It never raises p: use it with losses that do.
+    `distance` is signed, below 0 inside. The gradient for p is min(D/τ, 1) divided by the number of known voxels: it
+    lowers p beside the surface, and is 0 on it. It never raises p, so it needs losses that do.
     """
     p = _probability(logits, known)
     return _mean_known(p * (distance.to(p.dtype) / tau).clamp(0, 1), known)
@@ -127,7 +130,7 @@ LOSSES = {
         lambda z, batch, config: surface_distance(z, batch["distance"], batch["known"], config.tau), ("distance",)
     ),
 }
-"""By the names that the settings have. The topology loss, which is not computed at every step, is not among them."""
+"""Losses by the names of the settings, without the topology loss, which is not computed in every step."""
 
 
 def _cldice_as_set(z: Tensor, batch: Tensors, config: LossConfig) -> Tensor:
@@ -141,7 +144,7 @@ def _float(logits: Tensor) -> Tensor:
 
 
 def _probability(logits: Tensor, known: Tensor) -> Tensor:
-    """p, and 0 where not known: the gradient there is 0 too."""
+    """Return p, and 0 where not known, so that the gradient there is 0 too."""
     return torch.sigmoid(_float(logits).masked_fill(~known, -torch.inf))
 
 
@@ -151,10 +154,10 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def _mean_known(values: Tensor, known: Tensor) -> Tensor:
-    """Mean over each sample's known voxels, then over samples. `values` are finite everywhere."""
+    """Average over each sample's known voxels, then over samples; `values` are finite everywhere."""
     return (_sum(values * known) / _sum(known).clamp(min=1)).mean()
 
 
 def _mean_samples(losses: Tensor, known: Tensor) -> Tensor:
-    """Mean of (B,); samples without known voxels count as 0."""
+    """Average (B,); samples without known voxels count as 0."""
     return (losses * known.flatten(1).any(1)).mean()

@@ -1,69 +1,67 @@
-"""The challenge's manifest: a CSV file with the columns id and scroll_id, a row for each volume."""
+"""The challenge's manifest: a CSV file with the columns id and scroll_id, one row per volume."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from runner_core._errors import BadInput, did_you_mean
-from runner_core._text import counted
+from runner_core import BadInput, counted, did_you_mean, read_table
 
 from runner_vesuvius.volumes import SUFFIXES
 
 COLUMNS = ("id", "scroll_id")
 _SHOWN = 5
+_LONG = 80
+"""Most characters of an id that a message shows."""
+EXAMPLE = "A manifest has the columns id and scroll_id and a row for each volume."
 
 
 def read(path: Path) -> dict[str, tuple[int, str]]:
-    """Line and scroll of every id. Raises BadInput naming the file, the line and what to do."""
-    lines = _lines(path)
-    header = [name.strip().lower() for name in lines[0][1]] if lines else []
-    missing = [name for name in COLUMNS if name not in header]
-    if missing:
-        near = did_you_mean(missing[0], header)
-        comma = "; write it with commas" if len(header) == 1 and any(c in header[0] for c in ";\t|") else ""
-        raise BadInput(
-            f"{path}: no column '{missing[0]}'{near} (its first line is '{','.join(lines[0][1])[:80] if lines else ''}'"
-            f"{comma}). A manifest has the columns id and scroll_id and a row for each volume."
-        )
-    rows: dict[str, tuple[int, str]] = {}
-    for number, line in lines[1:]:
-        if len(line) != len(header):
-            raise BadInput(
-                f"{path}: line {number} has {counted(len(line), 'value')}, the first line {len(header)} names. Mend it."
-            )
-        key, scroll = (line[header.index(name)].strip() for name in COLUMNS)
-        if not key or not scroll:
-            raise BadInput(f"{path}: line {number} has no {'id' if scroll else 'scroll_id'}. Fill it in, or delete it.")
-        if key in rows:
-            raise BadInput(f"{path}: id {key} is on line {rows[key][0]} and on line {number}. Delete one of them.")
-        rows[key] = (number, scroll)
-    if not rows:
-        raise BadInput(f"{path}: its first line is all there is; write a row (id,scroll_id) for each volume below it.")
-    return rows
+    """Read line and scroll of every id; BadInput names the file, the line and the remedy."""
+    table = read_table(path, EXAMPLE)
+    keys, named = (table.required(name, example=EXAMPLE) for name in COLUMNS)
+    for number, key, scroll in zip(table.lines, keys, named, strict=True):
+        if not (key + scroll).isprintable():
+            raise BadInput(f"{path}: line {number} has a line break or another control character. Mend it.")
+    table.refuse_repeats(keys, "id")
+    return {key: (number, scroll) for number, key, scroll in zip(table.lines, keys, named, strict=True)}
 
 
-def scrolls(path: Path, keys: Collection[str]) -> Mapping[str, str]:
-    """The scroll of every volume `keys`, of which files are there; a row may name the file (ID.tif) instead of the id.
+def ids(path: Path) -> list[str]:
+    """Return the values of the column `id`, without the suffix of a volume; none if there is no such column.
 
-    Raises BadInput unless rows and files agree.
+    Raises BadInput for an id that is no name of a file: volumes lie in the folder beside the table.
+    """
+    written = [key for key in read_table(path, EXAMPLE, empty=True).column("id") or [] if key]
+    if odd := next((key for key in written if "/" in key or key in (".", "..")), None):
+        raise BadInput(f"{path}: the id {odd[:_LONG]!r} is no name of a file. Mend it.")
+    return [Path(key).stem if Path(key).suffix.lower() in SUFFIXES else key for key in written]
+
+
+def scrolls(path: Path, keys: Collection[str], deprecated: Collection[str] = ()) -> Mapping[str, str]:
+    """Return the scroll of each volume in `keys`; a row may name the file (ID.tif) instead of the id.
+
+    Raises BadInput unless rows and volumes agree; rows of `deprecated` volumes need none.
     """
     rows: dict[str, tuple[int, str]] = {}
     for written, (number, scroll) in read(path).items():
         key = _id(written, keys)
         if key in rows:
-            raise BadInput(f"{path}: id {key} is on line {rows[key][0]} and on line {number}. Delete one of them.")
+            raise BadInput(
+                f"{path}: id {key[:_LONG]} is on line {rows[key][0]} and on line {number}. Delete one of them."
+            )
         rows[key] = (number, scroll)
     if without := sorted(set(keys) - set(rows)):
         more = f" and {counted(len(without) - 1, 'other volume')}" if len(without) > 1 else ""
+        near = f"{_near(without[0], rows)}.".replace("?.", "?")
         raise BadInput(
-            f"{path}: no row for {without[0]}{more}, of which files are there, so that the scroll is not known"
-            f"{_near(without[0], rows)}. Add the row, or take the files out."
+            f"{path}: no row for {without[0]}{more}, of which files are there, so that the scroll is not known{near} "
+            "Add the row, or take the files out."
         )
-    if lost := [(line, key) for key, (line, _) in rows.items() if key not in set(keys)]:
-        shown = ", ".join(f"line {line}: {key}" for line, key in lost[:_SHOWN]) + (", …" if lost[_SHOWN:] else "")
+    if lost := [(line, key) for key, (line, _) in rows.items() if key not in {*keys, *deprecated}]:
+        shown = ", ".join(f"line {line}: {key[:_LONG]}" for line, key in lost[:_SHOWN]) + (
+            ", …" if lost[_SHOWN:] else ""
+        )
         raise BadInput(
             f"{path}: {counted(len(lost), 'row')} without files ({shown}). Restore the files, or delete the rows."
         )
@@ -71,7 +69,7 @@ def scrolls(path: Path, keys: Collection[str]) -> Mapping[str, str]:
 
 
 def _id(written: str, keys: Collection[str]) -> str:
-    """The volume that a row means.
+    """Return the volume that a row means.
 
     >>> _id("12.tif", ["12"]), _id("12.0", ["12"])
     ('12', '12.0')
@@ -81,24 +79,6 @@ def _id(written: str, keys: Collection[str]) -> str:
 
 
 def _near(key: str, rows: Collection[str]) -> str:
-    """Which row may be meant by a volume without one: spreadsheets write 12 as 12.0."""
+    """Return the row that a volume without one may mean: spreadsheets write 12 as 12.0."""
     longer = next((row for row in rows if row.startswith(f"{key}.")), None)
     return f"; did you mean '{longer}'?" if longer else did_you_mean(key, rows)
-
-
-def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Number and values of every line that is not empty."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-        if "\0" in text:  # UTF-16 without its mark
-            raise ValueError("zeros between its characters")
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        return [(reader.line_num, line) for line in reader if any(value.strip() for value in line)]
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: is not UTF-8 text. Save it as CSV UTF-8.") from error
-    except csv.Error as error:
-        raise BadInput(
-            f"{path}: not a readable CSV file ({error}). Mend that line, or save it as CSV again."
-        ) from error

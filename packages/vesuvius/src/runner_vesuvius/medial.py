@@ -13,18 +13,18 @@ from runner_vesuvius.edt import squared_distance
 # State of a voxel while it is thinned
 OBJECT, UNKNOWN, KEPT, QUEUED = 1, 2, 4, 8
 NEITHER, SIMPLE, ISTHMUS = 0, 1, 2
-"""What removing a voxel would do to the topology: SIMPLE nothing; ISTHMUS it parts the background, or the object."""
+"""Effect of removing a voxel on the topology: SIMPLE none; ISTHMUS separates the background, or the object."""
 ROOTS = np.sqrt(np.arange(256, dtype=np.float32))
 SLOPE = np.float32(0.6)
-"""Where the distance from the background rises so steeply (voxels a voxel), the middle of the sheet is further in. In a
-flat sheet it rises by 0.88 or more towards some neighbour, along the middle by the tangent of half the angle between
+"""If the distance from the background rises this steeply (voxels per voxel), the middle of the sheet is further in. In
+a flat sheet it rises by 0.88 or more towards some neighbour, along the middle by the tangent of half the angle between
 the sheet's sides. Less than 0.5 shortens sheets at their rims; more than 0.75 leaves spurs in sheets of five voxels."""
 
 # The 3 × 3 × 3 neighbourhood as 27 bits, bit 9 (dz + 1) + 3 (dy + 1) + (dx + 1)
 CENTRE = 1 << 13
 
 _MOST = 2**31
-"""Voxels of a volume: with the rim around it, places in it are less than 2³²."""
+"""Most voxels of a volume: including the rim around it, positions stay below 2³²."""
 
 
 def _bits(wanted: Any) -> int:
@@ -39,25 +39,25 @@ NOT_ABOVE, NOT_BELOW = _bits(lambda z, y, x: y > -1), _bits(lambda z, y, x: y < 
 
 
 def medial_surface(surface: NDArray[Any], unknown: NDArray[Any] | None = None) -> NDArray[np.bool_]:
-    """The medial surface, one voxel thick, of the sheets that `surface` (depth, height, width) is true in; bool.
+    """Return the medial surface, one voxel thick, of the sheets in `surface` (depth, height, width), as bool.
 
     Voxels are removed in the order of their distance from the background (Pudney, "Distance-ordered homotopic
-    thinning", CVIU 72, 1998), so that what stays is in the middle. Only simple points are (26 neighbours for the
-    object, 6 for the background; Bertrand & Malandain, "A new characterization of three-dimensional simple points",
-    Pattern Recognition Letters 15, 1994): components, tunnels and cavities stay as they are. Points that have come to
-    be all that lies between two parts of the background (2D isthmuses) or of the object (1D isthmuses) are kept from
-    then on (Bertrand & Couprie, "Powerful parallel and symmetric 3D thinning schemes based on critical kernels", JMIV
-    48, 2014): sheets end as surfaces, threads as curves, and neither shrinks from its rim by more than half its
-    thickness and a voxel. Where Pudney keeps centres of maximal balls, which are many where a label's sides are rough,
-    here an isthmus must only lie on a ridge of the distance (SLOPE). Within one distance the six directions take turns
-    (Palágyi & Kuba, "A 3D 6-subiteration thinning algorithm", Pattern Recognition Letters 19, 1998), else a sheet of
-    two voxels would be eaten from its rim.
+    thinning", CVIU 72, 1998), so that the remaining ones are in the middle. Only simple points are removed (26
+    neighbours for the object, 6 for the background; Bertrand & Malandain, "A new characterization of three-dimensional
+    simple points", Pattern Recognition Letters 15, 1994): components, tunnels and cavities stay as they are. Once a
+    point is all that lies between two parts of the background (2D isthmus) or of the object (1D isthmus), it is kept
+    (Bertrand & Couprie, "Powerful parallel and symmetric 3D thinning schemes based on critical kernels", JMIV 48,
+    2014): sheets end as surfaces, threads as curves, and neither shrinks from its rim by more than half its thickness
+    and a voxel. Pudney keeps centres of maximal balls, which are many if a label's sides are rough; here an isthmus
+    must only lie on a ridge of the distance (SLOPE). Within one distance the six directions take turns (Palágyi & Kuba,
+    "A 3D 6-subiteration thinning algorithm", Pattern Recognition Letters 19, 1998); otherwise a sheet of two voxels
+    would be removed from its rim.
 
-    What is outside the volume, or true in `unknown` (not annotated), may be more of the sheet: nothing is removed from
-    that side, and a sheet that goes on there ends at the border. A rim is where background is seen.
+    Voxels outside the volume, or true in `unknown` (not annotated), may belong to the sheet: nothing is removed from
+    that side, and a sheet that continues there ends at the border. A rim is where background is seen.
 
-    Deterministic. Where a sheet is an even number of voxels thick, the direction of the earlier turn loses its layer:
-    a turned or mirrored volume has the medial surface on the other of the two.
+    The result is deterministic. If a sheet is an even number of voxels thick, the direction of the earlier turn loses
+    its layer: a turned or mirrored volume has the medial surface on the other of the two.
     """
     if surface.size > _MOST:
         raise ValueError(f"a volume of {surface.size:,} voxels; at most {_MOST:,} can be thinned at once: cut it")
@@ -77,7 +77,7 @@ def medial_surface(surface: NDArray[Any], unknown: NDArray[Any] | None = None) -
 
 @compiled
 def _by_distance(state, distance):  # type: ignore[no-untyped-def]
-    """Places of the object's voxels, nearest to the background first, as they lie in memory where that is equal."""
+    """Return the object's voxels, nearest to the background first, in the order of memory if equally near."""
     counts = np.zeros(257, np.int64)
     for at in range(state.size):
         if state[at] & OBJECT:
@@ -93,7 +93,7 @@ def _by_distance(state, distance):  # type: ignore[no-untyped-def]
 
 @compiled
 def _thin(state, distance, order, plane, row):  # type: ignore[no-untyped-def]
-    """`state` is changed. `plane`, `row`: steps in memory to the next voxel along depth and height."""
+    """Thin `state` in place; `plane` and `row` are the steps in memory along depth and height."""
     faces = np.array([-plane, plane, -row, row, -1, 1])
     now, later, candidates = np.empty_like(order), np.empty_like(order), np.empty_like(order)
     begin = 0
@@ -124,8 +124,10 @@ def _thin(state, distance, order, plane, row):  # type: ignore[no-untyped-def]
 
 @compiled
 def _remove(state, distance, at, level, plane, row, later, queued):  # type: ignore[no-untyped-def]
-    """Voxels around it, no further in than `level`, are to be looked at again: they follow the `queued` in `later`.
-    Returns how many wait there."""
+    """Remove a voxel and return how many voxels wait to be looked at again.
+
+    These are its neighbours that are no further in than `level`; they follow the `queued` ones in `later`.
+    """
     state[at] = 0
     for z in (-plane, 0, plane):
         for y in (-row, 0, row):
@@ -144,7 +146,7 @@ def _remove(state, distance, at, level, plane, row, later, queued):  # type: ign
 
 @compiled
 def _keep_isthmus(state, distance, at, plane, row):  # type: ignore[no-untyped-def]
-    """Marks the voxel if it is an isthmus on a ridge; what it is."""
+    """Mark the voxel if it is an isthmus on a ridge, and return its kind."""
     if state[at] & KEPT:
         return ISTHMUS
     kind = _kind(state, at, plane, row)
@@ -155,7 +157,7 @@ def _keep_isthmus(state, distance, at, plane, row):  # type: ignore[no-untyped-d
 
 @compiled
 def _on_ridge(distance, at, plane, row):  # type: ignore[no-untyped-def]
-    """Whether no neighbour is further in by more than along the middle of a sheet."""
+    """Return whether no neighbour is further in by more than along the middle of a sheet."""
     own = ROOTS[distance[at]]
     for z in (-plane, 0, plane):
         for y in (-row, 0, row):
@@ -168,8 +170,10 @@ def _on_ridge(distance, at, plane, row):  # type: ignore[no-untyped-def]
 
 @compiled
 def _kind(state, at, plane, row):  # type: ignore[no-untyped-def]
-    """Whether the voxel is simple, an isthmus, or neither. Unknown voxels separate and connect nothing: what holds must
-    hold both with and without them in the background."""
+    """Return whether the voxel is simple, an isthmus, or neither.
+
+    Unknown voxels separate and connect nothing: the answer must hold both with and without them in the background.
+    """
     objects, unknown, bit = np.int64(0), np.int64(0), 0
     for z in (-plane, 0, plane):
         for y in (-row, 0, row):
@@ -189,7 +193,7 @@ def _kind(state, at, plane, row):  # type: ignore[no-untyped-def]
 
 @compiled
 def _parts_of_object(voxels):  # type: ignore[no-untyped-def]
-    """26-connected components: 0, 1, or 2 for more."""
+    """Count the 26-connected components: 0, 1, or 2 for more."""
     if voxels == 0:
         return 0
     part, before = voxels & -voxels, 0
@@ -204,7 +208,7 @@ def _parts_of_object(voxels):  # type: ignore[no-untyped-def]
 
 @compiled
 def _parts_of_background(voxels):  # type: ignore[no-untyped-def]
-    """6-connected components that have the centre as a neighbour: 0, 1, or 2 for more."""
+    """Count the 6-connected components that are neighbours of the centre: 0, 1, or 2 for more."""
     faces = voxels & FACES
     if faces == 0:
         return 0

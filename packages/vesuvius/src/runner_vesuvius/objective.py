@@ -1,4 +1,4 @@
-"""The loss of a step: the terms that count now, topology on a crop every so many steps, and what each costs."""
+"""The loss of one step: the terms that count now, and topology on a crop every few steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from runner_core.engines.torch.costs import measured
-from runner_core.protocols import Progress, Step, Tensors
+from runner_core import Progress, Step, Tensors, measured
 from torch import Tensor
 
 from runner_vesuvius.config import LossConfig
@@ -15,17 +14,17 @@ from runner_vesuvius.supervision import over_levels, supervised, targets
 
 TOPOLOGY = "topology"
 SUFFIX = "_loss"
-"""Of a term's name in logs: the metrics of a validation have a dice and a skeleton recall as well."""
+"""End of a term's name in logs; the metrics of a validation have a dice and a skeleton recall as well."""
 _WARM: set[str] = set()
-"""Terms that this process has computed with their gradient: what compiling them takes is no cost of theirs."""
+"""Terms that this process has computed with their gradient, so that compiling is not counted as their cost."""
 
 
 def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, progress: Progress, training: bool) -> Step:
-    """Σ weight · term over the losses that count at this point of the training; `logits`: finest first.
+    """Return Σ weight · term over the losses that count at this point of the training; `logits`: finest first.
 
-    Topology is looked at in training only, at every `topology_every`-th step. At these steps and at every
-    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`); the first time in a
-    process it is computed once before: Numba compiles (a minute), libraries load.
+    Topology is computed in training only, at every `topology_every`-th step. At these steps and at every
+    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`). The first time in a
+    process it is computed once before, because Numba compiles (a minute) and libraries load.
     """
     step = progress.step + 1
     weights = {name: term.weight_at(progress.fraction) for name, term in config.terms().items()}
@@ -48,7 +47,10 @@ def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, prog
 def _terms(
     logits: Sequence[Tensor], batch: Tensors, config: LossConfig, weights: dict[str, float], looks: int | None
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Each loss that counts now, by name, to be computed when it is called; topology at step `looks`, if any."""
+    """Yield the name of each loss that counts now, and a function that computes it.
+
+    Topology is included at step `looks`, if there is one.
+    """
     levels = targets(batch, logits)
     for name, weight in weights.items():
         if weight > 0 and name != TOPOLOGY:

@@ -1,8 +1,8 @@
-"""What makes vesuvius fast, and the settings that do without it."""
+"""Optimisations of vesuvius, and the settings that switch them off."""
 
 from __future__ import annotations
 
-from runner_core.protocols import Optimisation
+from runner_core import Optimisation
 
 OPTIMISATIONS = (
     Optimisation(

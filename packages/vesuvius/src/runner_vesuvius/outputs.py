@@ -1,40 +1,43 @@
-"""What `predict` makes of a volume and writes, and what it remarks on it."""
+"""Predictions of volumes, the files that `predict` writes, and remarks on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from runner_core import BadInput
-from runner_core.protocols import Array, Finding
+from runner_core import Array, BadInput, Finding
 
 from runner_vesuvius import volumes
 
+PROBABILITY = "_probability"
+"""End of the name of a file with probabilities, after the key."""
 EVERYWHERE = 0.6
-"""Share of a volume that sheets with air between them do not hold."""
+"""Share of a volume that sheets with air between them do not reach."""
 MERGED = (0.9, 0.15)
 """Share of the surface in one component, and of the volume in the surface, beyond which sheets have merged."""
 
 
 @dataclass(frozen=True)
 class Detected:
-    """A volume's prediction: `mask` (D, H, W) uint8, 1 for surface; `probability` (D, H, W) uint8, 255 for certain (of
-    a method without: None)."""
+    """A volume's prediction: `mask` (D, H, W) uint8, 1 for surface, and `probability`.
+
+    `probability` is (D, H, W) uint8, 255 for certain, or None if the method has none.
+    """
 
     mask: Array
     probability: Array | None
 
 
 def write(prediction: Detected, key: str, folder: Path, probability: bool) -> list[Path]:
-    """KEY.tif, the challenge's submission format, and KEY_probability.tif where it is wanted; the files written.
+    """Write KEY.tif, the challenge's format, and if asked for KEY_probability.tif, and return the files.
 
-    Raises BadInput where they cannot be written.
+    Raises BadInput if they cannot be written.
     """
     wanted = {folder / f"{key}.tif": prediction.mask}
     if probability and prediction.probability is not None:
-        wanted[folder / f"{key}_probability.tif"] = prediction.probability
+        wanted[folder / f"{key}{PROBABILITY}.tif"] = prediction.probability
     for path, volume in wanted.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +47,18 @@ def write(prediction: Detected, key: str, folder: Path, probability: bool) -> li
     return list(wanted)
 
 
+def refuse_overlap(place: Path, keys: Collection[str]) -> None:
+    """Raise BadInput if the probabilities of one volume would have the name of another's mask."""
+    for key in sorted(keys):
+        if f"{key}{PROBABILITY}" in keys:
+            raise BadInput(
+                f"{place}: {key}{PROBABILITY} is a volume here, and the probabilities of {key} would have its name. Is "
+                "it an earlier prediction? Move it elsewhere, or leave --probability out."
+            )
+
+
 def remarks(prediction: Detected) -> Iterator[Finding]:
-    """Warnings of a prediction that cannot be right, and a note of sheets in one piece: most honest ones have them."""
+    """Warn of a prediction that cannot be right, and note sheets in one piece, as most honest predictions have."""
     from runner_vesuvius.components import label26, sizes
 
     mask = prediction.mask
@@ -62,8 +75,8 @@ def remarks(prediction: Detected) -> Iterator[Finding]:
     largest = int(sizes(labels, count)[1:].max()) / found
     if largest > MERGED[0] and share > MERGED[1]:
         text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: sheets touch. "
-        remedy = "A higher predict.threshold parts them where the probability between them is lower"
-        yield Finding("merged", "note", text + remedy)
+        text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score"
+        yield Finding("merged", "note", text)
 
 
 def _highest(prediction: Detected) -> float:

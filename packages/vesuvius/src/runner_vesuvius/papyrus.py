@@ -1,8 +1,8 @@
-"""A generated piece of a rolled scroll: where its papyrus lies, and where its recto is.
+"""A generated piece of a rolled scroll: the position of its papyrus and of its recto.
 
-The scroll is one strip, rolled into a spiral. A place on the strip is (length along it, height z), so that fibres,
-tears and whatever else belongs to the papyrus is drawn on the unrolled strip and goes round with it. Distances are in
-voxels; axes are (z, y, x); the scroll's axis is about along z.
+The scroll is one strip, rolled into a spiral. A place on the strip is (length along it, height z). Fibres, tears and
+everything else that belongs to the papyrus are drawn on the unrolled strip and turn with it. Distances are in voxels;
+axes are (z, y, x); the scroll's axis is roughly along z.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 from scipy import ndimage
 
 STRIP = 2048
-"""Length (voxels) after which what is drawn on the strip repeats: windings are shorter, so that neighbours differ."""
+"""Length (voxels) after which the strip's features repeat. Windings are shorter, so that neighbours differ."""
 SURFACE = (-0.9, 2.2)
-"""The labelled surface: from before the recto's face to inside the sheet (voxels)."""
+"""Extent of the labelled surface: from before the recto's face to inside the sheet (voxels)."""
 
 
 @dataclass(frozen=True)
 class Rolling:
-    """How one scroll is rolled and what became of it."""
+    """Shape and damage of one scroll."""
 
     pitch: float
     """Distance between windings (voxels)."""
     thickness: float
-    """Of the papyrus: a recto and a verso layer, each half of it."""
+    """Thickness of the papyrus: half of it is the recto layer, half the verso."""
     waves: float
     """Size of the deformation that neighbouring windings share."""
     crease: float
-    """Size of its sharp folds."""
+    """Size of the sharp folds."""
     torn: float
-    """How much of the strip is missing, as a level of a field of standard deviation 1: higher is less."""
+    """Amount of missing strip, as a level of a field of standard deviation 1: a higher level removes less."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a volume (D, H, W) of the scroll holds."""
+    """Content of a volume (D, H, W) of the scroll."""
 
     papyrus: Array
     """float32: density of papyrus, about 1 within a sheet, 0 between sheets."""
@@ -50,7 +50,7 @@ class Piece:
 
 
 def roll(rolling: Rolling, shape: tuple[int, int, int], rng: np.random.Generator) -> Piece:
-    """A piece of a scroll of this kind: its axis lies inside the volume or up to 120 voxels outside."""
+    """Return a piece of such a scroll; its axis lies inside the volume or up to 120 voxels outside."""
     radius, angle = _around_axis(shape, rng)
     folds = np.abs(smooth(shape, 20, rng))
     spiral = radius + rolling.waves * smooth(shape, 14, rng) + rolling.crease * (folds - 0.8)
@@ -75,7 +75,10 @@ def roll(rolling: Rolling, shape: tuple[int, int, int], rng: np.random.Generator
 
 
 def _around_axis(shape: tuple[int, int, int], rng: np.random.Generator) -> tuple[Array, Array]:
-    """Distance from a tilted axis, and angle about it in turns [0, 1); the jump lies opposite to the volume."""
+    """Return the distance from a tilted axis, and the angle about it in turns [0, 1).
+
+    The jump from 1 to 0 lies opposite to the volume.
+    """
     z, y, x = np.meshgrid(*(np.arange(n, dtype=np.float32) - n / 2 for n in shape), indexing="ij", sparse=True)
     distance, side = rng.uniform(10, 120), rng.uniform(0, 2 * np.pi)
     tilt = rng.normal(0, 0.1, 2).astype(np.float32)
@@ -92,7 +95,7 @@ class _Strip:
     pitch: float
     height: int
     shift: Array
-    """By how much a winding lies outwards of its place (voxels)."""
+    """Outward displacement of a winding (voxels)."""
     whole: Array
     """1 where there is papyrus, 0 in tears and holes."""
     contrast: Array
@@ -101,7 +104,7 @@ class _Strip:
     along: Array
     """Fibres of the recto, along the strip."""
     upward: Array
-    """Fibres of the verso, across it."""
+    """Fibres of the verso, across the strip."""
 
     @classmethod
     def draw(cls, rolling: Rolling, height: int, rng: np.random.Generator) -> _Strip:
@@ -122,17 +125,20 @@ class _Strip:
         )
 
     def place(self, turns: Array) -> Array:
-        """Where each voxel (D, H, W) lies on the strip, given the turns from its beginning: index into the fields.
+        """Return each voxel's (D, H, W) position on the strip, as an index into the fields.
 
-        The length of an Archimedean spiral from its centre is about π · pitch · turns².
+        `turns` count from the strip's beginning. An Archimedean spiral has from its centre a length of about π · pitch
+        · turns².
         """
         length = (np.pi * self.pitch * turns * turns).astype(np.int64) % STRIP
         return length * self.height + np.arange(self.height)[:, None, None]
 
 
 def _sheet(strip: _Strip, place: Array, across: Array, thickness: float) -> tuple[Array, Array]:
-    """Density and surface of one winding; `across`: distance from its middle, negative towards the recto, which looks
-    at the scroll's axis."""
+    """Return density and surface of one winding.
+
+    `across` is the distance from its middle, negative towards the recto, which faces the scroll's axis.
+    """
     half = thickness / 2
     gap = strip.split[place]
     recto = _between(across, -half, 0) * (1 + 0.12 * strip.along[place])
@@ -144,16 +150,16 @@ def _sheet(strip: _Strip, place: Array, across: Array, thickness: float) -> tupl
 
 
 def _between(values: Array, low: float | Array, high: float | Array) -> Array:
-    """1 within, 0 outside, over a voxel's width."""
+    """Return 1 within the bounds and 0 outside, with a transition over a voxel's width."""
     return np.clip(values - low + 0.5, 0, 1) * np.clip(high - values + 0.5, 0, 1)
 
 
 def smooth(shape: tuple[int, ...], scale: float, rng: np.random.Generator) -> Array:
-    """Gaussian random field of standard deviation 1, float32, correlated over about `scale` voxels."""
+    """Return a Gaussian random field of standard deviation 1, float32, correlated over about `scale` voxels."""
     step = max(1, int(scale / 2.5))
     coarse = rng.normal(size=[-(-n // step) + 3 for n in shape]).astype(np.float32)
     field: Array = ndimage.gaussian_filter(coarse, scale / step, mode="wrap")
-    for axis, size in enumerate(shape):  # linear, an axis at a time: 3 numbers a voxel instead of 8
+    for axis, size in enumerate(shape):  # linear, one axis at a time: 3 numbers per voxel instead of 8
         at = np.arange(size, dtype=np.float32) / step
         low = at.astype(np.int64)
         part = (at % 1).reshape([-1 if a == axis else 1 for a in range(len(shape))])
@@ -162,7 +168,10 @@ def smooth(shape: tuple[int, ...], scale: float, rng: np.random.Generator) -> Ar
 
 
 def _field(height: int, length: float, rise: float, rng: np.random.Generator) -> Array:
-    """The same on the strip (flat), correlated over `length` along it and `rise` in height; it closes on itself."""
+    """Return a Gaussian random field on the strip (flat), which closes on itself.
+
+    It is correlated over `length` along the strip and over `rise` in height.
+    """
     noise = rng.normal(size=(STRIP, height)).astype(np.float32)
     noise = ndimage.gaussian_filter(noise, (length, rise), mode="wrap", truncate=3)
     return ((noise - noise.mean()) / noise.std()).ravel()

@@ -1,10 +1,10 @@
 """Generated scrolls in the challenge's layout: train_images, train_labels and train.csv; test_images and test.csv.
 
-Every scroll was rolled, damaged and scanned in its own way (`papyrus` says how it is rolled): sheets that nearly touch,
-tears, layers that came apart, debris between the sheets, inclusions, shading, correlated noise. Papyrus is bright from
-face to face and the label is only its recto, so that no threshold finds it; and as brightness differs from scroll to
-scroll, a threshold does not carry over either. Over half of each volume is not annotated. Version 1: whoever changes
-what is written raises `phantom_version` of the project.
+Every scroll was rolled, damaged and scanned in its own way (`papyrus` rolls it): sheets that nearly touch, tears,
+layers that came apart, debris between the sheets, inclusions, shading, correlated noise. Papyrus is bright from face to
+face and the label is only its recto, so that no threshold finds it. Brightness differs from scroll to scroll, so a
+threshold does not carry over either. Over half of each volume is not annotated. This is version 1: if you change the
+files, raise `phantom_version` of the project.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 from scipy import ndimage
 
 from runner_vesuvius.labels import IGNORE
@@ -30,12 +30,12 @@ SHAPE = (96, 96, 96)
 KNOWN = (0.3, 0.46)
 """Share of a volume that is annotated."""
 RIM = 4
-"""Voxels at the faces of a volume that nobody annotated."""
+"""Voxels at the faces of a volume that are not annotated."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """How a scroll looks in its scan, in grey values of 0 to 255."""
+    """Appearance of a scroll in its scan, in grey values of 0 to 255."""
 
     air: float
     papyrus: float
@@ -45,7 +45,7 @@ class Scan:
     shading: float
     """Size of the slow change of brightness, as a share."""
     debris: float
-    """Brightness of what lies between the sheets, as a share of papyrus."""
+    """Brightness of debris between the sheets, as a share of papyrus."""
 
 
 def write_phantom(
@@ -55,8 +55,11 @@ def write_phantom(
     unlabelled: int = UNLABELLED,
     shape: tuple[int, int, int] = SHAPE,
 ) -> None:
-    """Write ten labelled volumes of four scrolls and one without labels of a fifth, 12 MB in all; or other numbers of
-    `volumes` of each labelled scroll, `unlabelled` ones of one more, and another `shape`."""
+    """Write ten labelled volumes of four scrolls and one without labels of a fifth, 12 MB in all.
+
+    The arguments give other numbers of `volumes` for each labelled scroll, of `unlabelled` volumes of one more, and
+    another `shape`.
+    """
     counts = (*volumes, unlabelled)
     numbers = iter(rng.choice(np.arange(100_000, 1_000_000), sum(counts), replace=False).tolist())
     tables: dict[str, list[tuple[int, str]]] = {"train": [], "test": []}
@@ -77,7 +80,7 @@ def write_phantom(
 
 
 def make_scrolls(count: int, rng: np.random.Generator) -> list[tuple[Rolling, Scan]]:
-    """Scrolls that differ in everything: values are spread over their whole range, each in another order."""
+    """Return scrolls that differ in everything: values cover their whole range, each in another order."""
 
     def spread(low: float, high: float) -> list[float]:
         places = (np.arange(count) + rng.uniform(0.2, 0.8, count)) / count
@@ -99,7 +102,7 @@ def make_scrolls(count: int, rng: np.random.Generator) -> list[tuple[Rolling, Sc
 def make_volume(
     rolling: Rolling, scan: Scan, shape: tuple[int, int, int], rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Image and label of a piece of the scroll, (D, H, W) uint8."""
+    """Return image and label of a piece of the scroll, (D, H, W) uint8."""
     piece = roll(rolling, shape, rng)
     image = scanned(piece, scan, rng)
     known = annotated(piece, rng)
@@ -107,7 +110,7 @@ def make_volume(
 
 
 def scanned(piece: Piece, scan: Scan, rng: np.random.Generator) -> Array:
-    """What the scanner sees of it (uint8)."""
+    """Return the scan of a piece (uint8)."""
     shape = piece.papyrus.shape
     debris = scan.debris * np.clip(smooth(shape, 5, rng) + 0.5 * smooth(shape, 16, rng) - 0.9, 0, 1)
     pockets = np.clip(smooth(shape, 2.5, rng) - 2.2, 0, 1)
@@ -122,7 +125,7 @@ def scanned(piece: Piece, scan: Scan, rng: np.random.Generator) -> Array:
 
 
 def _inclusions(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Small dense grains."""
+    """Return small dense grains."""
     grains = np.zeros(shape, np.float32)
     count = int(rng.integers(20, 60))
     places = tuple(rng.integers(0, n, count) for n in shape)
@@ -131,7 +134,7 @@ def _inclusions(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 
 
 def annotated(piece: Piece, rng: np.random.Generator) -> Array:
-    """Where somebody looked (bool): a smooth region of some windings, away from the volume's faces."""
+    """Return the annotated region (bool): a smooth region of some windings, away from the volume's faces."""
     shape = piece.winding.shape
     inner = np.zeros(shape, bool)
     inner[(slice(RIM, -RIM),) * 3] = True

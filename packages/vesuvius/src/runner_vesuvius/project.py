@@ -1,41 +1,43 @@
-"""vesuvius: what runner calls. Imports neither torch nor MONAI at its top."""
+"""The class that runner calls; neither torch nor MONAI is imported at its top."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from runner_core import BadInput
-from runner_core._text import times
-from runner_core.config import RunConfig
-from runner_core.project import Annotation, Decoded, Project, Record, Statistics
-from runner_core.protocols import (
+from runner_core import (
+    LEFT_OUT,
+    Annotation,
     Array,
     Arrays,
+    BadInput,
     Box,
+    Decoded,
     Finding,
     Infer,
     Json,
     Metric,
-    Optimisation,
+    PatchSamples,
     Precision,
     Progress,
+    Project,
+    Record,
     Samples,
+    Statistics,
     Step,
     Store,
     Tensors,
+    shape_text,
 )
-from runner_core.samples import PatchSamples
 
 from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
-from runner_vesuvius.config import PRESETS, ScrollConfig
+from runner_vesuvius.config import PRESETS, ScrollConfig, faults
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
-from runner_vesuvius.limits import fault
 from runner_vesuvius.optimisations import OPTIMISATIONS
 from runner_vesuvius.outputs import Detected
 
@@ -47,48 +49,54 @@ class ScrollPredictOptions:
 
 
 class Vesuvius(Project):
-    """Surfaces of papyrus in CT of rolled scrolls."""
+    """Detection of papyrus surfaces in CT of rolled scrolls."""
 
-    name: ClassVar[str] = "vesuvius"
-    framework: ClassVar[Literal["torch", "keras"]] = "torch"
-    Config: ClassVar[type[RunConfig]] = ScrollConfig
-    PredictOptions: ClassVar[type] = ScrollPredictOptions
-    presets: ClassVar[Mapping[str, Callable[[], RunConfig]]] = PRESETS
-    monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("proxy", "max")
-    least: ClassVar[Mapping[str, float]] = {
+    name = "vesuvius"
+    framework = "torch"
+    Config = ScrollConfig
+    PredictOptions = ScrollPredictOptions
+    presets = PRESETS
+    monitor = ("proxy", "max")
+    lower_bounds = {
         f"{name}_loss": 0 for name in ("bce", "dice", "skeleton_recall", "cldice", "surface_distance", "topology")
     }
-    splittable: ClassVar[bool] = True
-    recompute: ClassVar[str] = "model.checkpointing"
-    shown: ClassVar[tuple[str, ...]] = scores.SHOWN
-    optimisations: ClassVar[tuple[Optimisation, ...]] = OPTIMISATIONS
-    prepare_version: ClassVar[int] = 1
-    phantom_version: ClassVar[int] = 1
+    splittable: bool = True
+    recompute = "model.checkpointing"
+    data_settings = ("data.manifest", "data.pattern")
+    shown = scores.SHOWN
+    optimisations = OPTIMISATIONS
+    prepare_version = 1
+    phantom_version = 1
     config: ScrollConfig
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        if wrong := fault(self.config):
-            raise BadInput(wrong)
+    def faults(self) -> Iterable[str]:
+        return faults(self.config)
 
     @property
     def _cut(self) -> float:
-        """The logit of `predict.threshold`."""
+        """Logit of `predict.threshold`."""
         threshold = self.config.predict.threshold
         return math.log(threshold / (1 - threshold))
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        return files.find_records(root)
+        self.left_out = []
+        return files.find_records(root, self.config.data, self.left_out.append)
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        return files.find_inputs(path)
+        self.left_out = []
+        found = files.find_inputs(path, self.config.data, self.left_out.append)
+        if self.predict_options.probability:
+            outputs.refuse_overlap(path, {record.key for record in found})
+        return found
 
     def decode(self, record: Record) -> Decoded:
-        """image and label, (D, H, W) uint8."""
+        """Read image and label, (D, H, W) uint8."""
+        volumes.refuse_large(record.files)
         arrays: Arrays = {"image": volumes.read_image(record.files["image"])}
         if "label" in record.files:
+            checks.refuse_constant(record.files["image"], arrays["image"])
             arrays["label"] = volumes.read_truth(record.files, arrays["image"].shape)
             if (arrays["label"] == IGNORE).all():
                 raise BadInput(
@@ -98,13 +106,16 @@ class Vesuvius(Project):
         return Decoded(arrays, (1.0, 1.0, 1.0), "image")
 
     def prepare(self, decoded: Decoded) -> Arrays:
-        """image, target, distance (D, H, W) uint8, surface and valid (n, 3) int32, as `targets.prepare` says, and
-        histogram (2, 256) uint32; only the image of a record without labels."""
+        """Return image, the targets of `targets.prepare`, and histogram (2, 256) uint32.
+
+        The targets are target and distance (D, H, W) uint8, surface and valid (n, 3) int32. A record without labels has
+        the image only.
+        """
         image, label = decoded.arrays["image"], decoded.arrays.get("label")
         if label is None:
             return {"image": image}
-        made = targets.prepare(label, self.config.data.tube)
-        return {"image": image, **made, "histogram": checks.histogram(image, label)[:2].astype(np.uint32)}
+        prepared = targets.prepare(label, self.config.data.tube)
+        return {"image": image, **prepared, "histogram": checks.histogram(image, label)[:2].astype(np.uint32)}
 
     def prepare_settings(self) -> Mapping[str, Json]:
         return {"tube": self.config.data.tube}
@@ -115,7 +126,7 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        """Patches around surface voxels, and around any that are labelled; distances only where a loss reads them."""
+        """Return patches around surface voxels and around any labelled voxels; distances only if a loss reads them."""
         from runner_vesuvius.batches import stored
 
         data = self.config.data
@@ -131,13 +142,16 @@ class Vesuvius(Project):
             shape = store.arrays["image"].shapes[record]
             if any(n < side for n, side in zip(shape, patch, strict=True)):
                 raise BadInput(
-                    f"{store.keys[record]}: {times(shape)} voxels, smaller than the patch of "
-                    f"{times(patch)}. Set data.patch to sides that fit, or leave the volume out."
+                    f"{store.keys[record]}: {shape_text(shape)} voxels, smaller than the patch of "
+                    f"{shape_text(patch)}. {checks.PATCH_REMEDY}"
                 )
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
-        """image (B, 1, D, H, W) float32, normalised; with labels surface float32 and known bool, and what the losses
-        read of tube, medial and distance, all of that shape (`batches.on_device`). Augmented with `rng`."""
+        """Return the normalised image (B, 1, D, H, W) float32, augmented if `rng` is given.
+
+        With labels it also returns surface (float32), known (bool) and, if the losses read them, tube, medial and
+        distance, all of that shape (`batches.on_device`).
+        """
         from runner_vesuvius.batches import on_device
 
         return on_device(batch, statistics, self.config, rng)
@@ -145,7 +159,7 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ learning
 
     def model(self, precision: Precision) -> Any:
-        from runner_vesuvius.unet import SurfaceUNet
+        from runner_vesuvius.network import SurfaceUNet
 
         return SurfaceUNet(**asdict(self.config.model))
 
@@ -160,13 +174,15 @@ class Vesuvius(Project):
             batch = {**batch, **computed(batch, needed(self.config.loss), self.config.data.tube)}
         return objective(logits, batch, self.config.loss, progress, model.training)
 
-    def uninformed(self) -> Mapping[str, float]:
-        """Where every logit is 0, which the default losses together want of a network that looks at nothing, whatever a
-        patch holds."""
+    def chance_losses(self) -> Mapping[str, float]:
+        """Return the losses if every logit is 0.
+
+        The default losses together drive a network that looks at nothing to that, whatever a patch holds.
+        """
         return {"bce_loss": math.log(2), "skeleton_recall_loss": 0.5} if self.config.loss.positive == 1 else {}
 
     def ignored(self, batch: Tensors) -> Any | None:
-        """(B, 1, D, H, W): voxels labelled 2."""
+        """Return a mask (B, 1, D, H, W), true at voxels labelled 2."""
         return ~batch["known"]
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
@@ -176,7 +192,7 @@ class Vesuvius(Project):
         return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
-        """proxy and its parts (`proxy.Proxy`), surface_ratio: of the annotated voxels of all patches together."""
+        """Return proxy with its parts (`proxy.Proxy`), and surface_ratio over the annotated voxels of all patches."""
         from runner_vesuvius.proxy import Proxy
 
         return Proxy(self._cut), SurfaceRatio(self._cut)
@@ -191,30 +207,29 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ whole records
 
     def predict(self, record: Record, infer: Infer) -> Detected:
-        """Windows over the volume, then what `predict` says of components and cavities."""
+        """Predict windows over the volume, then apply the `predict` settings to components and cavities."""
         from runner_vesuvius.postprocess import surface
-        from runner_vesuvius.windows import predict_volume
+        from runner_vesuvius.whole import predict
 
         image, box = self._unlabelled(record)
         settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
-        probability = box.restore(predict_volume(image, infer, self.config.data.patch, settings.overlap, size))
+        probability = box.restore(predict(image, infer, self.config.data.patch, settings.overlap, size))
         return Detected(surface(probability, settings), probability)
 
     def _unlabelled(self, record: Record) -> tuple[Array, Box]:
-        """The image as it was for training, and where it lies in the record's grid."""
+        """Return the image as in training, and its position in the record's grid."""
         alone = Record(record.key, record.group, {"image": record.files["image"]})
         decoded, box = self.pipeline.decode_cropped(alone)
         return decoded.arrays["image"], box
 
     def baseline(self, record: Record, statistics: Statistics) -> Detected:
-        """Every voxel that is as bright as the best threshold on the training volumes, and the same post-processing."""
-        from runner_vesuvius.postprocess import tidied
+        """Apply the best threshold on the training volumes, with the same post-processing."""
+        from runner_vesuvius.baseline import baseline
 
-        image, box = self._unlabelled(record)
-        return Detected(tidied(box.restore(image >= statistics["threshold"]), self.config.predict), None)
+        return baseline(*self._unlabelled(record), statistics["threshold"], self.config.predict)
 
     def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
-        """KEY.tif, the submission's format (uint8, 0 and 1, LZW), and with `--probability` KEY_probability.tif."""
+        """Write KEY.tif, the submission's format (uint8, 0 and 1, LZW), and any KEY_probability.tif."""
         return outputs.write(prediction, record.key, out, self.predict_options.probability)
 
     def grid(self, file: Path) -> Json:
@@ -224,16 +239,16 @@ class Vesuvius(Project):
         return [*checks.remarks(record), *outputs.remarks(prediction)]
 
     def score(self, record: Record, prediction: Detected) -> Mapping[str, float]:
-        """The challenge's score, its parts and theirs, and Dice (`scores.volume_scores`)."""
+        """Return the challenge's score, its parts and their parts, and Dice (`scores.volume_scores`)."""
         if "label" not in record.files:
             return {}
         return scores.volume_scores(prediction.mask, volumes.read_truth(record.files, prediction.mask.shape))
 
     def figure(self, record: Record, prediction: Detected) -> Array:
-        from runner_vesuvius.figures import montage
+        from runner_vesuvius.figures import figure
 
         image = volumes.read_image(record.files["image"])
-        return montage(
+        return figure(
             image, prediction.mask, volumes.read_truth(record.files, image.shape) if "label" in record.files else None
         )
 
@@ -241,7 +256,7 @@ class Vesuvius(Project):
         return list(checks.findings(record, self.config.data.patch))
 
     def annotation(self, decoded: Decoded) -> Annotation | None:
-        """Voxels of background and surface; what is not annotated is ignored."""
+        """Count the voxels of background and surface; voxels that nobody annotated are ignored."""
         label = decoded.arrays.get("label")
         if label is None:
             return None
@@ -250,7 +265,8 @@ class Vesuvius(Project):
         return Annotation({"background": background, "surface": surface}, ignored)
 
     def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
-        return list(checks.set_findings(records))
+        unread = [Finding(LEFT_OUT, "note", text) for text in self.left_out]
+        return [*unread, *checks.set_findings(records)]
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_vesuvius.export import export

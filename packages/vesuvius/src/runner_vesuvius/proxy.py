@@ -1,8 +1,8 @@
-"""A fast stand-in for the official score while a network trains: counted on the device, patch by patch.
+"""A fast substitute for the official score during training: counted on the device, patch by patch.
 
-`proxy` is the mean of three agreements, one for each of the official parts:
+`proxy` is the mean of three agreements, one for each part of the official score:
 
-- dice: of the voxels (the official score of components falls with every voxel that only one of both has);
+- dice: of the voxels (the official score of components falls with every voxel that only one of the two has);
 - surface_dice: share of the voxels at a surface that are within 2 voxels of the other's surface;
 - euler: of the topology, without a search for its features. The Euler characteristic (voxels - edges + squares - cubes)
   is a sum over cells, so a block of 4³ voxels has one as well. With χ_p and χ_t of each block: 1 - Σ|χ_p - χ_t| /
@@ -11,8 +11,8 @@
 Spearman's correlation with the official score is 0.96 (dice alone: 0.93) over 120 predictions, which are three phantoms
 degraded in ten ways: moved thresholds and sheets, holes, bridges, specks, noise, smoothing, missing sheets, ….
 
-What is not annotated counts in nothing: it is background in both masks, and its border is no surface. All counts are
-sums of integers over all samples: values do not depend on batches.
+Voxels that are not annotated do not count: they are background in both masks, and their border is no surface. All
+counts are sums of integers over all samples: values do not depend on batches.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from runner_core.engines.torch.metrics import count_true
-from runner_core.protocols import Tensors
+from runner_core import Tensors, count_true
 from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
@@ -37,11 +36,11 @@ AXES = (-3, -2, -1)
 
 
 class Proxy:
-    """dice, surface_dice, euler and their mean `proxy`; skeleton_recall where batches have a `tube`.
+    """dice, surface_dice, euler and their mean `proxy`; skeleton_recall if batches have a `tube`.
 
-    `cut`: logit above which a voxel is surface. Predictions: logits (B, 1, D, H, W); batches: `surface` (0, 1), `known`
-    (bool) and perhaps `tube` (bool) of that shape. An agreement is 1 where there is nothing to compare, all are NaN
-    before the first update.
+    Predictions are logits (B, 1, D, H, W), and a voxel above the logit `cut` is surface. Batches hold `surface` (0, 1),
+    `known` (bool) and perhaps `tube` (bool) of that shape. An agreement is 1 if there is nothing to compare; all are
+    NaN before the first update.
     """
 
     def __init__(self, cut: float = 0.0) -> None:
@@ -76,7 +75,7 @@ class Proxy:
 
 
 def plain(prediction: Array, batch: Mapping[str, Array], cut: float = 0.0) -> dict[str, float]:
-    """What `Proxy` computes, from all predictions and batches at once, in NumPy and by definition."""
+    """Return the values of `Proxy` from all predictions and batches at once, in NumPy and by definition."""
     known = batch["known"]
     predicted, true = (prediction > cut) & known, (batch["surface"] > 0.5) & known
     pairs = [[2 * int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())], [0, 0], [0, 0]]
@@ -108,14 +107,14 @@ def _count(mask: Tensor) -> Tensor:
 
 
 def _surfaces(predicted: Tensor, true: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Voxels at either surface that are near the other one, and all of them."""
+    """Count the voxels at either surface that are near the other one, and all of them."""
     ours, theirs = _surface(predicted, known), _surface(true, known)
     near = _count(ours & _within_two(theirs)) + _count(theirs & _within_two(ours))
     return near, _count(ours) + _count(theirs)
 
 
 def _surface(mask: Tensor, known: Tensor) -> Tensor:
-    """Voxels with a face to annotated background. The border of the patch is none."""
+    """Return the voxels with a face to annotated background; the border of the patch does not count."""
     background = known & ~mask
     near = torch.zeros_like(mask)
     for axis in AXES:
@@ -124,7 +123,7 @@ def _surface(mask: Tensor, known: Tensor) -> Tensor:
 
 
 def _within_two(mask: Tensor) -> Tensor:
-    """Voxels at most 2 from the mask: the cube around each of its voxels, and two steps along the axes."""
+    """Return the voxels within 2 of the mask: the cube around each of its voxels, and two steps along the axes."""
     near = mask
     for axis in AXES:
         near = _spread(near, axis, 1)
@@ -134,7 +133,7 @@ def _within_two(mask: Tensor) -> Tensor:
 
 
 def _spread(mask: Tensor, axis: int, steps: int) -> Tensor:
-    """The mask, and what is up to so many steps before and behind it along an axis."""
+    """Spread the mask by up to `steps` voxels before and behind it along an axis."""
     out, size = mask.clone(), mask.shape[axis]
     for step in range(1, min(steps, size - 1) + 1):
         out.narrow(axis, step, size - step).logical_or_(mask.narrow(axis, 0, size - step))
@@ -143,14 +142,14 @@ def _spread(mask: Tensor, axis: int, steps: int) -> Tensor:
 
 
 def _euler(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ(|χ_p| + |χ_t| - |χ_p - χ_t|) and Σ(|χ_p| + |χ_t|) over all blocks."""
+    """Return Σ(|χ_p| + |χ_t| - |χ_p - χ_t|) and Σ(|χ_p| + |χ_t|) over all blocks."""
     ours, theirs = _block_euler(predicted), _block_euler(true)
     both = ours.abs().sum() + theirs.abs().sum()
     return both - (ours - theirs).abs().sum(), both
 
 
 def _block_euler(mask: Tensor) -> Tensor:
-    """Voxels - edges + squares - cubes whose first corner is in a block, for each block."""
+    """Return voxels - edges + squares - cubes for each block; a cell belongs to the block of its first corner."""
     short = [-n % BLOCK for n in mask.shape[:1:-1]]
     mask = functional.pad(mask, [side for n in short for side in (0, n)])
     total = torch.zeros(mask.shape, dtype=torch.int8, device=mask.device)
@@ -167,7 +166,7 @@ def _block_euler(mask: Tensor) -> Tensor:
 
 
 def _plain_euler(mask: Array) -> Array:
-    """As `_block_euler`, of one volume."""
+    """Return `_block_euler` of one volume, in NumPy."""
     padded = np.pad(mask, [(0, 1)] * 3)
     kept = tuple(slice(0, n) for n in mask.shape)
     total = np.zeros(mask.shape, int)

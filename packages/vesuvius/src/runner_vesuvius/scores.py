@@ -1,11 +1,11 @@
-"""Scores of a whole volume, by the names that tables have."""
+"""Scores of a whole volume, by the names in tables."""
 
 from __future__ import annotations
 
 import os
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 
 from runner_vesuvius.labels import IGNORE, SURFACE
 
@@ -13,15 +13,15 @@ SHOWN = ("score", "topo", "surface_dice", "voi_score", "dice")
 
 
 def volume_scores(mask: Array, truth: Array) -> dict[str, float]:
-    """Of a predicted mask and a label (D, H, W) uint8, in which 2 counts nowhere:
+    """Score a predicted mask against a label (D, H, W) uint8; voxels labelled 2 do not count.
 
     score               the challenge's: 0.30 topo + 0.35 surface_dice + 0.35 voi_score
     topo                F1 of Betti matching, over the dimensions that are active
     surface_dice        share of both surfaces within 2 voxels of the other
     voi_score           1 / (1 + 0.3 (split + merge))
     dice                2|P∩T| / (|P|+|T|)
-    topo_f1_0, 1, 2     of components, loops and cavities; NaN where neither has any
-    split, merge        bits by which true sheets are in pieces, and by which pieces hold several sheets
+    topo_f1_0, 1, 2     F1 of components, loops and cavities; NaN if neither has any
+    split, merge        bits by which true sheets are split, and by which pieces merge several sheets
     """
     from runner_vesuvius.metric import score
 

@@ -1,9 +1,9 @@
-"""Does a label lie where its image has the surface, or beside it?
+"""Detection of labels that are shifted against their image.
 
-Papyrus is brighter than what is around it. Where a label is moved across the sheets, its voxels are no brighter than
-background, and are again when it is moved back. A label that lies at the face of its sheet becomes somewhat brighter
-too when it is moved inwards, so that only a difference of several times is told. Movements along the sheets, and those
-much smaller than their distance, are not seen.
+Papyrus is brighter than its surroundings. If a label is moved across the sheets, its voxels are no brighter than
+background, and become brighter when it is moved back. A label at the face of its sheet becomes somewhat brighter too
+when it is moved inwards, so only a difference of several times is reported. Movements along the sheets, and movements
+much smaller than the distance between sheets, are not detected.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from runner_core.protocols import Array
+from runner_core import Array
 
 from runner_vesuvius.labels import SURFACE
 
 REACH, STEP = 8, 2
-"""Voxels along each axis by which a label is moved, at most and between two places."""
+"""Voxels by which a label is moved along each axis: at most, and between two places."""
 LEAST = 4
-"""Voxels below which it is not said that a label is moved."""
+"""Smallest shift (voxels) that is reported."""
 TIMES = 4.0
-"""How much better the other place must be: correct labels of generated scrolls reach 2.7."""
+"""Factor by which the other place must be better; correct labels of generated scrolls reach 2.7."""
 CLEAR = 0.2
-"""Contrast below which nothing is told."""
+"""Smallest contrast for a report."""
 ALIKE = 0.95
-"""Share of the best contrast from which a place fits as well as the best."""
+"""A place with at least this share of the best contrast fits as well as the best."""
 _PLACES, _OF_EACH, _ENOUGH = 1_000_000, 8000, 500
-"""Voxels looked at, of which so many of surface and of background are taken at most, and at least."""
+"""Voxels looked at; most and fewest of them that are taken from surface and from background."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """By how many voxels (z, y, x) a label is better moved, and the contrast of surface and background here and there:
-    difference of the means in standard deviations."""
+    """The better shift of a label in voxels (z, y, x), and the contrast of surface and background here and there.
+
+    Contrast is the difference of the means in standard deviations.
+    """
 
     by: tuple[int, int, int]
     here: float
@@ -41,7 +43,10 @@ class Shift:
 
 
 def find(image: Array, label: Array) -> Shift | None:
-    """Where a label (D, H, W) uint8 fits its image much better, if anywhere; the same for the same arrays."""
+    """Return the shift at which a label (D, H, W) uint8 fits its image much better, or None.
+
+    The same arrays give the same answer.
+    """
     sides = tuple(n - 2 * REACH for n in image.shape)
     if min(sides) < 1:
         return None
@@ -53,10 +58,10 @@ def find(image: Array, label: Array) -> Shift | None:
     if min(len(surface), len(background)) < _ENOUGH:
         return None
     along = range(-REACH, REACH + 1, STEP)
-    moves = sorted(product(along, along, along), key=lambda move: sum(n * n for n in move))  # the first is none
+    moves = sorted(product(along, along, along), key=lambda move: sum(n * n for n in move))  # the first move is zero
     steps = np.array(moves) @ (image.shape[1] * image.shape[2], image.shape[2], 1)
     contrasts = np.array([_contrast(grey[surface + step], grey[background + step]) for step in steps])
-    best = int(np.argmax(contrasts >= ALIKE * contrasts.max()))  # the least movement of those that fit as well
+    best = int(np.argmax(contrasts >= ALIKE * contrasts.max()))  # the smallest of the moves that fit as well
     here, there = float(contrasts[0]), float(contrasts[best])
     if max(map(abs, moves[best])) < LEAST or there < CLEAR or there < TIMES * here:
         return None

@@ -1,4 +1,4 @@
-"""The soft skeleton of clDice (Shit et al. 2021, algorithm 1), by shifts of whole volumes: exact, and cheap."""
+"""The soft skeleton of clDice (Shit et al. 2021, algorithm 1), by shifts of whole volumes: exact and cheap."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 SPACE = (2, 3, 4)
-"""The axes of a volume in (B, C, D, H, W)."""
+"""Spatial axes of (B, C, D, H, W)."""
 _LINES = ((3, 1, 1), (1, 3, 1), (1, 1, 3))
 
 
 def soft_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
-    """Where openings of p, eroded up to `iterations` times, take something away: (B, 1, D, H, W) in [0, 1].
+    """Return what openings remove from p after up to `iterations` erosions: (B, 1, D, H, W) in [0, 1].
 
-    Voxels that are not `known` (bool) are treated as those beyond the volume's border: erosions and dilations pass
-    over them, and the skeleton there is 0. So the end of what is annotated is no end of a sheet.
+    Voxels that are not `known` (bool) are treated as those beyond the volume's border: erosions and dilations pass over
+    them, and the skeleton there is 0. So a sheet does not end where the annotation does.
     """
     skeleton = torch.zeros_like(p)
     for _ in range(iterations + 1):
@@ -31,7 +31,7 @@ def soft_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
 
 
 def pooled_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
-    """The same by PyTorch's max-pools, which autograd differentiates: what the paper's code does, to compare with."""
+    """Return the soft skeleton by PyTorch's max-pools and autograd, as the paper's code does, to compare with."""
     skeleton = torch.zeros_like(p)
     for _ in range(iterations + 1):
         negative = -p.masked_fill(~known, 1)
@@ -44,12 +44,12 @@ def pooled_skeleton(p: Tensor, known: Tensor, iterations: int) -> Tensor:
 
 
 def _erode(p: Tensor, known: Tensor) -> Tensor:
-    """Lowest of a voxel and its six neighbours: the minimum of three min-pools, one along each axis."""
+    """Return the lowest of a voxel and its six neighbours: the minimum of three min-pools, one along each axis."""
     return -Highest.apply(-p.masked_fill(~known, 1), SPACE)
 
 
 def _dilate(p: Tensor, known: Tensor) -> Tensor:
-    """Highest of a voxel and its 26 neighbours: a max-pool along one axis after the other."""
+    """Return the highest of a voxel and its 26 neighbours: a max-pool along one axis after the other."""
     p = p.masked_fill(~known, 0)
     for axis in SPACE:
         p = Highest.apply(p, (axis,))
@@ -57,9 +57,9 @@ def _dilate(p: Tensor, known: Tensor) -> Tensor:
 
 
 class Highest(torch.autograd.Function):
-    """Highest of each voxel and its direct neighbours along `axes`; beyond the border there are none.
+    """Maximum of each voxel and its direct neighbours along `axes`; beyond the border there are none.
 
-    The gradient goes to the voxel that is the highest; of several, to the voxel itself, else to the first of its
+    The gradient goes to the voxel that is the highest; if several are, to the voxel itself, else to the first of its
     neighbours. PyTorch's max-pools take five times as long on a CPU, and on a GPU add gradients up in no fixed order.
     """
 
@@ -87,7 +87,7 @@ class Highest(torch.autograd.Function):
 
 
 def _neighbours(x: Tensor, out: Tensor, axes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
-    """Views of `x` and `out` such that voxels at the same place in both are neighbours."""
+    """Return views of `x` and `out` in which voxels at the same place are neighbours."""
     views = []
     for axis in axes:
         length = x.shape[axis] - 1

@@ -1,23 +1,21 @@
-"""What the training volumes teach before any training: intensities, share of surface, the best threshold."""
+"""Statistics of the training volumes: intensities, share of surface, best threshold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from runner_core import BadInput
-from runner_core.project import Statistics
-from runner_core.protocols import Array, Store
+from runner_core import Array, BadInput, Statistics, Store
 
 
 def fit(store: Store, training: Sequence[int]) -> Statistics:
-    """Of all labelled voxels of the training records: `mean` and `std` of the intensities, `surface_share`, and
-    `threshold`, the intensity from which on "surface" has the highest Dice (`threshold_dice`).
+    """Return the statistics of all labelled voxels of the training records.
 
-    The records' stored `histogram` says it all: (2, 256), voxels of background and of surface by intensity. So
-    kilobytes are read, not volumes.
+    These are `mean` and `std` of the intensities, `surface_share`, and `threshold`: surface predicted from this
+    intensity on has the highest Dice (`threshold_dice`).
 
-    Raises BadInput where none of the records has a surface voxel, or none has background.
+    Only the records' stored `histogram` is read: (2, 256), voxels of background and of surface by intensity. That is
+    kilobytes instead of volumes. Raises BadInput if no record has a surface voxel, or none has background.
     """
     counts = np.zeros((2, 256), np.int64)
     for record in training:
@@ -38,8 +36,10 @@ def fit(store: Store, training: Sequence[int]) -> Statistics:
 
 
 def best_threshold(counts: Array) -> tuple[int, float]:
-    """The intensity t for which `image >= t` has the highest Dice with the surface, and that Dice; `counts` (2, 256):
-    of background and surface."""
+    """Return the intensity t for which `image >= t` has the highest Dice with the surface, and that Dice.
+
+    `counts` (2, 256) are the voxels of background and surface by intensity.
+    """
     found = counts[:, ::-1].cumsum(1)[:, ::-1]
     dice = 2 * found[1] / (found.sum(0) + counts[1].sum())
     best = int(dice.argmax())

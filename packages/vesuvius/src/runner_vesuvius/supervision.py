@@ -1,11 +1,11 @@
-"""Deep supervision: the dense losses ask every level of the network, the others only the finest."""
+"""Deep supervision: the dense losses use every level of the network, the others only the finest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from runner_core.protocols import Tensors
+from runner_core import Tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,16 +13,16 @@ from runner_vesuvius.config import LossConfig
 from runner_vesuvius.losses import LOSSES
 
 DENSE = ("bce", "dice", "skeleton_recall")
-"""The losses that coarse levels have a part in: Σ 2⁻ⁱ·Lᵢ / Σ 2⁻ⁱ (Lee et al. 2015; the weights of
-nnU-Net, Isensee et al. 2021)."""
+"""Losses that use the coarse levels too, as Σ 2⁻ⁱ·Lᵢ / Σ 2⁻ⁱ (Lee et al. 2015; the weights of nnU-Net, Isensee et al.
+2021)."""
 
 
 def targets(batch: Tensors, logits: Sequence[Tensor]) -> list[Tensors]:
-    """What each level should answer: surface, known and, if the batch has it, tube, on the grids of `logits`, whose
-    sides are those of the level before them, halved and rounded up.
+    """Return the targets of each level: surface, known and, if the batch has it, tube.
 
-    A coarse voxel is surface, and in the tube, if any known voxel in it is. It is known if it is surface, or if all
-    its voxels are known: half-annotated background may hide a surface.
+    They lie on the grids of `logits`, whose sides are those of the level before, halved and rounded up. A coarse voxel
+    is surface, or in the tube, if any known voxel in it is. It is known if it is surface, or if all its voxels are
+    known: half-annotated background may hide a surface.
     """
     if len(logits) == 1:
         return [batch]
@@ -43,7 +43,7 @@ def targets(batch: Tensors, logits: Sequence[Tensor]) -> list[Tensors]:
 
 
 def supervised(name: str, logits: Sequence[Tensor], targets: Sequence[Tensors], config: LossConfig) -> list[Tensor]:
-    """A loss at each level that has a part in it, finest first."""
+    """Return a loss at each level that has a part in it, finest first."""
     count = len(logits) if name in DENSE else 1
     return [LOSSES[name].function(logits[i], targets[i], config) for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""What is prepared of a label, once a volume: everything that the losses and the sampling read. Imports no Numba."""
+"""Targets prepared from a label, once per volume: all that the losses and the sampling read. Imports no Numba."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from runner_vesuvius.labels import IGNORE, SURFACE
 LABEL, TUBE, MEDIAL = 3, 4, 8
 """Bits of a target: the label, whether the voxel is in the tube, whether it is on the medial surface."""
 CAP = 255
-"""Squared distance (voxels²) from which on distances are not told apart."""
+"""Squared distance (voxels²) from which on distances are equal."""
 COORDINATES = 16384
 """Most coordinates of one kind that a volume keeps."""
 _KEY = 0x7E5_0A5
-"""Of the generator that draws them: the same for every volume."""
+"""Key of the generator that draws coordinates: the same for every volume."""
 
 
 def prepare(label: NDArray[np.uint8], tube: int) -> dict[str, NDArray[Any]]:
-    """A label (depth, height, width) of 0 background, 1 surface, 2 ignore → what the cache holds of it:
+    """Return the cache's arrays of a label (depth, height, width): 0 background, 1 surface, 2 ignore.
 
     - target, uint8 of the same shape: the label, and the bits TUBE and MEDIAL;
     - distance, uint8 of the same shape: squared distance (voxels², at most CAP) from a surface voxel to the nearest
-      that is none, from any other to the nearest surface voxel;
-    - surface, valid, int32 (n, 3): coordinates (z, y, x) of at most COORDINATES voxels that are surface, and that are
+      other voxel, from any other voxel to the nearest surface voxel;
+    - surface, valid, int32 (n, 3): coordinates (z, y, x) of at most COORDINATES surface voxels, and of as many that are
       not ignored: a random subset, the same at every call, in the order of memory.
 
-    The tube is the medial surface widened by `tube` voxels (26 neighbours a step) and cut by the label, the target of
-    skeleton recall (Kirchhoff et al., "Skeleton Recall Loss", ECCV 2024), of which the medial surface is the skeleton
-    of a sheet. Ignored voxels are as the volume's outside: the annotation ends there, not the sheet, so it is not
-    thinned from that side.
+    The tube is the medial surface widened by `tube` voxels (26 neighbours a step) and cut by the label. It is the
+    target of skeleton recall (Kirchhoff et al., "Skeleton Recall Loss", ECCV 2024); the medial surface is the skeleton
+    of a sheet. A tube of 1 is nearly all of a sheet of 2 to 3 voxels; 0 is the medial surface alone. Ignored voxels are
+    treated as the volume's outside: the annotation ends there, not the sheet, so it is not thinned from that side.
 
-    A turned or mirrored label has the turned or mirrored distances exactly; where sheets are an even number of voxels
-    thick its medial surface, and so its tube, may lie one voxel further to a side (see `medial_surface`).
+    A turned or mirrored label has the turned or mirrored distances exactly. If sheets are an even number of voxels
+    thick, its medial surface, and so its tube, may lie one voxel further to a side (see `medial_surface`).
 
-    320³ voxels of which 4 % (13 %) are surface take 1 s (2 s) of one core, and 15 bytes a voxel at the most, with the
-    label and what is returned.
+    320³ voxels with 4 % (13 %) surface take 1 s (2 s) of one core, and at most 15 bytes per voxel, including the label
+    and the result.
     """
     from runner_vesuvius.edt import distance_to_other
     from runner_vesuvius.medial import medial_surface
@@ -55,7 +55,7 @@ def prepare(label: NDArray[np.uint8], tube: int) -> dict[str, NDArray[Any]]:
 
 
 def widened(mask: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
-    """Every voxel that at most `steps` steps to one of 26 neighbours bring to a true one."""
+    """Return every voxel within `steps` steps, each to one of 26 neighbours, of a true one."""
     wide = mask
     for axis in range(mask.ndim):
         for _ in range(steps):
@@ -68,7 +68,10 @@ def widened(mask: NDArray[np.bool_], steps: int) -> NDArray[np.bool_]:
 
 
 def coordinates(mask: NDArray[np.bool_], most: int = COORDINATES) -> NDArray[np.int32]:
-    """int32 (n, 3): where `mask` (depth, height, width) is true, at most at `most` places, each as likely as any."""
+    """Return true places of `mask` (depth, height, width) as int32 (n, 3).
+
+    If there are more than `most`, a random subset is returned, each place equally likely.
+    """
     counts = np.count_nonzero(mask, axis=(1, 2))
     ends = np.cumsum(counts)
     count = int(counts.sum())

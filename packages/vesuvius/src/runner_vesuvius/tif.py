@@ -1,7 +1,7 @@
-"""Volumes in tif files, a page for each slice: LZW as the challenge's, any other compression that tifffile reads.
+"""Volumes in tif files, one page per slice: LZW as the challenge's, or any compression that tifffile reads.
 
-tifffile reads what is left of a truncated file and only logs that something is missing. So what it is about to read is
-checked first: the chain of pages is whole, pages are alike, and all of their strips or tiles lie within the file.
+tifffile reads the rest of a truncated file and only logs that something is missing. So the file is checked first: the
+chain of pages is whole, pages are alike, and all of their strips or tiles lie within the file.
 """
 
 from __future__ import annotations
@@ -16,23 +16,49 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import tifffile
-from runner_core._text import counted
-from runner_core.protocols import Array
+from runner_core import Array, BadInput, counted
 
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what it would warn of is refused here
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the faults that it warns of are refused here
+
+
+_MOST_PAGES = 1 << 15
 
 
 def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype as the chain of pages and the first of them say. Raises any exception of a damaged file."""
+    """Return shape and dtype from the chain of pages and the first page.
+
+    Raises BadInput for a picture in colours and for more axes than a volume has, any exception for a damaged file.
+    """
     count = _count_pages(path)
-    with tifffile.TiffFile(path) as tif:
+    with tifffile.TiffFile(path, _multifile=False) as tif:
         first = tif.pages.first.aspage()
+        if first.samplesperpixel > 1:
+            kind = getattr(first.photometric, "name", first.photometric)
+            raise BadInput(
+                f"{path}: {first.samplesperpixel} values a pixel ({kind}): a picture in colours or of several "
+                "channels; a volume of grey values is needed."
+            )
+        _refuse_axes(path, tif)
         return _shape(count, first), np.dtype(first.dtype)
 
 
+def refuse_palette(path: Path) -> None:
+    """Raise BadInput unless a pixel's value is its brightness: in a palette image, it is the number of a colour."""
+    with tifffile.TiffFile(path) as tif:
+        first = tif.pages.first.aspage()
+        colours = first.colormap
+        if first.photometric == tifffile.PHOTOMETRIC.PALETTE and colours is not None and (colours != colours[0]).any():
+            raise BadInput(
+                f"{path}: a palette image: its values are the numbers of colours. If they are grey values all the "
+                "same, save it without the colour table (ImageJ: Image > Lookup Tables > Grays)."
+            )
+
+
 def read(path: Path) -> Array:
-    """The volume (D, H, W), or whatever shape the pages have. Raises any exception of a damaged file, ValueError for
-    pages that differ."""
+    """Read the volume (D, H, W), or whatever shape the pages have.
+
+    Raises any exception for a damaged file, ValueError for pages that differ.
+    """
     count, size = _count_pages(path), path.stat().st_size
     with tifffile.TiffFile(path) as tif:
         pages = [page.aspage() for page in tif.pages]
@@ -44,9 +70,9 @@ def read(path: Path) -> Array:
 
 
 def write(path: Path, volume: Array) -> None:
-    """Write a volume (D, H, W) uint8 as the challenge asks: a page for each slice, LZW. Whole or not at all.
+    """Write a volume (D, H, W) uint8 in the challenge's format, one LZW page per slice: whole or not at all.
 
-    Raises ValueError for anything else, OSError where it cannot be written.
+    Raises ValueError for anything else, OSError if it cannot be written.
     """
     if volume.ndim != 3 or volume.dtype != np.uint8 or not volume.size:
         raise ValueError(f"{path.name}: a volume (D, H, W) of uint8 is written, not {volume.dtype} {volume.shape}")
@@ -62,8 +88,21 @@ def _shape(count: int, page: tifffile.TiffPage) -> tuple[int, ...]:
     return tuple(page.shape) if count == 1 else (count, *page.shape)
 
 
+def _refuse_axes(path: Path, tif: tifffile.TiffFile) -> None:
+    """Raise BadInput if ImageJ, OME or tifffile itself report more axes than depth for the pages."""
+    if not (tif.is_imagej or tif.is_ome or tif.is_shaped):
+        return
+    series = tif.series[0]
+    axes = [f"{name} {size}" for name, size in zip(series.axes, series.shape, strict=True) if size > 1]
+    if len(axes) > 3:
+        raise BadInput(
+            f"{path}: {len(axes)} axes ({', '.join(axes)}): several channels or times in one file. Write one volume a "
+            "file."
+        )
+
+
 def _check(pages: Sequence[tifffile.TiffPage], size: int) -> None:
-    """Raises ValueError unless all pages are like the first and their data lie in a file of `size` bytes."""
+    """Raise ValueError unless all pages are like the first and their data lie in a file of `size` bytes."""
     first = pages[0]
     for number, page in enumerate(pages):
         if page.shape != first.shape or page.dtype != first.dtype:
@@ -76,10 +115,13 @@ def _check(pages: Sequence[tifffile.TiffPage], size: int) -> None:
             raise ValueError(f"page {number + 1} lacks parts of its data")
         if any(length < 1 or offset < 8 or offset + length > size for offset, length in parts):
             raise ValueError(f"the data of page {number + 1} reach beyond the end of the file")
+        bits = page.size * page.bitspersample
+        if page.compression == tifffile.COMPRESSION.NONE and 8 * sum(length for _, length in parts) < bits:
+            raise ValueError(f"page {number + 1} holds fewer voxels than its header says")
 
 
 def _count_pages(path: Path) -> int:
-    """Pages in the file's chain of directories. Raises ValueError where it breaks off or runs in a circle."""
+    """Count the pages in the file's chain of directories; raise ValueError if it breaks off or runs in a circle."""
     size = path.stat().st_size
     with path.open("rb") as file:
         order, wide, offset = _header(file)
@@ -96,6 +138,8 @@ def _count_pages(path: Path) -> int:
             if after + word > size:
                 raise ValueError(f"it breaks off after {counted(len(seen), 'page')}")
             seen.add(offset)
+            if len(seen) > _MOST_PAGES:
+                raise ValueError(f"it has more than {_MOST_PAGES:,} pages")
             file.seek(after)
             offset = struct.unpack(order + ("Q" if wide else "I"), file.read(word))[0]
         if not seen:
@@ -104,7 +148,7 @@ def _count_pages(path: Path) -> int:
 
 
 def _header(file: BinaryIO) -> tuple[str, bool, int]:
-    """Byte order, is it BigTIFF, and where the first directory lies."""
+    """Return the byte order, whether the file is BigTIFF, and the position of the first directory."""
     head = file.read(16).ljust(16, b"\0")
     order = {b"II": "<", b"MM": ">"}.get(head[:2])
     version = struct.unpack(f"{order}H", head[2:4])[0] if order else 0

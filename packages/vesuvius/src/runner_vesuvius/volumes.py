@@ -1,7 +1,7 @@
 """Volumes and labels in files: tif, npy, zarr. Axes are (depth, height, width).
 
 Images are read as uint8. A 16-bit scan is read by its high byte (value >> 8): 0 … 65535 become 0 … 255, whatever part
-of that the scan uses. Labels are 0 background, 1 surface, 2 ignore (not annotated).
+of that range the scan uses. Labels are 0 background, 1 surface, 2 ignore (not annotated).
 """
 
 from __future__ import annotations
@@ -16,27 +16,42 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core._files import size_text
-from runner_core._memory import available_ram
-from runner_core._text import counted, times
-from runner_core.protocols import Array
+from runner_core import Array, BadInput, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
 from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE
 from runner_vesuvius.tif import write as write_tif
 
-__all__ = ["SUFFIXES", "Outline", "highest", "outline", "read_image", "read_label", "read_truth", "write_tif"]
+__all__ = [
+    "SUFFIXES",
+    "Outline",
+    "highest",
+    "outline",
+    "read_image",
+    "read_label",
+    "read_truth",
+    "refuse_large",
+    "write_tif",
+]
 
 Outline = tuple[tuple[int, int, int], np.dtype[Any]]
 """Shape (D, H, W) and dtype."""
+
+MOST = 1 << 31
+"""Number of voxels that is too large for components and medial surfaces."""
+LABELLED, UNLABELLED = 16, 8
+"""Most bytes per voxel for preparing a labelled volume, and for predicting one."""
+_CUT = "Cut the volume into pieces, or mend its header if that cannot be its size."
+FLAT, WIDE = 4, 32
+"""If a side has at most FLAT voxels and the others at least WIDE, it is not depth: it holds the channels of a picture.
+"""
 
 _FORMATS: dict[str, ModuleType] = {".tif": tif, ".tiff": tif, ".npy": npy, ".zarr": zarrs}
 SUFFIXES = tuple(_FORMATS)
 
 
 def outline(path: Path) -> Outline:
-    """Shape and dtype, from headers alone. Raises BadInput naming the file: missing, unreadable, no volume."""
+    """Return shape and dtype from headers alone; BadInput names a missing or unreadable file, or no volume."""
     reader = _reader(path)
     with _damage_refused(path):
         shape, dtype = reader.outline(path)
@@ -45,27 +60,46 @@ def outline(path: Path) -> Outline:
 
 
 def read_image(path: Path) -> Array:
-    """A scan (D, H, W) as uint8, read-only where it is memory-mapped.
+    """Read a scan (D, H, W) as uint8, read-only if it is memory-mapped.
 
-    Raises BadInput naming the file and what to do: missing, truncated, damaged, no volume, larger than the memory, or
-    of a type other than uint8 and uint16.
+    Raises BadInput with the file and the remedy if it is missing, truncated, damaged, no volume, larger than the
+    memory, or of a type other than uint8 and uint16.
     """
     shape, dtype = outline(path)
     if dtype.newbyteorder("=") not in (np.uint8, np.uint16):
         raise BadInput(f"{path}: voxels of type {dtype}; scans are uint8 or uint16. {_how_to_convert(dtype)}")
+    if _reader(path) is tif:
+        tif.refuse_palette(path)
     volume = _read(path, shape, dtype)
-    return volume if volume.dtype == np.uint8 else (volume >> 8).astype(np.uint8)
+    if volume.dtype == np.uint8:
+        return volume
+    high = np.empty(shape, np.uint8)
+    for z, plane in enumerate(volume):
+        high[z] = plane >> 8
+    return high
+
+
+def refuse_large(files: Mapping[str, Path]) -> None:
+    """Raise BadInput if a record's volume has too many voxels to prepare it (or to predict it, without a label)."""
+    path = files["image"]
+    shape = outline(path)[0]
+    if (voxels := math.prod(shape)) >= MOST:
+        raise BadInput(
+            f"{path}: {shape_text(shape)} voxels; fewer than 2³¹ (1290³) can be worked on. Cut it into pieces."
+        )
+    bytes_each, work = (LABELLED, "preparing") if "label" in files else (UNLABELLED, "predicting")
+    refuse_if_memory_is_short(path, f"{work} {shape_text(shape)} voxels takes", voxels * bytes_each, _CUT)
 
 
 def highest(path: Path) -> int:
-    """The highest value as the file has it, of 16 bits too. Raises BadInput as `read_image`."""
+    """Return the highest value in the file, also of 16 bits; raises BadInput as `read_image` does."""
     return int(_read(path, *outline(path)).max())
 
 
 def read_label(path: Path) -> Array:
-    """A label (D, H, W) as uint8: 0 background, 1 surface, 2 ignore; read-only where it is memory-mapped.
+    """Read a label (D, H, W) as uint8: 0 background, 1 surface, 2 ignore; read-only if it is memory-mapped.
 
-    Raises BadInput as `read_image`, for types that are neither integers nor bool, and for other values.
+    Raises BadInput as `read_image` does, for types that are neither integers nor bool, and for other values.
     """
     shape, dtype = outline(path)
     if dtype.kind not in "iub":
@@ -88,29 +122,28 @@ def read_label(path: Path) -> Array:
 
 
 def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
-    """The label among a record's files ("image", "label"), as `read_label`; `shape`: the image's.
+    """Read the label among a record's files ("image", "label"); `shape` is the image's.
 
-    Raises BadInput as `read_label`, and where the two differ in shape.
+    Raises BadInput as `read_label` does, and if the two shapes differ.
     """
     label = read_label(files["label"])
     if label.shape != shape:
         raise BadInput(
-            f"{files['label']}: {times(label.shape)} voxels, but its image {files['image']} has {times(shape)}. They "
+            f"{files['label']}: {shape_text(label.shape)} voxels, but its image {files['image']} has "
+            f"{shape_text(shape)}. They "
             "must be of one grid: is it another volume's label?"
         )
     return label
 
 
 def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
-    """The voxels of what its header calls `shape` and `dtype`. Raises BadInput where memory cannot hold them."""
+    """Read the voxels of a file whose header gives `shape` and `dtype`; raise BadInput if memory cannot hold them."""
     reader = _reader(path)
-    mapped = reader is npy and dtype == np.uint8  # as large as its file, and on the disk
-    needed, free = math.prod(shape) * dtype.itemsize, available_ram()
-    if needed > free and not mapped:
-        raise BadInput(
-            f"{path}: {times(shape)} voxels of type {dtype} take {size_text(needed)}, and {size_text(free)} of memory "
-            "are free. Cut the volume into pieces, or mend its header if that cannot be its size."
-        )
+    file = 0 if reader is npy and npy.mapped(path) else dtype.itemsize
+    result = 1 if dtype.itemsize > 1 else 0
+    refuse_if_memory_is_short(
+        path, f"{shape_text(shape)} voxels of type {dtype} take", math.prod(shape) * (file + result), _CUT
+    )
     with _damage_refused(path):
         volume: Array = reader.read(path)
         if volume.shape != shape or volume.dtype != dtype:
@@ -120,7 +153,7 @@ def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Arra
 
 def _reader(path: Path) -> ModuleType:
     try:
-        if not path.exists():
+        if not refuse_special_file(path).exists():
             raise BadInput(f"{path}: no such file. Restore it, or take the volume out.")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}).") from error
@@ -133,7 +166,7 @@ def _reader(path: Path) -> ModuleType:
 
 @contextmanager
 def _damage_refused(path: Path) -> Iterator[None]:
-    """What decoders raise of damaged data cannot be listed: whatever it is becomes a BadInput that names the file."""
+    """Turn any exception into a BadInput that names the file, because decoders' errors cannot be listed."""
     try:
         yield
     except BadInput:
@@ -146,14 +179,22 @@ def _damage_refused(path: Path) -> Iterator[None]:
 
 
 def _volume_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """`shape`, which is that of a volume that memory can hold. Raises BadInput where it is not."""
+    """Return `shape` if it is that of a volume, else raise BadInput."""
     if len(shape) == 4 and shape[3] in (2, 3, 4):
         raise BadInput(f"{path}: slices of {shape[3]} channels (colours?); a volume of grey values is needed.")
     if len(shape) != 3:
         hint = " Join the slices of a volume in one file." if len(shape) == 2 else ""
-        raise BadInput(f"{path}: {len(shape)}-D ({times(shape)}); a volume of depth × height × width is needed.{hint}")
+        raise BadInput(
+            f"{path}: {len(shape)}-D ({shape_text(shape)}); a volume of depth × height × width is needed.{hint}"
+        )
     if min(shape) < 1:
-        raise BadInput(f"{path}: empty ({times(shape)}). Copy or write it again.")
+        raise BadInput(f"{path}: empty ({shape_text(shape)}). Copy or write it again.")
+    if min(shape) <= FLAT and sorted(shape)[1] >= WIDE:
+        raise BadInput(
+            f"{path}: {shape_text(shape)}: a picture (of {counted(min(shape), 'channel')}?); a volume of grey "
+            f"values, depth "
+            "× height × width, is needed. Join the slices of a volume in one file."
+        )
     return shape[0], shape[1], shape[2]
 
 

@@ -1,45 +1,102 @@
 """Volumes in .zarr folders: arrays of zarr version 2 or 3, groups of one array, OME-Zarr images.
 
-Of an OME-Zarr image (multiscales), level 0 is read: the full resolution. A chunk that is not stored has the array's
-fill value: that is how zarr stores chunks in which nothing else is. Axes of length 1 before the volume's three, such as
+From an OME-Zarr image (multiscales), level 0 is read: the full resolution. A chunk that is not stored has the array's
+fill value: zarr stores chunks that hold nothing else this way. Axes of length 1 before the volume's three, such as
 OME-Zarr's time and channel, are dropped.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.protocols import Array
+from runner_core import Array, BadInput, walk
+
+_MOST_CHUNKS = 1 << 18
+_ROOM = 4096
+"""Bytes that a stored chunk may have beyond 1.25 times its voxels: headers, checksums, an index of shards."""
+_NO_SPACE = ("c", "channel", "t", "time")
+"""Names of axes that are not spatial."""
 
 
 def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype. Raises any exception of a damaged file, BadInput where there is more than one array."""
-    array = _array(path)
-    return _dropped(array.shape), np.dtype(array.dtype)
+    """Return shape and dtype.
+
+    Raises any exception for a damaged file, BadInput if there is more than one array.
+    """
+    array, names = _array(path)
+    shape = _dropped(array.shape)
+    other = [f"{name} {n}" for name, n in zip(names[-len(shape) :], shape, strict=False) if name in _NO_SPACE and n > 1]
+    if other:
+        raise BadInput(f"{path}: {', '.join(other)}: several channels or times; write one volume of three axes each.")
+    return shape, np.dtype(array.dtype)
 
 
 def read(path: Path) -> Array:
-    """The whole array. Raises as `outline` does."""
-    array = np.asarray(_array(path)[...])
+    """Return the whole array. Raises as `outline` does, ValueError for chunks that hold more than they should."""
+    stored, _ = _array(path)
+    _refuse_bombs(path, stored)
+    array = np.asarray(stored[...])
     return array.reshape(_dropped(array.shape))
 
 
 def chunks(path: Path) -> tuple[int, int]:
-    """How many chunks are stored, and how many the array has. Raises as `outline` does."""
-    array = _array(path)
+    """Return how many chunks are stored, and how many the array has; raises as `outline` does."""
+    array, _ = _array(path)
     return array.nchunks_initialized, array.nchunks
 
 
 def fill(path: Path) -> int:
-    """What chunks that are not stored are read as. Raises as `outline` does."""
-    return int(_array(path).fill_value or 0)
+    """Return the value of chunks that are not stored; raises as `outline` does."""
+    return int(_array(path)[0].fill_value or 0)
+
+
+def _refuse_bombs(path: Path, array: Any) -> None:
+    """Raise ValueError for more chunks than can be read in a minute, or for a chunk that decodes to too much.
+
+    Blosc's and Zstandard's decoded sizes are read from the header, others judged by the file's size.
+    """
+    if array.nchunks > _MOST_CHUNKS:
+        raise ValueError(f"it has {array.nchunks:,} chunks; {_MOST_CHUNKS:,} are the most that are read")
+    chunk = math.prod(getattr(array, "shards", None) or array.chunks) * array.dtype.itemsize
+    inner = chunk // (math.prod(array.chunks) * array.dtype.itemsize)
+    most = chunk * 5 // 4 + 16 * inner + _ROOM
+    codecs = " ".join(type(codec).__name__.lower() for codec in array.compressors)
+    for folder, _, names in walk(path / array.path):
+        for name in names:
+            if name == "zarr.json":
+                continue
+            size = (folder / name).stat().st_size
+            if size > most:
+                raise ValueError(f"chunk {name} takes {size:,} bytes, a whole one is {chunk:,}")
+            with (folder / name).open("rb") as file:
+                holds = _decoded(file.read(18), codecs)
+            if holds > most:
+                raise ValueError(f"chunk {name} holds {holds:,} bytes, a whole one is {chunk:,}")
+
+
+def _decoded(head: bytes, codecs: str) -> int:
+    r"""Return how many bytes a chunk that begins with `head` decodes to, 0 if it does not say.
+
+    >>> _decoded(bytes.fromhex("28b52ffda000005000"), "zstdcodec"), _decoded(bytes(4) + b"\7" + bytes(13), "blosc")
+    (5242880, 7)
+    """
+    if "blosc" in codecs:
+        return int.from_bytes(head[4:8], "little")
+    if "zstd" not in codecs or head[:4] != b"\x28\xb5\x2f\xfd":
+        return 0
+    flags = head[4]  # RFC 8878, 3.1.1.1
+    single = flags >> 5 & 1
+    begin = 5 + (1 - single) + (0, 1, 2, 4)[flags & 3]
+    width = (single, 2, 4, 8)[flags >> 6]
+    return int.from_bytes(head[begin : begin + width], "little") + (256 if width == 2 else 0)
 
 
 def _dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without axes of length 1 before the last three.
+    """Return a shape without axes of length 1 before the last three.
 
     >>> _dropped((1, 1, 1, 6, 7)), _dropped((1, 2, 5, 6, 7))
     ((1, 6, 7), (2, 5, 6, 7))
@@ -49,18 +106,20 @@ def _dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _array(path: Path) -> Any:
-    import zarr  # half a second, and few need it
+def _array(path: Path) -> tuple[Any, list[str]]:
+    """Return the array, and the names of its axes (small letters) if they are written."""
+    import zarr  # takes half a second, and few runs need it
 
     if not path.is_dir():
         raise BadInput(f"{path}: a file; zarr arrays are folders. Unpack it, if it is an archive.")
     opened = zarr.open(path, mode="r")
     if isinstance(opened, zarr.Array):
-        return opened
+        return opened, _names(getattr(opened.metadata, "dimension_names", None) or ())
     attributes = opened.attrs.asdict()
     scales = attributes.get("multiscales") or attributes.get("ome", {}).get("multiscales")
     if scales:
-        return opened[scales[0]["datasets"][0]["path"]]
+        axes = [axis.get("name", "") for axis in scales[0].get("axes", []) if isinstance(axis, dict)]
+        return opened[scales[0]["datasets"][0]["path"]], _names(axes)
     arrays = dict(opened.arrays())
     if len(arrays) != 1:
         names = ", ".join(sorted(arrays)[:5]) or "none"
@@ -68,4 +127,9 @@ def _array(path: Path) -> Any:
             f"{path}: a zarr group of {len(arrays)} arrays ({names}); one is needed. Give the folder of one of them a "
             "name that ends in .zarr."
         )
-    return next(iter(arrays.values()))
+    array = next(iter(arrays.values()))
+    return array, _names(getattr(array.metadata, "dimension_names", None) or ())
+
+
+def _names(axes: Iterable[str | None]) -> list[str]:
+    return [str(name).lower() for name in axes]

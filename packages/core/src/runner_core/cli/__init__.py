@@ -15,59 +15,55 @@ from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
 
-from runner_core._errors import BadInput, RunnerError, did_you_mean
-from runner_core.discovery import COMMANDS, find_project
+from runner_core.base.errors import BadInput, RunnerError, did_you_mean
+from runner_core.base.secrets import without_secrets
+from runner_core.plugins.discovery import COMMANDS, find_project
 
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
     "check": ("check", "audit the data before spending hours on it"),
-    "profile": ("profile", "where the time of a step goes, what limits it, what would help"),
-    "tune": ("tune", "try what would help, measure it, and write the settings that are faster"),
-    "ablate": ("ablate", "every optimisation off in turn, and all: what each is worth on your data"),
+    "profile": ("profile", "show where the time of a step goes, what limits it, and what would help"),
+    "tune": ("tune", "try settings that might be faster, measure them, and write those that are"),
+    "ablate": ("ablate", "switch off each optimisation in turn, then all, to measure what each gains on your data"),
     "config": ("small", "print the settings that `train` would use"),
     "evaluate": ("evaluate", "score whole records with a trained run: worst cases first"),
     "predict": ("predict", "predict files or folders with a trained run"),
     "export": ("predict", "write a trained network for use without runner"),
-    "report": ("small", "write a run's report.html anew"),
+    "report": ("small", "rewrite a run's report.html"),
     "phantom": ("small", "write the phantom into a folder, in the project's own file formats"),
 }
-"""Command → (module that has it, what it does)."""
+"""Command → (module that has it, its summary)."""
 
 Command = Callable[[str, Sequence[str]], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code: 0 done, 1 unexpected, 2 bad input, 3 unhealthy, 130/143 signals."""
+    """Run a command line and return its exit code.
+
+    0: done, 1: unexpected error, 2: bad input, 3: unhealthy run, 130 or 143: ended by a signal.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a sign gets a ? instead of an error
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows ? instead of failing
             stream.reconfigure(errors="replace")
     try:
         return _dispatch(arguments)
     except RunnerError as error:
-        if "--debug" in arguments:
-            raise
-        _complain(str(error))
+        _complain(_traceback(error) if "--debug" in arguments else str(error))
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
         terminated = isinstance(stop, _Terminated)
-        told = "stopped by SIGTERM" if terminated else "interrupted"
-        _complain("; ".join([told, *getattr(stop, "__notes__", ())]))  # what commands noted of what is left
+        ending = "stopped by SIGTERM" if terminated else "interrupted"
+        _complain("; ".join([ending, *getattr(stop, "__notes__", ())]))  # notes of the command about what is left
         return 143 if terminated else 130
     except BrokenPipeError:  # `runner … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if "--debug" in arguments:
-            raise
-        if message := _of_the_disk(error):
-            _complain(message)
-            return BadInput.exit_code
-        from runner_core.cli.crash import describe
-
-        _complain(describe(error))
-        return 1
+        message = _of_the_machine(error)
+        _complain(_traceback(error) if "--debug" in arguments else message or _unexpected(error))
+        return BadInput.exit_code if message else 1
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -105,10 +101,27 @@ def _project_command(project: str, rest: list[str]) -> int:
     return command(project, rest[1:])
 
 
-def _of_the_disk(error: Exception) -> str | None:
-    """What to say of a disk that is full, or of a place where nothing may be written or read; None of other errors."""
-    from runner_core._files import full_disk
+def _traceback(error: Exception) -> str:
+    """Return the traceback that --debug shows."""
+    import traceback
 
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _unexpected(error: Exception) -> str:
+    from runner_core.cli.crash import describe
+
+    return describe(error)
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """Return the message for a full disk, full memory or missing permission; None for other errors."""
+    from runner_core.base.files import full_disk
+    from runner_core.base.memory import is_out_of_memory
+
+    if is_out_of_memory(error):
+        asked = (str(error).strip().splitlines() or ["no size is known"])[0]
+        return f"memory does not suffice ({asked}): take smaller settings or data (--debug shows where)"
     if full := full_disk(error):
         return f"the disk is full: {full.filename or full.strerror}"
     if not isinstance(error, OSError) or error.filename is None:
@@ -119,13 +132,13 @@ def _of_the_disk(error: Exception) -> str | None:
 
 
 def _complain(message: str) -> None:
-    print(f"runner: {message}", file=sys.stderr)
+    print(f"runner: {without_secrets(message)}", file=sys.stderr)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """SIGTERM outside training (which handles it itself): leave through every `finally`."""
+    """Leave through every `finally` when SIGTERM comes outside training, which handles it itself."""
     raise _Terminated(128 + number)
 
 
 class _Terminated(SystemExit):
-    """SIGTERM came."""
+    """Raised when SIGTERM comes."""

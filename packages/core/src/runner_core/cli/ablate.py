@@ -1,4 +1,4 @@
-"""`runner PROJECT ablate`: every optimisation off in turn, and all of them, on the user's data."""
+"""`runner PROJECT ablate`: switch off each optimisation in turn, then all, on the user's data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner_core._errors import BadInput
-from runner_core._text import aligned
-from runner_core.cli.data import data_folder, open_data
+from runner_core.base.errors import BadInput
+from runner_core.base.text import aligned
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import AblateOptions
 from runner_core.cli.start import Started, start_new
-from runner_core.measure import ablate_report as report
-from runner_core.measure.ablate import Ablation, Found
-from runner_core.measure.optimisations import cases, refuse_unknown
-from runner_core.measure.trial import TrialFailed
-from runner_core.runfolder import json_text, replace_text
-from runner_core.setup import Setup
-from runner_core.toolfolder import claimed
+from runner_core.contract.setup import Setup
+from runner_core.output.runfolder import json_text, replace_text
+from runner_core.output.toolfolder import claimed
+from runner_core.tools.measure import ablate_report as report
+from runner_core.tools.measure.ablate import Ablation, Found
+from runner_core.tools.measure.optimisations import cases, refuse_unknown
+from runner_core.tools.measure.trial import TrialFailed
+from runner_core.training.data import data_folder, open_data
 
 
 def ablate(name: str, arguments: Sequence[str]) -> int:
@@ -31,12 +31,12 @@ def ablate(name: str, arguments: Sequence[str]) -> int:
 
 def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     setup, options = started.setup, started.options
-    open_data(setup, print).store.close()  # before anything is measured: the cache is built, and faulty data refused
-    base = replace(base_of(started), source=str(data_folder(setup, print)))  # one phantom, wherever trials cache
+    open_data(setup, print).store.close()  # build the cache and refuse faulty data before measuring
+    base = replace(base_of(started), source=str(data_folder(setup, print)))  # one phantom for all trials
     measured, code = Ablation(base, 60 * options.minutes, print), 0
 
     def done(found: Found) -> None:
-        """After every case, so that what was measured is not lost."""
+        """Write the result after every case, so that no measurement is lost."""
         _write(setup, found, folder)
         *_, row = report.rows(found)
         print(
@@ -55,7 +55,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     found = measured.found
     assert found is not None
     print()
-    _tell(setup, found)
+    _show(setup, found)
     if code:
         print("interrupted: what was not finished by then is left out")
     elif not found.rows:
@@ -64,7 +64,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     return code
 
 
-def _tell(setup: Setup, found: Found) -> None:
+def _show(setup: Setup, found: Found) -> None:
     print(report.headline(report.head(setup, found)))
     for line in aligned([report.COLUMNS, *report.rows(found)]):
         print(line)
@@ -73,7 +73,7 @@ def _tell(setup: Setup, found: Found) -> None:
 
 
 def _write(setup: Setup, found: Found, folder: Path) -> None:
-    told = report.head(setup, found)
-    replace_text(folder / "ablate.json", json_text(report.as_json(told, found)) + "\n")
+    head = report.head(setup, found)
+    replace_text(folder / "ablate.json", json_text(report.as_json(head, found)) + "\n")
     replace_text(folder / "ablate.csv", report.as_csv(found))
-    replace_text(folder / "report.html", report.as_page(told, found))
+    replace_text(folder / "report.html", report.as_page(head, found))

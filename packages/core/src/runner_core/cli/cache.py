@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner_core._errors import BadInput
-from runner_core._files import size_text
-from runner_core._text import counted
-from runner_core.cache import manage
-from runner_core.cache.manage import Entry
+from runner_core.base.errors import BadInput
+from runner_core.base.files import size_text
+from runner_core.base.text import counted
+from runner_core.data.cache import manage
+from runner_core.data.cache.manage import Entry
 
 
 def cache(arguments: Sequence[str]) -> int:
@@ -80,10 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--project", help="only caches of this project")
     common.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    commands.add_parser("list", parents=[common], help="what there is, the last used first")
+    commands.add_parser("list", parents=[common], help="list all caches, the last used first")
     commands.add_parser("verify", parents=[common], help="read every byte and compare it with its checksum")
-    prune = commands.add_parser("prune", parents=[common], help="remove damaged caches, and those you name here")
-    prune.add_argument("--older-than-days", type=float, metavar="DAYS", help="not used for so long")
-    prune.add_argument("--max-gb", type=float, metavar="GB", help="the longest unused, until all take at most this")
-    prune.add_argument("--all", action="store_true", help="every cache")
+    prune = commands.add_parser("prune", parents=[common], help="remove damaged caches, and others that you choose")
+    prune.add_argument(
+        "--older-than-days", type=float, metavar="DAYS", help="remove caches that were not used for this long"
+    )
+    prune.add_argument(
+        "--max-gb", type=float, metavar="GB", help="remove the longest unused until the rest takes at most this"
+    )
+    prune.add_argument("--all", action="store_true", help="remove every cache")
     return parser

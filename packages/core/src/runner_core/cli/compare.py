@@ -1,4 +1,4 @@
-"""`runner compare RUN RUN…`: settings that differ, what came of it, curves, speed."""
+"""`runner compare RUN RUN…`: compare the settings, metrics, curves and speed of runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runner_core._text import aligned, typed
-from runner_core.comparing.page import render
-from runner_core.comparing.runs import Run, read_runs
-from runner_core.comparing.tables import Table, notes, tables
-from runner_core.runfolder import json_text, replace_text
-from runner_core.toolfolder import claimed
+from runner_core.base.location import shell_word
+from runner_core.base.text import aligned
+from runner_core.output.runfolder import json_text, replace_text
+from runner_core.output.toolfolder import claimed
+from runner_core.tools.compare.page import render
+from runner_core.tools.compare.runs import Run, read_runs
+from runner_core.tools.compare.tables import Table, notes, tables
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -28,30 +29,30 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     options = parser.parse_args(list(arguments))
     runs = read_runs(options.runs)
-    found, told = tables(runs), notes(runs)
-    with claimed(runs[0].project, "compare", options.out) as folder:  # refused before anything is said
-        for line in _lines(runs, found, told):
+    found, remarks = tables(runs), notes(runs)
+    with claimed(runs[0].project, "compare", options.out) as folder:  # refuse the folder before anything is printed
+        for line in _lines(runs, found, remarks):
             print(line)
-        replace_text(folder / "compare.json", json_text(_facts(runs, found, told)) + "\n")
-        replace_text(folder / "report.html", render(runs, found, told))
+        replace_text(folder / "compare.json", json_text(_facts(runs, found, remarks)) + "\n")
+        replace_text(folder / "report.html", render(runs, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
     return 0
 
 
-def _lines(runs: Sequence[Run], found: Sequence[Table], told: Sequence[str]) -> Iterator[str]:
-    yield from aligned([(f"run {n}", typed(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
+def _lines(runs: Sequence[Run], found: Sequence[Table], remarks: Sequence[str]) -> Iterator[str]:
+    yield from aligned([(f"run {n}", shell_word(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
     for table in found:
         yield f"\n{table.title}"
         head = ("", *(f"run {number}" for number in range(1, len(runs) + 1)))
         yield from aligned([head, *((row.name, *row.texts) for row in table.rows)])
-    for note in told:
+    for note in remarks:
         yield f"\nNOTE: {note}"
 
 
-def _facts(runs: Sequence[Run], found: Sequence[Table], told: Sequence[str]) -> dict[str, object]:
+def _facts(runs: Sequence[Run], found: Sequence[Table], remarks: Sequence[str]) -> dict[str, object]:
     return {
         "project": runs[0].project,
         "runs": [{"folder": run.folder.path, "state": run.state} for run in runs],
         **{table.title: {row.name: row.values for row in table.rows} for table in found},
-        "notes": list(told),
+        "notes": list(remarks),
     }

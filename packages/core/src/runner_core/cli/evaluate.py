@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from runner_core._errors import BadInput, did_you_mean
-from runner_core._text import counted, decimal
-from runner_core.cli.data import data_folder, read_records
+from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.base.text import counted, decimal
+from runner_core.cli.contents import Seen, read_contents, seen
 from runner_core.cli.options import EvaluateOptions
-from runner_core.cli.sides import SPLIT_FILE, Sides, read_sides, trained_on
 from runner_core.cli.start import Started, load_networks, start_from_run
-from runner_core.evaluation import Scores, draw_figures, write_scores
-from runner_core.evaluation import evaluate as score_records
-from runner_core.project import Project, Record, overrides
-from runner_core.report import write_report
+from runner_core.contract import Infer, Trained
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import Record
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import Identities
+from runner_core.data.duplicates import known_digests, read_digests
+from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
+from runner_core.output.report import write_report
+from runner_core.output.runfolder import RunFolder, json_text, replace_text
+from runner_core.output.toolfolder import claimed
+from runner_core.training.data import data_folder, read_records
+from runner_core.training.evaluation import Scores, draw_figures, write_scores
+from runner_core.training.evaluation import evaluate as score_records
+from runner_core.training.saved_split import SPLIT_FILE, SavedSplit, read_split
 
 SPLITS = ("validation", "train", "test", "all")
 SCORED = "scored"
@@ -27,26 +38,34 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     options, setup, run = started.options, started.setup, started.run
     assert run is not None
     side = _side(options, setup.project)
-    sides = read_sides(run.path)
-    trained, untrained, checkpoint = load_networks(started, options.run)  # first: `records` may ask for statistics
-    records = _records(started, side, sides)
-    out = options.out or run.path / f"evaluation-{side}"
-    make_folder(out)
-    print(f"{counted(len(records), 'record')} ({side}) with {checkpoint} of {run.path}")
-    scores = score_records(
-        *(setup.project, trained.infer, records, trained.statistics), untrained=untrained, trained_on=trained_on(sides)
+    sides, contents = read_split(run.path), read_contents(run.path)
+    networks = load_networks(started, options.run)  # before the records are read: `records` may use statistics
+    everything, records = _records(started, side, sides)
+    index = Identities(cache_root(setup.config.cache.dir))
+    digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
+    read = records if started.own_data else everything
+    digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
+    trained_on = seen(sides, contents, everything, [*digests.values()], started.own_data)
+    found = facts(
+        data=str(started.head["source"]),
+        split=side,
+        checkpoint=networks[2],
+        contents={record.key: digests[record.key] for record in records},
+        settings=started.changed,
+        versions=setup.engine.versions(),
     )
-    for line in [*score_table(scores), *further_tables(scores)]:
-        print(line)
-    for key, finding in scores.remarks:
-        print(f"{finding.level}: {key}: {finding.message}")
+    done: list[Path] = []
+    with _folder(name, options.out, run, found, done) as out:
+        print(f"{counted(len(records), 'record')} ({side}) with {networks[2]} of {run.path}")
+        scores, written = _score(setup.project, networks, records, trained_on, out)
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
-    elif seen := sum(row.trained_on for row in scores.rows):
-        print(f"{seen} of {_these(len(scores.rows))} trained on")
-    written = write_scores(scores, out) + draw_figures(setup.project, trained.infer, scores, out)
-    print(f"written: {', '.join(p.name for p in written)} in {out}")
-    if out.absolute().parent == run.path.absolute():  # the report shows such folders
+    elif text := trained_on_text([row.trained_on for row in scores.rows]):
+        print(text)
+    for note in trained_on.notes:
+        print(f"NOTE: {note}")
+    print(f"written: {', '.join(p.name for p in written)} in {done[0]}")
+    if done[0].absolute().parent == run.path.absolute():  # the report shows evaluations in the run folder
         print(f"report: {write_report(run)}")
     for error in scores.errors:
         print(f"warning: not scored: {error}", file=sys.stderr)
@@ -55,8 +74,43 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     return BadInput.exit_code if scores.errors else 0
 
 
+@contextmanager
+def _folder(name: str, out: Path | None, run: RunFolder, found: dict[str, Any], done: list[Path]) -> Iterator[Path]:
+    """Yield the folder to write into, and add its path to `done` afterwards.
+
+    It is the user's new or empty folder, or else a new one in the run's.
+    """
+    if out is None:
+        with new_folder(run.path, found, done) as folder:
+            yield folder
+        return
+    with claimed(name, "evaluate", out) as folder:
+        yield folder
+        replace_text(folder / FACTS_FILE, json_text(found) + "\n")
+    done.append(out)
+
+
+def _score(
+    project: Project,
+    networks: tuple[Trained, Infer | None, str],
+    records: Sequence[Record],
+    trained_on: Seen,
+    out: Path,
+) -> tuple[Scores, list[Path]]:
+    """Score the records, print the scores and write them."""
+    trained, untrained, _ = networks
+    scores = score_records(
+        *(project, trained.infer, records, trained.statistics), untrained=untrained, trained_on=trained_on
+    )
+    for line in [*score_table(scores), *further_tables(scores)]:
+        print(line)
+    for key, finding in scores.remarks:
+        print(f"{finding.level}: {key}: {finding.message}")
+    return scores, write_scores(scores, out) + draw_figures(project, trained.infer, scores, out)
+
+
 def _side(options: EvaluateOptions, project: Project) -> str:
-    """Which records; `SCORED`: those that the project names."""
+    """Return the split to score; `SCORED` means the records that the project chooses."""
     if options.split is None:
         return "all" if options.data else SCORED if overrides(project, "scored") else "validation"
     if options.split not in SPLITS:
@@ -66,7 +120,7 @@ def _side(options: EvaluateOptions, project: Project) -> str:
 
 
 def score_table(scores: Scores) -> Iterator[str]:
-    """The worst records, then the scores of the whole set beside those of the trivial baseline and other methods."""
+    """Yield the worst records, then the scores of the whole set beside the trivial baseline's and other methods'."""
     rows = scores.rows if scores.names else []
     width = max(map(len, ["worst first", *(row.record.key for row in rows), *scores.further]))
     names = scores.shown_names
@@ -89,7 +143,7 @@ def score_table(scores: Scores) -> Iterator[str]:
 
 
 def further_tables(scores: Scores) -> Iterator[str]:
-    """The project's own tables: the first column to the left, numbers to the right."""
+    """Yield the project's own tables: the first column aligned to the left, numbers to the right."""
     for table in scores.tables:
         texts = [list(table.columns), *([_cell(c) for c in row] for row in table.rows)]
         widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
@@ -100,27 +154,23 @@ def further_tables(scores: Scores) -> Iterator[str]:
             yield "  ".join([f"{first:<{widths[0]}}", *cells])
 
 
-def _these(records: int) -> str:
-    if records == 1:
-        return "1 record (or another of its group) was"
-    return f"these {records} records (or others of their groups) were"
-
-
 def make_folder(path: Path) -> None:
-    """Make a folder for results, or BadInput."""
+    """Make a folder for results. Raises BadInput if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{path}: cannot write here: {error.strerror}; name another folder with --out") from error
 
 
-def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) -> Sequence[Record]:
-    """The records of a side as it was in training; records that are new since then belong to none."""
+def _records(
+    started: Started[EvaluateOptions], side: str, sides: SavedSplit | None
+) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Return all records, and the records of a split as it was in training; newer records belong to no split."""
     setup, run = started.setup, started.run
     assert run is not None
-    records = read_records(setup, data_folder(setup, print))
+    records = read_records(setup, data_folder(setup, print), print)
     if side == "all":
-        return records
+        return records, records
     if sides is None:
         raise BadInput(f"{run.path} has no {SPLIT_FILE}, so its {side} records are not known; --split all scores all")
     keys = {name: frozenset(of_side) for name, of_side in sides.items()}
@@ -130,7 +180,7 @@ def _records(started: Started[EvaluateOptions], side: str, sides: Sides | None) 
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
     if new := len(records) - sum(map(len, by_side.values())):
         print(f"{counted(new, 'record')} new since training, of no side; --split all scores them too")
-    return found
+    return records, found
 
 
 def _cell(value: str | float | None) -> str:

@@ -1,6 +1,7 @@
-"""`runner list --hooks`: loads every plugin and says who provides which capability, and what stands in the way.
+"""`runner list --hooks`: load every plugin, and show who provides which capability and what prevents it.
 
-A capability that several extensions offer is no fault yet: all but one may decline it. Exit code 2: one is broken.
+A capability that several extensions offer is not yet an error: all but one may decline it. Exit code 2: a plugin is
+broken.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from runner_core import discovery
-from runner_core._errors import BadInput
-from runner_core._text import aligned
-from runner_core.plugins import Plugins, gives_first_result, hook_names
+from runner_core.base.errors import BadInput
+from runner_core.base.text import aligned
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins, gives_first_result, hook_names
 
 
 def list_hooks(arguments: Sequence[str]) -> int:
@@ -48,12 +49,12 @@ def _row(plugins: Plugins, hook: str) -> tuple[str, str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="runner list",
-        description="Projects and extensions. With --hooks they are loaded, to say who provides what. An extension "
-        "may decline a capability that it offers, as its settings say; then the next one provides it.",
+        description="List projects and extensions. --hooks loads them and shows who provides what. Depending "
+        "on its settings, an extension may decline a capability that it offers: the next one then provides it.",
         allow_abbrev=False,
     )
     parser.add_argument("--hooks", nargs="?", const="", metavar="PROJECT", help="load them (default: all projects)")
-    parser.add_argument("--extension", action="append", default=[], metavar="NAME", help="as for a run: it wins")
-    parser.add_argument("--no-extension", action="append", default=[], metavar="NAME", help="as for a run: without it")
+    parser.add_argument("--extension", action="append", default=[], metavar="NAME", help="let it win, as in a run")
+    parser.add_argument("--no-extension", action="append", default=[], metavar="NAME", help="leave it out, as in a run")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser

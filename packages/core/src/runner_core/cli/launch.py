@@ -1,5 +1,8 @@
-"""`train.devices` 2 and more: starts a process for each device, passes signals on, and ends with the code of the first
-that failed. What the processes do is `cli.train`'s business; torchrun and srun may start them as well."""
+"""Starts one process per device, for `train.devices` of 2 and more.
+
+It passes signals on and ends with the exit code of the first process that failed. `cli.train` decides what the
+processes do; torchrun and srun may start them as well.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from runner_core._signals import HANDLED
-from runner_core.team import RENDEZVOUS, PeerLost
+from runner_core.training.signals import HANDLED
+from runner_core.training.team import RENDEZVOUS, PeerLost
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0
-"""Seconds that the others have to notice that one has failed, and then to end at SIGTERM, before they are killed: one
-that waits for a GPU's answer notices nothing."""
+"""Seconds that the other processes have to notice a failure, and again to end at SIGTERM, before they are killed: a
+process that waits for a GPU's answer notices nothing."""
 _LOOK = 0.05
 
 
 def launch(arguments: Sequence[str], count: int) -> int:
-    """Run `runner ARGUMENTS` in `count` processes of this machine; the exit code of the first that fails, else 0."""
+    """Run `runner ARGUMENTS` in `count` local processes; return the exit code of the first that fails, else 0."""
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
         environment = {**os.environ, RENDEZVOUS: str(Path(folder) / "meeting"), "WORLD_SIZE": str(count)}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
@@ -34,7 +37,7 @@ def launch(arguments: Sequence[str], count: int) -> int:
         with _passed_on(processes):
             for number in range(count):
                 place = {"RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
-                # In a group of its own: a terminal's Ctrl-C comes to this process, which passes it on once.
+                # In its own process group: this process receives a terminal's Ctrl-C and passes it on once.
                 command = [sys.executable, "-c", _CODE, *arguments]
                 processes.append(subprocess.Popen(command, env=environment | place, process_group=0))
             return _first_failure(processes)
@@ -42,7 +45,7 @@ def launch(arguments: Sequence[str], count: int) -> int:
 
 @contextmanager
 def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals that come to this process go to all of these, and nothing else happens; none outlives this."""
+    """Pass this process's signals on to all of these, and do nothing else; none outlives the context."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in processes:
@@ -60,8 +63,10 @@ def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Waits for all. Once one has failed the others get SIGTERM, and then SIGKILL, where they do not end by
-    themselves."""
+    """Wait for all processes, and return the exit code of the first that failed.
+
+    Once one has failed, the others get SIGTERM if they do not end by themselves, and then SIGKILL.
+    """
     ended: dict[int, int] = {}
     failed_at: float | None = None
     remedies = [signal.SIGTERM, signal.SIGKILL]

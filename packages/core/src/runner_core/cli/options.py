@@ -6,36 +6,42 @@ The docstring under each field is its help text.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import inspect
+import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
+from typing_extensions import Doc
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.base.location import Location, location
 from runner_core.config import RunConfig
-from runner_core.location import Location, location
+from runner_core.config.bounds import Bounds, bounds_of
 
 LATEST = "latest"
 
 Place = Annotated[str, tyro.conf.arg(metavar="PATH|URL")]
-"""A path, or, where the project can, a URL (s3://BUCKET/FOLDER)."""
+"""A path, or a URL (s3://BUCKET/FOLDER) if the project supports URLs."""
 
 
 @dataclass(kw_only=True)
 class Options:
-    """What every command of a project takes."""
+    """Flags that every command of a project takes."""
 
     config: Path | None = None
-    """Settings file (YAML) over the preset; flags win over it."""
+    """Settings file (YAML). It overrides the preset; flags override it."""
     extension: UseAppendAction[tuple[str, ...]] = ()
-    """This extension provides what several could."""
+    """Use this extension if several provide the same capability."""
     no_extension: UseAppendAction[tuple[str, ...]] = ()
-    """Switch an installed extension off."""
+    """Switch off an installed extension."""
     debug: FlagCreatePairsOff[bool] = False
     """Show tracebacks of errors."""
 
@@ -50,10 +56,10 @@ class PresetOptions(Options):
 
 @dataclass(kw_only=True)
 class TrainOptions(PresetOptions):
-    """Train a model. Settings: preset < --config FILE < flags; `config` prints what they come to."""
+    """Train a model. Settings: preset < --config FILE < flags; `config` prints the result."""
 
     run_dir: Path | None = None
-    """Folder of the run: must be empty or new. Default: runs/PROJECT/TIME."""
+    """Folder of the run; it must be empty or new. Default: runs/PROJECT/TIME."""
     resume: str | None = None
     """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest."""
 
@@ -65,60 +71,68 @@ class ConfigOptions(PresetOptions):
 
 @dataclass(kw_only=True)
 class CheckOptions(PresetOptions):
-    """Audit the data: faulty records, copies, the split, grey values, classes, what the cache will cost; on screen and
-    as report.html and check.json. Exit code 2 where training would refuse the data: of streamed ones two files, or
-    1 % where that is more, may be unreadable."""
+    """Audit the data, on screen and as report.html and check.json.
+
+    Shows faulty records, duplicates, the split, grey values, classes, and the size of the cache. Exit code 2 if
+    training would refuse the data. With streamed data two files, or 1 % if that is more, may be unreadable.
+    """
 
     out: Path | None = None
     """A new or empty folder for the report. Default: runs/PROJECT/check-TIME."""
     fit: FlagCreatePairsOff[bool] = False
-    """Also build the network, try a few samples, and say what a training takes of RAM, device and disk."""
+    """Also build the network, try a few samples, and report how much RAM, device memory and disk training needs."""
 
 
 @dataclass(kw_only=True)
 class VerifyResumeOptions(PresetOptions):
-    """Kill trainings at random moments (kill -9), in steps, validations and while they save, resume them, and compare
-    each bit for bit with one that nobody disturbed: weights, optimizer, generators, metrics, log. Exit code 3 where
-    one differs."""
+    """Kill trainings at random moments, resume them, and compare each with an undisturbed training, bit for bit.
+
+    Kills (kill -9) hit steps, validations and saves. Compared are weights, optimizer, random generators, metrics and
+    log. Exit code 3 if any training differs.
+    """
 
     times: int = 3
-    """Trainings that are killed."""
+    """Number of trainings that are killed."""
     kills: int = 2
-    """Times that each of them is killed at most: a short one may end before."""
+    """Largest number of times that each training is killed; a short one may end before."""
     seed: int = 0
-    """Of the moments; the training's own is --train.seed."""
+    """Seed of the random moments; the training's own seed is --train.seed."""
     out: Path | None = None
     """A new or empty folder for the result. Default: runs/PROJECT/verify-resume-TIME."""
 
 
 @dataclass(kw_only=True)
 class AblateOptions(PresetOptions):
-    """Switch each optimisation off in turn, then all, and measure what that costs: a step, data, network and loss
-    apart, an epoch, memory; and whether the network still learns the same. On screen, and as report.html, ablate.csv
-    and ablate.json."""
+    """Switch off each optimisation in turn, then all, and measure the effect.
+
+    Measures the time of a step (data, network and loss separately) and of an epoch, the memory, and whether the network
+    still learns the same. Writes the result to the screen and into report.html, ablate.csv and ablate.json.
+    """
 
     only: UseAppendAction[tuple[str, ...]] = ()
-    """Only this optimisation; may be given several times. Default: all that the run has."""
+    """Only this optimisation; may be given several times. Default: all that the run uses."""
     minutes: float = 10.0
-    """Time that it may take, about. They are measured in their order; those for which it does not suffice are named."""
+    """Approximate time limit. Optimisations are measured in their order; those left at the end are named."""
     out: Path | None = None
     """A new or empty folder for the result. Default: runs/PROJECT/ablate-TIME."""
 
 
 @dataclass(kw_only=True)
 class ProfileOptions(PresetOptions):
-    """Train some steps and say where their time goes, what limits it, and what might help: on screen, and as
-    report.html and profile.json."""
+    """Train some steps and report where their time goes, what limits it, and what might help.
+
+    Writes the result to the screen and into report.html and profile.json.
+    """
 
     steps: int = 100
-    """Training steps that are measured, half of them taken apart."""
+    """Training steps to measure; half of them are timed part by part."""
     minutes: float = 2.0
-    """Fewer steps are measured where they would take longer. To compile them, and to time what surrounds them, comes on
-    top."""
+    """Measure fewer steps if they would take longer than this. Compiling them, and timing the work around them,
+    comes on top."""
     at: float = 0.5
-    """Moment of the training, 0 its beginning and 1 its end: some losses come in late."""
+    """Moment of the training: 0 is its beginning, 1 its end. Some losses start late."""
     trace: FlagCreatePairsOff[bool] = False
-    """Also write a trace of three steps, as the framework's own profiler sees them: for Perfetto, chrome://tracing or
+    """Also write a trace of three steps from the framework's own profiler, for Perfetto, chrome://tracing or
     TensorBoard."""
     out: Path | None = None
     """A new or empty folder for the result. Default: runs/PROJECT/profile-TIME."""
@@ -126,16 +140,19 @@ class ProfileOptions(PresetOptions):
 
 @dataclass(kw_only=True)
 class TuneOptions(PresetOptions):
-    """Try what would make training faster, measure each against the settings as they are, and write those that are
-    faster beyond the noise and learn the same into settings.yaml, which `train --config` takes."""
+    """Try settings that might make training faster, and measure each against the current settings.
+
+    Settings that are faster beyond the noise and learn the same are written into settings.yaml, which `train --config`
+    takes.
+    """
 
     minutes: float = 10.0
-    """Time for all of it, besides building the cache."""
+    """Time limit for everything except building the cache."""
     memory_gb: float | None = None
-    """Memory that a training may take, of the GPU, or of the machine where it computes on the CPU (GB = 1e9 bytes).
-    Default: what is free."""
+    """Memory that a training may use (GB = 1e9 bytes): of the GPU, or of the machine if it computes on the CPU.
+    Default: all that is free."""
     out: Path | None = None
-    """Folder for settings, table and report: new or empty. Default: runs/PROJECT/tune-TIME."""
+    """A new or empty folder for settings, table and report. Default: runs/PROJECT/tune-TIME."""
 
 
 @dataclass(kw_only=True)
@@ -154,14 +171,15 @@ class RunOptions(Options):
 
 @dataclass(kw_only=True)
 class EvaluateOptions(RunOptions):
-    """Score whole records with the best checkpoint, worst cases first; writes a table and figures."""
+    """Score whole records with the best checkpoint, worst cases first; write a table and figures."""
 
     data: Place | None = None
     """Data to score. Default: the run's own."""
     split: str | None = None
-    """validation, train or test, as they were in training, or all. Default: validation; all, where --data is given."""
+    """validation, train or test, as they were in training, or all. Default: validation; all if --data is given."""
     out: Path | None = None
-    """Folder for scores and figures. Default: evaluation-SPLIT in the run folder."""
+    """New or empty folder for scores and figures. Default: evaluation-SPLIT-DATA-TIME in the run folder, which the
+    report shows. An older evaluation of the same data, split, checkpoint and settings is replaced."""
 
 
 @dataclass(kw_only=True)
@@ -169,7 +187,7 @@ class PredictOptions(RunOptions):
     """Predict files or folders with the best checkpoint, in their own grid and format."""
 
     inputs: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="INPUT…")]
-    """Files or folders; URLs too, where the project can."""
+    """Files or folders; also URLs if the project supports them."""
     out: Path
     """Folder for the predictions."""
 
@@ -184,7 +202,7 @@ class ExportOptions(RunOptions):
 
 @dataclass(frozen=True)
 class Peek:
-    """What must be known of a command line before its settings can be parsed."""
+    """Flags that must be known before the settings of a command line can be parsed."""
 
     preset: str | None
     config: Path | None
@@ -195,13 +213,13 @@ class Peek:
     no_extension: tuple[str, ...]
     help: bool
     run: Path | None
-    """First word, where it is no flag: the run, for commands that take one."""
+    """First word if it is not a flag: the run, for commands that take one."""
     arguments: tuple[str, ...]
     """The command line, with a bare `--resume`, and `--devices`, spelled out."""
 
 
 def peek(arguments: Sequence[str]) -> Peek:
-    """Look for the flags that decide which defaults the others have."""
+    """Find the flags that decide the defaults of the others."""
     arguments = _spell_out(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--preset", "--resume"):
@@ -237,18 +255,20 @@ Parsed = TypeVar("Parsed", bound=Options)
 def parse(
     kind: type[Parsed], settings: RunConfig, arguments: Sequence[str], *, prog: str, defaults: str, extra: Any = None
 ) -> tuple[Parsed, RunConfig, Any]:
-    """Parse a whole command line: the command's own flags, the project's settings, and, for predict, the project's
-    own options. tyro prints help and errors itself and exits (code 2). `defaults`: where those of the settings come
-    from.
+    """Parse a whole command line: the command's own flags, the project's settings, and `predict`'s extra options.
 
-    Raises BadInput where a setting that is on or off is given a value, of which tyro says only that it is an unknown
-    word."""
+    tyro prints help and errors itself and exits (code 2). `defaults` names the source of the settings' defaults. Raises
+    BadInput if an on/off setting is given a value; tyro would only report an unknown word.
+    """
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
     for value in nested.values():
         _refuse_values(value, arguments)
+    if {"-h", "--help"} & set(arguments):
+        for shown in (kind, *map(type, nested.values())):
+            _complete_help(shown)
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
-    about = f"{kind.__doc__}\n\nThe defaults of the settings below are those of {defaults}."
+    about = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nThe defaults of the settings below are those of {defaults}."
     parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=about)
     return parsed, parsed.settings, getattr(parsed, "extra", None)
 
@@ -263,7 +283,7 @@ def _refuse_values(settings: Any, arguments: Sequence[str]) -> None:
 
 
 def _switches(settings: Any, prefix: str = "--") -> Iterator[tuple[str, tuple[str, str]]]:
-    """Of each setting that is on or off its two flags, by either."""
+    """Yield both flags of each on/off setting, each with the pair."""
     for field in dataclasses.fields(settings):
         value, name = getattr(settings, field.name), field.name.replace("_", "-")
         if dataclasses.is_dataclass(value):
@@ -273,17 +293,61 @@ def _switches(settings: Any, prefix: str = "--") -> Iterator[tuple[str, tuple[st
             yield from ((flag, pair) for flag in pair)
 
 
+def _complete_help(kind: type) -> None:
+    """Let `--help` show the bounds of numbers beside their type (`INT ≥1`), and each field's text as one paragraph.
+
+    tyro reads annotations, and bounds must not need tyro, which takes long to import: they are joined here. tyro alone
+    would keep the line breaks that a text has in its source.
+    """
+    hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
+    for field in dataclasses.fields(kind):
+        hint, more = hints[field.name], list[Any]()
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            _complete_help(hint)
+            continue
+        if (bounds := next(bounds_of(hint), None)) and "metavar" not in repr(hint):
+            more.append(tyro.conf.arg(metavar=_metavar(hint, bounds)))
+        if field.name in texts and not any(isinstance(extra, Doc) for extra in get_args(hint)):
+            more.append(Doc(texts[field.name]))
+        if more:
+            kind.__annotations__[field.name] = Annotated[(hint, *more)]
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """Return the text below each field, without line breaks; empty if the source is not there."""
+    found: dict[str, str] = {}
+    for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        with suppress(OSError, TypeError, SyntaxError, ValueError):
+            (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+            for field, after in pairwise(getattr(source, "body", ())):
+                match field, after:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        found[name] = " ".join(text.split())
+    return found
+
+
+def _metavar(hint: Any, bounds: Bounds) -> str:
+    number = "FLOAT" if "float" in repr(hint) else "INT"
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (list, tuple):
+        items = get_args(hint)
+        number = f"{number} …" if len(items) == 1 or items[-1] is Ellipsis else " ".join([number] * len(items))
+    optional = type(None) in get_args(hint)
+    return f"{'{None}|' if optional else ''}{number} {bounds.short()}"
+
+
 def _default(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)
 
 
 def _inline(kind: type) -> Any:
-    """A nested dataclass whose fields are flags without a common prefix."""
+    """Return a nested dataclass that gives its fields flags without a common prefix."""
     return Annotated[kind, tyro.conf.arg(name="")]
 
 
 def _spell_out(arguments: Sequence[str]) -> list[str]:
-    """With a bare `--resume`, and `--devices`, in full."""
+    """Return the arguments with a bare `--resume`, and `--devices`, in full."""
     spelled: list[str] = []
     for i, word in enumerate(arguments):
         spelled.append(f"--train.{word[2:]}" if word.partition("=")[0] == "--devices" else word)

@@ -1,20 +1,20 @@
-"""`runner`, `runner list` and `runner PROJECT`: what is installed, and what to type next. Nothing is imported."""
+"""`runner`, `runner list` and `runner PROJECT`: show what is installed and what to type next, without importing it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from runner_core import discovery
-from runner_core._text import aligned
+from runner_core.base.text import aligned
 from runner_core.cli import PROJECT_COMMANDS
-from runner_core.discovery import Plugin
+from runner_core.plugins import discovery
+from runner_core.plugins.discovery import Plugin
 
 _ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"
 _NONE = "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one"
 
 
 def overview() -> int:
-    """`runner`, `runner --help`."""
+    """Print the page of `runner` and `runner --help`."""
     projects = discovery.projects()
     print("runner: train scientific-imaging models, fast and honestly\n")
     _print_installed(projects.values(), discovery.extensions().values())
@@ -36,7 +36,7 @@ def overview() -> int:
 
 
 def list_plugins(arguments: Sequence[str]) -> int:
-    """`runner list`: every plugin with the hooks that its source has; with --hooks, see `runner_core.cli.hooks`."""
+    """Print every plugin with the hooks in its source (`runner list`); --hooks is in `runner_core.cli.hooks`."""
     if arguments:
         from runner_core.cli.hooks import list_hooks
 
@@ -60,7 +60,7 @@ def _described(plugin: Plugin) -> tuple[str, str, str, str]:
 
 
 def project_help(plugin: Plugin) -> int:
-    """`runner PROJECT`: its commands."""
+    """Print the commands of a project (`runner PROJECT`)."""
     name = plugin.name
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
     _columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])

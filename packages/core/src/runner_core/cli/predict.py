@@ -9,23 +9,26 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from runner_core._errors import BadInput
-from runner_core._text import counted
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.base.location import Location, Url, location, refuse_secrets
+from runner_core.base.text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, refuse_url, start_from_run
-from runner_core.cli.whole import remove_leftovers, write_whole
-from runner_core.location import Location, Url, location
-from runner_core.pipeline import local
-from runner_core.project import AnyRecord, Project, Record, overrides
-from runner_core.setup import Setup
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import AnyRecord, Record
+from runner_core.contract.setup import Setup
+from runner_core.data.pipeline import local
+from runner_core.output.whole import remove_leftovers, write_whole
+from runner_core.training.restoring import restoring
 
 
 def predict(name: str, arguments: Sequence[str]) -> int:
-    """Every input that can be predicted is; the others are named, and the exit code is then 2."""
+    """Predict every input that can be predicted; name the others, and then return exit code 2."""
     started = start_from_run(name, "predict", PredictOptions, arguments)
     options, setup = started.options, started.setup
-    trained, checkpoint = load_network(started, options.run)  # first: `inputs` may ask for the training's statistics
+    trained, checkpoint = load_network(started, options.run)  # first: `inputs` may use statistics
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
@@ -54,14 +57,14 @@ def predict(name: str, arguments: Sequence[str]) -> int:
 
 
 def _exit_code(failed: int) -> int:
-    """Says how many inputs were of no use."""
+    """Report how many inputs failed, and return the exit code."""
     if failed:
         print(f"runner: {counted(failed, 'input')} could not be predicted (see above)", file=sys.stderr)
     return BadInput.exit_code if failed else 0
 
 
 def _write(project: Project, record: Record, prediction: Any, folder: Path) -> Sequence[Path]:
-    """What the project's `write` wrote. Raises BadInput when it does not say."""
+    """Return the files that the project's `write` wrote. Raises BadInput if it does not return them."""
     written = project.write(record, prediction, folder)
     if isinstance(written, Sequence) and all(isinstance(path, Path) for path in written):
         return written
@@ -71,7 +74,7 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
 
 
 def _collected(project: Project, files: Sequence[Path], out: Path) -> Sequence[Path]:
-    """What the project made of all files together, in their stead."""
+    """Replace all files together with the files that the project makes of them, and return those."""
     written = write_whole(out, partial(project.collect, files))
     for path in set(files) - set(written):
         path.unlink()
@@ -86,13 +89,14 @@ def export(name: str, arguments: Sequence[str]) -> int:
         raise BadInput(f"{out}: exists and is not an empty folder; name another with --out")
     state, checkpoint = load_state(started, started.options.run)
     make_folder(out)
-    written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
-    print(f"{checkpoint}: {', '.join(str(path) for path in written)}")
+    with restoring(checkpoint):
+        written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
+    print(f"{checkpoint.name}: {', '.join(str(path) for path in written)}")
     return 0
 
 
 def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int]:
-    """Records of every input, each once, and how many inputs are of no use."""
+    """Return the records of every input, each once, and the number of inputs that failed."""
     if not options.inputs:
         raise BadInput("name the files or folders to predict after the run")
     records: dict[str, AnyRecord] = {}
@@ -101,10 +105,12 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
         try:
             if isinstance(place, Url):
                 refuse_url(setup.project, place)
-            elif not place.exists():
+            elif not refuse_special_file(place).exists():
                 raise BadInput(f"{place}: there is no such file or folder")
             for record in setup.project.inputs(place):
                 _add(records, record, options.out)
+            for line in setup.project.left_out:
+                print(f"note: {line}")
         except BadInput as error:
             failed += 1
             print(f"warning: not predicted: {error}", file=sys.stderr)
@@ -112,8 +118,11 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
 
 
 def _add(records: dict[str, AnyRecord], record: AnyRecord, out: Path) -> None:
-    """Predictions never overwrite each other, nor anything beside the input files."""
+    """Add a record, unless its predictions would overwrite others or lie beside the input files."""
     files = _files(record)
+    for place in files:
+        if isinstance(place, Url):
+            refuse_secrets(place)
     if any(isinstance(file, Path) and file.resolve().parent == out.resolve() for file in files):
         raise BadInput(f"{files[0]}: lies in the output folder {out}; name another with --out, so that no file is lost")
     other = records.setdefault(record.key, record)

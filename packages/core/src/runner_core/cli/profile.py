@@ -1,18 +1,18 @@
-"""`runner PROJECT profile`: where the time of a run goes, what limits it, and what might help."""
+"""`runner PROJECT profile`: show where the time of a run goes, what limits it, and what might help."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner_core._errors import BadInput
-from runner_core.cli.data import open_data
+from runner_core.base.errors import BadInput
 from runner_core.cli.measured import refuse
 from runner_core.cli.options import ProfileOptions
 from runner_core.cli.start import Started, start_new
-from runner_core.measure import profile_report
-from runner_core.measure.profiling import profile_run, remedies
-from runner_core.toolfolder import claimed
+from runner_core.output.toolfolder import claimed
+from runner_core.tools.measure import profile_report
+from runner_core.tools.measure.profiling import profile_run, remedies
+from runner_core.training.data import open_data
 
 
 def profile(name: str, arguments: Sequence[str]) -> int:

@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner_core._text import counted, typed
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
 from runner_core.cli.options import ConfigOptions, PhantomOptions
 from runner_core.cli.start import start_new
-from runner_core.config.resolve import dump
+from runner_core.plugins.settings import dump
 
 
 def config(name: str, arguments: Sequence[str]) -> int:
@@ -22,24 +23,24 @@ def config(name: str, arguments: Sequence[str]) -> int:
 
 
 def phantom(name: str, arguments: Sequence[str]) -> int:
-    from runner_core.phantoms import write_phantom
+    from runner_core.data.phantoms import write_phantom
 
     started = start_new(name, "phantom", PhantomOptions, arguments)
     folder = write_phantom(started.setup.project, started.options.folder)
     print(f"{folder}: {counted(len(started.setup.project.records(folder)), 'record')}")
-    print(f"next: runner {name} train --data {typed(folder)}")
+    print(f"next: runner {name} train --data {shell_word(folder)} --preset demo")
     return 0
 
 
 def report(name: str, arguments: Sequence[str]) -> int:
     from runner_core.cli.start import read_run
-    from runner_core.report import write_report
-    from runner_core.runfolder import RunFolder
+    from runner_core.output.report import write_report
+    from runner_core.output.runfolder import RunFolder
 
-    parser = argparse.ArgumentParser(prog=f"runner {name} report", description="Write a run's report.html anew.")
+    parser = argparse.ArgumentParser(prog=f"runner {name} report", description="Rewrite a run's report.html.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     for flag in ("--extension", "--no-extension"):
-        parser.add_argument(flag, action="append", help="as in other commands; a report asks no extension for anything")
+        parser.add_argument(flag, action="append", help="accepted as in other commands; a report uses no extension")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     run = RunFolder.open(parser.parse_args(list(arguments)).run)
     read_run(run, name)

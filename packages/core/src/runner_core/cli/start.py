@@ -1,55 +1,57 @@
-"""From a command line to a Setup: plugins, preset, settings file, flags; for a new run or with a trained one."""
+"""Turns a command line into a Setup, for a new run or with a trained one: plugins, preset, settings file, flags."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
-from runner_core import discovery
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
-from runner_core.config.resolve import (
+from runner_core.config.values import overlay
+from runner_core.contract import Infer, State, Trained
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.setup import Setup
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.output.runfolder import RunFolder
+from runner_core.plugins import discovery
+from runner_core.plugins.manager import Plugins
+from runner_core.plugins.settings import (
     PHANTOM,
     SettingsFile,
+    differences,
     for_other_data,
     from_file,
     from_preset,
+    head,
     read_settings,
     refuse_nonsense,
     refuse_other_model,
 )
-from runner_core.config.values import overlay
-from runner_core.location import Location, Url, location, refuse_secrets
-from runner_core.plugins import Plugins
-from runner_core.project import Project, overrides
-from runner_core.protocols import Infer, State, Trained
-from runner_core.runfolder import RunFolder
-from runner_core.setup import Setup
+from runner_core.training.restoring import refuse_nan, restoring
 
 
 @dataclass
 class Started(Generic[Parsed]):
-    """A parsed command. `run`: the run that it continues or uses, None for a new one."""
+    """A parsed command; `run` is the run that it continues or uses, None for a new one."""
 
     options: Parsed
     setup: Setup
     run: RunFolder | None
     chosen: tuple[str, ...]
-    """Extensions that were chosen where several could provide a capability."""
+    """Extensions that the user chose where several offer a capability."""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Settings that differ from the run that is used: name → (the run's value, this command's)."""
+    own_data: bool = True
+    """True if these are the data that the run was trained on."""
 
     @property
     def head(self) -> dict[str, Any]:
-        """What config.yaml says besides the settings."""
-        source = self.setup.source
-        return {
-            "project": self.setup.name,
-            "preset": self.setup.preset,
-            "source": PHANTOM if source is None else str(source),
-            "plugins": self.setup.plugins.versions,
-            "chosen": list(self.chosen),
-        }
+        """Entries of config.yaml besides the settings."""
+        return head(self.setup, self.chosen)
 
 
 def start_new(
@@ -61,9 +63,11 @@ def start_new(
     prog: str = "",
     over: Mapping[str, Any] | None = None,
 ) -> Started[Parsed]:
-    """For commands that start from a preset, or that continue a run (`train --resume`). `over`: the command's own
-    settings, by section, which are over the preset's and a file's; `prog`: how the command is typed, where that is not
-    `runner NAME COMMAND`."""
+    """Start a command from a preset, or from a run to continue (`train --resume`).
+
+    `over` holds the command's own settings by section, which override the preset's and a file's. `prog` is how the user
+    types the command, if that is not `runner NAME COMMAND`.
+    """
     seen = peek(arguments)
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
@@ -83,7 +87,7 @@ def start_new(
 
 
 def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
-    """Where the defaults that --help shows come from."""
+    """Return the source of the defaults that --help shows."""
     over = "" if file is None else f" and of {file.path}"
     if file is None and seen.preset is None:
         other = "with --data it is default" if seen.data is None else "without --data it is demo"
@@ -92,7 +96,10 @@ def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
 
 
 def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
-    """For commands that use a trained run, named first: its settings, and flags that leave its model alone."""
+    """Start a command that uses a trained run, which the user names first.
+
+    Uses the run's settings, and flags that leave its model alone.
+    """
     seen = peek(arguments)
     if seen.run is None:
         if seen.help:
@@ -110,44 +117,56 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     project = plugins.project()
     preset = saved.preset or "default"
     trained = settings = _settings(project, preset, saved, None)
-    if seen.data is not None and str(_source(project, seen.data, saved)) != saved.source:
+    own = seen.data is None or str(_source(project, seen.data, saved)) == saved.source
+    if not own:
         settings = for_other_data(trained, project, preset)
     if seen.config is not None:
         settings = from_file(settings, project, read_settings(seen.config))
     options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
                                      defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
     refuse_nonsense(settings)
-    refuse_other_model(trained, settings, run.path, project.of_data)
-    made = project(settings)
+    refuse_other_model(trained, settings, run.path, project.data_settings)
+    instance = project(settings)
     if extra is not None:
-        made.predict_options = extra
-    setup = Setup(made, settings, preset, _source(project, seen.data, saved), plugins)
-    return Started(options, setup, run, chosen)
+        instance.predict_options = extra
+    setup = Setup(instance, settings, preset, _source(project, seen.data, saved), plugins)
+    return Started(options, setup, run, chosen, differences(trained, settings), own)
 
 
 def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
-    """The network of the checkpoint that `named` is, or of the best of the run it is; and which one that was."""
+    """Return the network of a checkpoint, and the checkpoint's name.
+
+    `named` is the checkpoint or its run; of a run, the best checkpoint is used.
+    """
     state, checkpoint = load_state(started, named)
-    return _loaded(started.setup, state), checkpoint
+    with restoring(checkpoint):
+        return _loaded(started.setup, state), checkpoint.name
 
 
 def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | None, str]:
-    """As `load_network`; between the two the network before its first step, where the project's `judge` wants it."""
+    """Return the trained network, the untrained network, and the checkpoint's name.
+
+    Like `load_network`, with the network before its first step if the project's `judge` wants it, else None.
+    """
     setup = started.setup
     state, checkpoint = load_state(started, named)
-    trained = _loaded(setup, state)
     wanted = setup.project.untrained and overrides(setup.project, "judge")
-    return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint
+    with restoring(checkpoint):
+        trained = _loaded(setup, state)
+        return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
 
 
 def _loaded(setup: Setup, state: State) -> Trained:
-    setup.project.pipeline = setup.pipeline  # predictions share the crop
+    RecordPipeline.of(setup)  # sets `project.pipeline`, so that predictions are cropped alike
     return setup.engine.load(setup, state)
 
 
-def load_state(started: Started[Any], named: Path) -> tuple[State, str]:
-    """The state of the checkpoint that `named` is, or of the best one of the run it is; and its name."""
-    from runner_core.checkpoint import Checkpoints
+def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
+    """Return the state of a checkpoint, and its folder.
+
+    `named` is the checkpoint or its run; of a run, the best checkpoint is used.
+    """
+    from runner_core.training.checkpoints import Checkpoints
 
     setup, run = started.setup, started.run
     assert run is not None
@@ -158,11 +177,13 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, str]:
         if found is None:
             raise BadInput(f"{run.path}: there is no usable checkpoint yet; train first, or continue with --resume")
         path = found[0]
-    return checkpoints.load(path), path.name
+    state = checkpoints.load(path)
+    refuse_nan(state, path)
+    return state, path
 
 
 def checkpoint_path(run: RunFolder, named: Path) -> Path | None:
-    """The checkpoint that the user named inside `run`; None for the run folder itself."""
+    """Return the checkpoint that the user named inside `run`; None for the run folder itself."""
     inside = named.absolute()
     if run.checkpoints.absolute() not in inside.parents:
         return None
@@ -180,7 +201,7 @@ def _resumed(name: str, seen: Peek) -> RunFolder | None:
 
 
 def read_run(run: RunFolder, name: str) -> SettingsFile:
-    """A run's settings file; BadInput when it is a run of another project."""
+    """Return a run's settings file. Raises BadInput for a run of another project."""
     saved = read_settings(run.config_file)
     if saved.project != name:
         raise BadInput(f"{run.path} is a run of project {saved.project!r}, not of {name!r}")
@@ -188,7 +209,10 @@ def read_run(run: RunFolder, name: str) -> SettingsFile:
 
 
 def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins, tuple[str, ...]]:
-    """A trained run gets the extensions that it was trained with, and no others; flags may add and take away."""
+    """Return the plugins, and the extensions that the user chose.
+
+    A trained run gets the extensions that it was trained with, and no others; flags may add and remove some.
+    """
     chosen, without = seen.extension, seen.no_extension
     if saved is not None:
         active = [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
@@ -213,14 +237,14 @@ def _settings(project: type[Project], preset: str, saved: SettingsFile | None, f
 
 
 def _source(project: type[Project], data: Location | None, saved: SettingsFile | None) -> Location | None:
-    """The data: what the user names, else what the run used, else None (the phantom)."""
+    """Return the user's data, else the run's, else None (the phantom)."""
     if data is None and (saved is None or saved.source in (None, PHANTOM)):
         return None
     source = data or location((saved and saved.source) or "")
-    if isinstance(source, Url):  # what is there is seen when its records are listed
+    if isinstance(source, Url):  # listing its records shows whether it exists
         refuse_url(project, source)
         return source
-    if source.exists():
+    if refuse_special_file(source).exists():
         return source.absolute()
     if data is None:
         raise BadInput(f"{source}: the data of this run is not there any more; name it with --data")
@@ -228,7 +252,7 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
 
 
 def refuse_url(project: type[Project] | Project, url: Url) -> None:
-    """BadInput where the project reads files of this machine only, and for a URL that must not be kept."""
+    """Raise BadInput if the project reads local files only, or if the URL holds a secret that must not be saved."""
     refuse_secrets(url)
     if not project.remote:
         raise BadInput(f"{url}: project {project.name} reads no data at URLs; copy them to this machine first")

@@ -1,21 +1,22 @@
-"""What `train` prints before it begins and when it has ended."""
+"""Text that `train` prints before it begins and after it has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner_core._text import counted, decimal, typed
-from runner_core.config.resolve import differences, from_preset
-from runner_core.display import duration, speed
-from runner_core.runfolder import RunFolder
-from runner_core.setup import Setup
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted, decimal
+from runner_core.contract.setup import Setup
+from runner_core.output.display import duration, speed
+from runner_core.output.runfolder import RunFolder
+from runner_core.plugins.settings import differences, from_preset
 
 _SHOWN = 12
 
 
 def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
-    """What is about to be trained, on what, and how the demo differs."""
+    """Yield lines that name the project, its data, and the demo's differences from the default."""
     verb = "continuing" if resume else "run"
     yield f"{setup.name}: preset {setup.preset}, {verb} {folder.path}"
     if setup.source is None:
@@ -32,7 +33,10 @@ def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
 
 
 def unlike_default(setup: Setup) -> list[str]:
-    """Where the settings differ from the preset default, model and training first; not how the run is kept."""
+    """Return the settings that differ from the preset default, model and training first.
+
+    Settings about how the run is kept are left out.
+    """
     usual = from_preset(type(setup.project), "default")
     changed = [
         f"{name} {_text(now)} (default {_text(was)})"
@@ -43,7 +47,7 @@ def unlike_default(setup: Setup) -> list[str]:
 
 
 def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]:
-    """How it ended: validation metrics, whole-record scores beside the trivial baseline's, speed."""
+    """Yield the result: validation metrics, whole-record scores beside the trivial baseline's, speed."""
     yield ""
     scores = summary.get("scores") or {}
     others = {"baseline": summary.get("baseline") or {}, **(summary.get("further") or {})}
@@ -65,11 +69,11 @@ def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]
         yield f"{finding['level']}: {finding['rule']}: {finding['message']}"
     yield f"run folder: {folder.path}   report: {folder.report_file}"
     name = summary["project"]
-    yield f"next: runner {name} predict {typed(folder.path)} INPUT… --out DIR"
+    yield f"next: runner {name} predict {shell_word(folder.path)} INPUT… --out DIR"
 
 
 def _importance(item: tuple[str, Any]) -> int:
-    """Model, then training, then the rest, each in the order of the settings."""
+    """Return the rank of a setting: model, then training, then the rest."""
     section = item[0].partition(".")[0]
     return {"model": 0, "train": 1}.get(section, 2)
 

@@ -1,4 +1,4 @@
-"""A training's place among the processes that train together: who joins, who speaks, what an error means to whom."""
+"""Joins the processes that train together, and decides which of them reports an error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from contextlib import contextmanager, suppress
 from signal import SIGINT, SIGTERM
 from typing import NoReturn
 
-from runner_core._errors import BadInput, RunnerError, Stopped, Unhealthy
-from runner_core.setup import Setup
-from runner_core.team import RENDEZVOUS, PeerLost, Place, Team, find_place
+from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core.contract.setup import Setup
+from runner_core.contract.team import Place, Team
+from runner_core.training.team import RENDEZVOUS, PeerLost, find_place
 
 _LOOK = 1.0
 
 
 def place_of(setup: Setup) -> Place | None:
-    """Where torchrun, srun or `cli.launch` has put this process, `train.devices` set to their number; None: nobody has.
+    """Return the place that torchrun, srun or `cli.launch` has given this process; None if none has.
 
-    Raises BadInput for settings that several processes cannot have.
+    Sets `train.devices` to the number of processes. Raises BadInput for settings that several processes cannot have.
     """
     train, place = setup.config.train, find_place(os.environ)
     if place is not None and train.devices not in (1, place.count):
@@ -36,9 +37,9 @@ def place_of(setup: Setup) -> Place | None:
 
 @contextmanager
 def together(setup: Setup, place: Place | None) -> Iterator[None]:
-    """Inside, `setup.team` are the processes of this training, all of which wait for each other first.
+    """Make `setup.team` the processes of this training, after all have met, for the time inside this context.
 
-    Of an error that several of them meet one tells the user; the others leave silently, with its exit code.
+    If several processes meet an error, one tells the user; the others leave silently, with its exit code.
     """
     if place is None:
         yield
@@ -50,22 +51,24 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     first = place.number == 0
     try:
         setup.team = setup.engine.join(place)
-    except BadInput as error:  # settings or devices that are wrong are so for all
-        _tell(error, first)
+    except BadInput as error:  # wrong settings or devices are wrong for all processes
+        _raise_or_leave(error, first)
     try:
         with noticing(setup.team):
             yield
-    except (Stopped, Unhealthy, KeyboardInterrupt, SystemExit) as error:  # comes to all of them
-        _tell(error, first)
+        if not first:
+            atexit.register(_end, 0)  # now and then one of torch's threads aborts a process that Python takes down
+    except (Stopped, Unhealthy, KeyboardInterrupt, SystemExit) as error:  # reaches all processes
+        _raise_or_leave(error, first)
     except PeerLost as error:
-        _tell(error, RENDEZVOUS not in os.environ and setup.team.speaks())
+        _raise_or_leave(error, RENDEZVOUS not in os.environ and setup.team.speaks())
     except Exception as error:
-        _tell(error, setup.team.speaks())
+        _raise_or_leave(error, setup.team.speaks())
 
 
 @contextmanager
 def noticing(team: Team) -> Iterator[None]:
-    """What goes wrong because another process is gone is PeerLost."""
+    """Raise PeerLost for an error that happens because another process is gone."""
     try:
         yield
     except RuntimeError as error:
@@ -74,8 +77,8 @@ def noticing(team: Team) -> Iterator[None]:
         raise PeerLost("another process of this training has ended: it, or what has started it, says why") from error
 
 
-def _tell(error: BaseException, speaks: bool) -> NoReturn:
-    """Raises the error, or leaves silently with its exit code."""
+def _raise_or_leave(error: BaseException, speaks: bool) -> NoReturn:
+    """Raise the error, or leave silently with its exit code."""
     if isinstance(error, KeyboardInterrupt):
         code = 128 + SIGINT
     else:
@@ -88,7 +91,7 @@ def _tell(error: BaseException, speaks: bool) -> NoReturn:
 
 
 def _end(code: int) -> None:
-    """At once: threads that wait for what other processes do not send any more would keep this one from ending."""
+    """End at once: threads that wait for lost processes would keep this one from ending."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
@@ -96,7 +99,7 @@ def _end(code: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """When the launcher is killed nobody passes signals on: the training is saved and ended."""
+    """Save and end the training when the launcher is killed: no process passes signals on then."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os.kill(os.getpid(), SIGTERM)

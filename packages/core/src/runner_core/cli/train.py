@@ -5,34 +5,40 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner_core import watched
-from runner_core._errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
-from runner_core._fetching import BLOCK_FILE
-from runner_core._signals import outlive_terminal
-from runner_core._text import counted, typed
+from runner_core.base.errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
+from runner_core.cli.contents import CONTENTS_FILE, save_contents
 from runner_core.cli.crash import save_traceback
-from runner_core.cli.data import open_data
+from runner_core.cli.ending import Phase, Phases, Unwritten
 from runner_core.cli.launch import launch
 from runner_core.cli.options import TrainOptions
-from runner_core.cli.sides import SPLIT_FILE, read_sides, save_sides, trained_on
 from runner_core.cli.start import Started, load_networks, start_new
 from runner_core.cli.tables import banner, result_table
 from runner_core.cli.together import noticing, place_of, together
-from runner_core.config.resolve import PHANTOM, save
-from runner_core.display import Display
-from runner_core.evaluation import draw_figures, evaluate, no_better, versions, write_scores
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import Record
+from runner_core.contract.setup import Data
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import Identities
+from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
-from runner_core.project import Project, Record, overrides
-from runner_core.runfolder import RunFolder, replace_text
-from runner_core.setup import Data
-from runner_core.sinks import Sinks
-from runner_core.stream.bad import FILE as BAD_FILE
+from runner_core.output.display import Display
+from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.output.sinks import Sinks
+from runner_core.plugins.settings import PHANTOM, save
+from runner_core.training import watched
+from runner_core.training.data import open_data
+from runner_core.training.evaluation import draw_figures, evaluate, no_better, versions, write_scores
+from runner_core.training.fetching import BLOCK_FILE
+from runner_core.training.saved_split import SPLIT_FILE, read_split, save_split, trained_on
+from runner_core.training.signals import outlive_terminal
 
 
 @outlive_terminal()
@@ -50,30 +56,33 @@ def train(name: str, arguments: Sequence[str]) -> int:
 
 
 def _lead(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
-    """What the one process does, or the first of several."""
+    """Train in the only process, or in the first of several."""
     with folder.lock():
         before = None if fresh else _Before(folder)
-        logged = _last_logged(folder)
+        traces, phases = _traces(folder), Phases(folder, started.setup.name, fresh=fresh)
         try:
             save(folder.config_file, started.setup.config, started.head)
             with noticing(started.setup.team):
-                return _train(started, folder, Display(folder.log), resume=not fresh)
-        except (Stopped, Unhealthy):  # saved, and told
+                return _train(started, folder, Display(folder.log), not fresh, phases)
+        except (Stopped, Unhealthy):  # already saved and reported
             raise
         except BaseException as error:
-            _leave(started, folder, error, before, trained=_last_logged(folder) != logged)
+            trained = _traces(folder) != traces
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                error.add_note(phases.left(trained))
+            _leave(started, folder, error, before, trained)
             raise
 
 
 def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
-    """What the others of several processes do: they train with the first, and write nothing."""
-    from runner_core.training import train as run_training
+    """Train with the first process, and write nothing (the other processes)."""
+    from runner_core.training.run import train as run_training
 
-    setup, silent = started.setup, Display()  # whose output goes nowhere
+    setup, silent = started.setup, Display()  # its output goes nowhere
     try:
         with noticing(setup.team):
             setup.team.share(None)  # the first prepares the data
-            data = open_data(setup, silent.say)
+            data = open_data(setup, silent.say, None if fresh else folder.path)
             run_training(setup, data, folder, Sinks([], silent.say), silent, not fresh)
     except RunnerError:
         raise
@@ -85,7 +94,7 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
 
 
 class _Before:
-    """A run that is to be continued, as it was: what this start writes into it before any step."""
+    """The state of a run before it is continued: the files that this start writes before any step."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._config, self._log = folder.config_file, folder.log
@@ -93,8 +102,10 @@ class _Before:
         self._times = {path: path.stat() for path in (folder.config_file, folder.log) if path.exists()}
 
     def restore(self, log: bool) -> None:
-        """config.yaml, and train.log too where `log`, as they were. By its time config.yaml says which run is the
-        latest."""
+        """Restore config.yaml, and train.log too if `log`.
+
+        Also restores their times: the time of config.yaml decides which run is the latest.
+        """
         replace_text(self._config, self._text)
         if log and self._log in self._times:
             os.truncate(self._log, self._times[self._log].st_size)
@@ -108,11 +119,12 @@ class _Before:
 def _leave(
     started: Started[Any], folder: RunFolder, error: BaseException, before: _Before | None, trained: bool
 ) -> None:
-    """After an error or an interruption: what is left says how it ended, and a refusal leaves everything as it was.
+    """Record how the run ended after an error or an interruption; a refusal leaves everything as it was.
 
-    `before`: the run that was to be continued, None for a new one.
+    `before` is the run that was to be continued, None for a new one.
     """
-    expected = isinstance(error, (RunnerError, KeyboardInterrupt, SystemExit))
+    stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+    expected = stopped or isinstance(error, RunnerError)
     with suppress(OSError):  # a full disk must not hide the error itself
         if not expected:
             save_traceback(error, folder.log)
@@ -121,81 +133,116 @@ def _leave(
             before.restore(log=expected)
         elif expected and not trained:
             _discard(folder)
-        elif folder.read_summary().get("status") != "done" or not expected:
-            reason = f"{type(error).__name__}: {error}"
-            folder.write_summary(_summary(started, folder.read_summary() | {"status": "failed", "reason": reason}))
+        elif (so_far := _summary_so_far(folder)).get("status") != "done" or not expected:
+            ended = {"status": "stopped" if stopped else "failed", "reason": _reason(error)}
+            folder.write_summary(_summary(started, so_far | ended))
 
 
-def _last_logged(folder: RunFolder) -> int:
-    """When log.jsonl was last written to; 0 where nothing was trained yet."""
-    return folder.jsonl.stat().st_mtime_ns if folder.jsonl.exists() else 0
+def _summary_so_far(folder: RunFolder) -> dict[str, Any]:
+    """Return summary.json, or an empty dict where it is damaged."""
+    with suppress(BadInput):
+        return folder.read_summary()
+    return {}
 
 
-def _train(started: Started[Any], folder: RunFolder, display: Display, resume: bool) -> int:
-    from runner_core.training import train as run_training
+def _reason(error: BaseException) -> str:
+    """Return the reason that summary.json gives for an error or an interruption."""
+    if isinstance(error, RunnerError):
+        return str(error)
+    return "; ".join(getattr(error, "__notes__", ())) or f"{type(error).__name__}: {error}"
 
-    setup, logged = started.setup, _last_logged(folder)
-    again = f"`runner {setup.name} evaluate {typed(folder.path)}`"
+
+def _traces(folder: RunFolder) -> tuple[int, list[int]]:
+    """Return when log.jsonl was last written to (0: never), and the checkpoints' steps."""
+    return (folder.jsonl.stat().st_mtime_ns if folder.jsonl.exists() else 0), folder.saved_steps()
+
+
+def _train(started: Started[Any], folder: RunFolder, display: Display, resume: bool, phases: Phases) -> int:
+    from runner_core.training.run import train as run_training
+
+    setup, traces = started.setup, _traces(folder)
     for line in banner(setup, folder, resume):
         display.say(line)
-    _ = setup.engine  # engine and sinks refuse what they have no use for before a cache is built
+    _ = setup.engine  # engine and sinks refuse unusable settings before a cache is built
     sinks = Sinks(setup.sinks(folder.path), display.say)
-    data = open_data(setup, display.say)
-    setup.team.share(None)  # now the others may open them
-    save_sides(folder.path, data.records, data.splits)
-    unwritten = _Unwritten(display)
+    phases.now = Phase.DATA
+    data = open_data(setup, display.say, folder.path if resume else None)
+    setup.team.share(None)  # the other processes may open the data now
+    save_split(folder.path, data.records, data.splits)
+    save_contents(folder.path, Identities(cache_root(setup.config.cache.dir)), data.records, data.splits["train"])
+    unwritten, summary = Unwritten(display), dict[str, Any]()
+    phases.now = Phase.TRAINING
     try:
-        summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
-        if summary["status"] == "failed":
-            raise OutOfSpace(summary["reason"])
-        wanted = _to_score(setup.project, data)
-        unfinished = f"scoring did not finish; {again} scores the records"
-        with unwritten(folder.summary_file):  # scoring takes time: should it not finish, the training is on record
-            folder.write_summary(summary | ({"reason": unfinished, "scoring_errors": [unfinished]} if wanted else {}))
-        _draw_watched(setup.project, folder, sinks, unwritten)
-        summary |= _score(started, wanted, display, sinks, unwritten, summary=summary)
-        with unwritten(folder.summary_file):
-            folder.write_summary(summary)
+        trained = summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
+        unwritten.add([Path(path) for path in trained["unwritten"]])
+        if trained["status"] == "done":
+            phases.now = Phase.SCORING
+            wanted = _to_score(setup.project, data)
+            summary = trained | (_unscored(setup.name, folder) if wanted else {})
+            with unwritten(folder.summary_file):  # scoring takes time: record the training first
+                folder.write_summary(summary)
+            _draw_watched(setup.project, folder, sinks, unwritten)
+            summary = trained | _score(started, wanted, display, sinks, unwritten, summary=trained)
+            phases.now = Phase.REPORT
     except (Stopped, Unhealthy) as error:
-        with unwritten(folder.summary_file):
-            folder.write_summary(_summary(started, getattr(error, "summary", {})))
+        summary = _summary(started, getattr(error, "summary", {}))
         if isinstance(error, Stopped):
-            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {typed(folder.path)}",)
-        raise
-    except (KeyboardInterrupt, SystemExit):
-        display.say(f"interrupted while scoring: the training is saved; {again} scores the records")
+            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {shell_word(folder.path)}",)
         raise
     finally:
         sinks.close()
-        if _last_logged(folder) != logged:  # a resume that was refused leaves the report alone
-            with unwritten(folder.report_file):
-                _report(folder)
+        unwritten.add([*sinks.unwritten, *filter(None, [display.unkept])])
+        _conclude(folder, summary, unwritten, _traces(folder) != traces)
+    if summary["status"] == "failed":
+        raise OutOfSpace(_with_advice(summary["reason"], setup.name, folder) + unwritten.left(folder.path))
     for line in result_table(summary, folder):
         display.say(line)
-    for path in unwritten.paths:
-        display.say(f"warning: {path} is missing (see above); {again} and `report` write anew")
-    return BadInput.exit_code if unwritten.paths else 0
+    if unwritten.paths:
+        raise OutOfSpace(_with_advice(unwritten.reason(), setup.name, folder, trained=True))
+    return 0
 
 
-class _Unwritten:
-    """What could not be written at the run's end: said at once, and the rest goes on."""
+def _conclude(folder: RunFolder, summary: dict[str, Any], unwritten: Unwritten, changed: bool) -> None:
+    """Write summary.json and, if the run has `changed`, its report: a refused resume leaves the report alone."""
+    _keep_summary(folder, summary, unwritten)
+    if changed:
+        with unwritten(folder.report_file):
+            _report(folder)
+        if folder.report_file in unwritten.paths:
+            _keep_summary(folder, summary, unwritten)
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self.paths: list[Path] = []
 
-    @contextmanager
-    def __call__(self, path: Path) -> Iterator[None]:
-        self.paths = [p for p in self.paths if p != path]
+def _keep_summary(folder: RunFolder, summary: dict[str, Any], unwritten: Unwritten) -> None:
+    """Write summary.json. On a full disk it replaces the old one, which must not go on saying "done"."""
+    if not summary:
+        return
+    with unwritten(folder.summary_file):
         try:
-            yield
-        except OSError as error:
-            self._display.say(f"warning: {path} cannot be written: {error.strerror or error}")
-            self.paths.append(path)
+            folder.write_summary(unwritten.into(summary))
+        except OSError:
+            folder.summary_file.unlink(missing_ok=True)
+            folder.write_summary(unwritten.into(summary))
 
 
-def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: _Unwritten) -> None:
-    """The project's pictures of what it watched in every validation of this run."""
+def _with_advice(reason: str, name: str, folder: RunFolder, trained: bool = False) -> str:
+    """Return why a run failed, what is kept, and how to go on."""
+    run, steps = shell_word(folder.path), folder.saved_steps()
+    if not steps:
+        return reason
+    if not trained:
+        return f"{reason}\nmake room; `runner {name} train --resume {run}` then goes on from there"
+    kept = f"kept: the trained network, in {counted(len(steps), 'checkpoint')} up to step {steps[-1]}"
+    return f"{reason}\n{kept}\nmake room; `runner {name} train --resume {run}` then writes the results anew"
+
+
+def _unscored(name: str, folder: RunFolder) -> dict[str, Any]:
+    """Return the summary's entries that hold until the records are scored."""
+    text = f"scoring did not finish; `runner {name} evaluate {shell_word(folder.path)}` scores the records"
+    return {"reason": text, "scoring_errors": [text]}
+
+
+def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: Unwritten) -> None:
+    """Draw the project's pictures of the arrays it watched in every validation of this run."""
     found = watched.read(folder.events())
     with unwritten(folder.figures):
         for path in watched.draw(project, found, folder.figures):
@@ -203,10 +250,10 @@ def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: 
 
 
 def _to_score(project: Project, data: Data) -> list[Record]:
-    """The records that the project names (the validation's), where it can predict and score whole records."""
+    """Return the records that the project chooses (default: validation), if it can predict and score whole records."""
     if not overrides(project, "predict") or not (overrides(project, "score") or overrides(project, "judge")):
         return []
-    return list(project.scored({side: [data.records[n] for n in numbers] for side, numbers in data.splits.items()}))
+    return list(project.scored({side: [data.records[n] for n in data.used(side)] for side in data.splits}))
 
 
 def _score(
@@ -214,11 +261,14 @@ def _score(
     records: Sequence[Record],
     display: Display,
     sinks: Sinks,
-    unwritten: _Unwritten,
+    unwritten: Unwritten,
     *,
     summary: dict[str, Any],
 ) -> dict[str, Any]:
-    """Scores of the records with the best checkpoint, pictures of them, and what they say of the run's health."""
+    """Score the records with the best checkpoint, draw pictures, and return the summary's entries.
+
+    They include findings about the run's health.
+    """
     folder, project = started.run, started.setup.project
     assert folder is not None
     if not records:
@@ -230,7 +280,7 @@ def _score(
     scores = evaluate(
         *(project, trained.infer, records, trained.statistics, display.say),
         untrained=untrained,
-        trained_on=trained_on(read_sides(folder.path)),
+        trained_on=trained_on(read_split(folder.path)),
     )
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
@@ -259,14 +309,18 @@ def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _report(folder: RunFolder) -> None:
-    from runner_core.report import write_report
+    from runner_core.output.report import write_report
 
     if folder.jsonl.exists():
         write_report(folder)
 
 
 def _discard(folder: RunFolder) -> None:
-    for path in (folder.config_file, folder.log, *(folder.path / name for name in (SPLIT_FILE, BLOCK_FILE, BAD_FILE))):
+    for path in (
+        folder.config_file,
+        folder.log,
+        *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, BLOCK_FILE, BAD_FILE)),
+    ):
         path.unlink(missing_ok=True)
     for path in (folder.checkpoints, folder.figures):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,24 +1,24 @@
-"""`runner PROJECT tune`: try what would make training faster, and write the settings that are."""
+"""`runner PROJECT tune`: try settings that would make training faster, and write those that do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner_core._errors import BadInput
-from runner_core._memory import available_ram
-from runner_core.cli.data import open_data
+from runner_core.base.errors import BadInput
+from runner_core.base.memory import available_ram
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import TuneOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.config.values import flat
-from runner_core.display import speed
-from runner_core.measure import tune_report
-from runner_core.measure.candidates import Facts, systematic, with_fixes
-from runner_core.measure.trial import Ready, TrialFailed
-from runner_core.measure.tune import Tuning
-from runner_core.measure.turns import spread
-from runner_core.toolfolder import claimed
+from runner_core.output.display import speed
+from runner_core.output.toolfolder import claimed
+from runner_core.tools.measure import tune_report
+from runner_core.tools.measure.candidates import Facts, systematic, with_fixes
+from runner_core.tools.measure.trial import Ready, TrialFailed
+from runner_core.tools.measure.tune import Tuning
+from runner_core.tools.measure.turns import spread
+from runner_core.training.data import open_data
 
 
 def tune(name: str, arguments: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def tune(name: str, arguments: Sequence[str]) -> int:
 
 def _tune(started: Started[TuneOptions], folder: Path) -> int:
     options, setup = started.options, started.setup
-    open_data(setup, print).store.close()  # before the time runs: the cache is built, and faulty data refused
+    open_data(setup, print).store.close()  # build the cache and refuse faulty data before the clock starts
     base = base_of(started)
     memory = None if options.memory_gb is None else int(options.memory_gb * 1e9)
     settings, code = flat(setup.config), 0
@@ -61,7 +61,7 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
 
 
 def _begun(tuning: Tuning) -> Ready:
-    """`Tuning.begin`, whose refusal of --memory-gb says what to do."""
+    """Call `Tuning.begin`, and add advice if it refuses --memory-gb."""
     try:
         return tuning.begin()
     except BadInput as error:

@@ -1,20 +1,22 @@
-"""`runner verify-resume PROJECT`: is a training that was killed and resumed the one that nobody disturbed?"""
+"""`runner verify-resume PROJECT`: test that a killed and resumed run equals an undisturbed one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
-from runner_core._errors import BadInput, Unhealthy
-from runner_core._text import counted
-from runner_core.discovery import find_project
-from runner_core.display import duration
-from runner_core.report.page import page, section, table
-from runner_core.resuming.campaign import Campaigns, Result
-from runner_core.resuming.start import start
-from runner_core.runfolder import json_text, replace_text
-from runner_core.setup import Setup
-from runner_core.toolfolder import claimed
+from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.base.text import counted
+from runner_core.cli.measured import base_of
+from runner_core.cli.options import VerifyResumeOptions
+from runner_core.cli.start import Started, start_new
+from runner_core.contract.setup import Setup
+from runner_core.output.display import duration
+from runner_core.output.report.page import page, section, table
+from runner_core.output.runfolder import json_text, replace_text
+from runner_core.output.toolfolder import claimed
+from runner_core.plugins.discovery import find_project
+from runner_core.tools.verify_resume.campaign import Campaigns, Result
 
 _USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
 
@@ -36,7 +38,7 @@ def verify_resume(arguments: Sequence[str]) -> int:
             raise BadInput(f"{flag} must be at least 1, not {value}")
     with claimed(name, "verify-resume", options.out) as folder:
         print(_described(setup))
-        campaigns = Campaigns(name, rest, folder, setup.checkpoint_format.read, print)
+        campaigns = Campaigns(base_of(started), folder, setup.checkpoint_format.read, print)
         result = campaigns.run(options.times, options.kills, options.seed)
         replace_text(folder / "verify-resume.json", json_text(_facts(setup, result)) + "\n")
         replace_text(folder / "report.html", _page(setup, result))
@@ -109,3 +111,27 @@ def _page(setup: Setup, result: Result) -> str:
         + section("Runs", table("", ("", "killed", "time", "compared"), rows, "runs"))
     )
     return page(f"{setup.name} · verify-resume", body)
+
+
+SHORT = {
+    "train": {"epochs": 2, "steps_per_epoch": 12, "deterministic": True},
+    # Checkpoints within an epoch and within a line of the log; all six are kept.
+    "checkpoint": {"every": 1, "every_steps": 5, "keep": 6},
+    "validate": {"every": 1},
+    "log": {"every": 2, "snapshots_every": 4, "tensorboard": False, "wandb": "off", "mlflow": None},
+    "health": {"mode": "warn"},  # such a short training need not learn anything
+}
+"""Override the preset and a settings file; flags override these."""
+
+
+def start(name: str, arguments: Sequence[str]) -> Started[VerifyResumeOptions]:
+    """Parse `runner verify-resume NAME ARGUMENT…`. Raises BadInput for settings that cannot be repeated exactly."""
+    started = start_new(
+        name, "verify-resume", VerifyResumeOptions, arguments, prog=f"runner verify-resume {name}", over=SHORT
+    )
+    train = started.setup.config.train
+    if not train.deterministic:
+        raise BadInput("runs are compared bit for bit, which train.deterministic promises: leave it on")
+    if train.devices > 1:
+        raise BadInput("resuming is proved on one device: leave --train.devices out")
+    return started

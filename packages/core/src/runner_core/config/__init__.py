@@ -1,70 +1,95 @@
-"""Settings that every project shares. A project's `Config` subclasses `RunConfig` and adds its own sections.
+"""Settings that every project shares; a project's `Config` subclasses `RunConfig` and adds its own sections.
 
-Sources, weakest first: preset, YAML file, flags (`runner_core.config.resolve`). The docstring under each field
-is its help text. This module imports no framework.
+Sources, weakest first: preset, YAML file, flags (`runner_core.plugins.settings`). The docstring under each field is its
+help text. This module imports no framework.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from runner_core.config.bounds import AtLeast, Between, MoreThan, Within
 
 
 @dataclass
 class DataConfig:
     split: str = "auto"
-    """How records become training and validation sets, always by group (patient, scroll, plate).
-    auto: the folders' own split, else a random share of the groups; group:A[,B]: these groups validate;
-    none: train on everything, validate on nothing; or a YAML file with the keys train, validation, test."""
-    validation_fraction: float = 0.2
-    """Share of the groups that validate under split auto (at least one group)."""
+    """How records are split into training and validation sets, always by group (patient, scroll, plate). auto: the
+    split that the data's folders name, else random groups with a share of the records. group:A[,B]: these groups
+    validate. none: train on everything, validate on nothing. Or a YAML file with the keys train, validation, test."""
+    validation_fraction: Annotated[float, Between(0, 1)] = 0.2
+    """Share of the records that validate under split auto. Groups stay whole, so the share is as near as they allow;
+    at least one group validates."""
+
+
+@dataclass
+class PairsConfig(DataConfig):
+    """Data settings for records that are pairs of files, an image and its label."""
+
+    manifest: Path | None = None
+    """Table of the files (CSV or TSV). Each image has a row with the columns image and label, and optionally id,
+    group and split. Paths in the table are relative to --data or absolute; the table's own path is relative to the
+    current folder. Default: the layouts that the project knows."""
+    pattern: tuple[str, ...] = ()
+    """Two path patterns below --data, one for images and one for labels, such as scans/{id}.nii.gz
+    masks/{id}_mask.nii.gz. An image and its label share {id}. {group} and {split} are optional; * matches anything.
+    Default: the layouts that the project knows."""
+
+    def __post_init__(self) -> None:
+        if self.manifest is not None:  # a run may be used from another folder
+            self.manifest = Path(os.path.expanduser(self.manifest)).absolute()
 
 
 @dataclass
 class CacheConfig:
     mode: Literal["auto", "memmap", "blosc2", "memory", "device", "stream", "off"] = "auto"
-    """Where prepared arrays live. auto: memory map, or blosc2 when the disk is short; stream where the data are at a
-    URL. stream: records are fetched and prepared ahead of use, the newest kept on disk up to max_gb."""
+    """Storage of prepared arrays. auto: memmap (memory-mapped files), blosc2 if disk space is short, stream if the
+    data are at a URL. stream: records are fetched and prepared ahead of use; the newest stay on disk, up to max_gb."""
     dir: Path | None = None
-    """Folder of the caches, shared across runs. Default: $XDG_CACHE_HOME/runner or ~/.cache/runner."""
-    max_gb: float | None = None
-    """Refuse to build a cache larger than this (GB = 1e9 bytes). Default: what the disk has, less 5 %. stream: never
-    take more; default: half of what the disk has free."""
-    workers: int = 0
+    """Folder of the caches, shared by all runs. Default: $XDG_CACHE_HOME/runner or ~/.cache/runner."""
+    max_gb: Annotated[float, AtLeast(0)] | None = None
+    """Refuse to build a cache larger than this (GB = 1e9 bytes). Default: free disk space, less 5 %. With stream:
+    the cache never grows larger; default: half of the free disk space."""
+    workers: Annotated[int, AtLeast(0)] = 0
     """Processes that build the cache; 0: one per core."""
     ahead: bool = True
-    """stream: fetch records before a batch asks for them. Without, training waits for each batch's; to compare with."""
+    """stream: fetch records before a batch asks for them. Turned off, training waits for the records of each batch;
+    use that for comparison."""
 
 
 @dataclass
 class RemoteConfig:
-    """How data at a URL (s3://, gs://, az://, https://) are reached."""
+    """Access to data at a URL (s3://, gs://, az://, https://)."""
 
     endpoint: str | None = None
-    """Address of an S3-compatible server, http://127.0.0.1:9000 say. Default: the provider's own."""
+    """Address of an S3-compatible server, for example http://127.0.0.1:9000. Default: the provider's own."""
     region: str | None = None
     """Region of the bucket. Default: AWS_REGION, else us-east-1."""
     credentials: Literal["auto", "anonymous", "environment"] = "auto"
-    """anonymous: requests are not signed; environment: AWS_ACCESS_KEY_ID and the like, or the machine's role. auto: by
-    the environment where it has keys, else anonymous."""
-    connections: int = 16
-    """Files that one process fetches at once."""
-    timeout: float = 30.0
-    """Seconds without an answer, or without more of it, after which a request counts as failed."""
-    retries: int = 5
-    """Times that a request is tried again, after longer and longer waits, when the server or the way there fails."""
+    """anonymous: do not sign requests. environment: use AWS_ACCESS_KEY_ID and the like, else the profile in ~/.aws
+    (AWS_PROFILE, else default; SSO and roles need the package boto3), else the machine's role. auto: environment if
+    it has keys or AWS_PROFILE, else anonymous."""
+    connections: Annotated[int, AtLeast(1)] = 16
+    """Files that one process fetches at the same time."""
+    timeout: Annotated[float, MoreThan(0)] = 30.0
+    """Seconds without an answer, or without further data, after which a request counts as failed."""
+    retries: Annotated[int, AtLeast(0)] = 5
+    """Number of times that a failed request is repeated, with growing waits, when the server or the connection
+    fails."""
 
 
 @dataclass
 class CropConfig:
     mode: Literal["auto", "none", "centre", "foreground", "body"] = "auto"
-    """Crop before caching. auto: what the project recommends; foreground: box of what is above the threshold;
-    body: box of the largest object after Otsu's threshold."""
+    """Crop before caching. auto: the crop that the project recommends. centre: a box of fixed size. foreground: the
+    box around all values above the threshold. body: the box around the largest object after Otsu's threshold."""
     size: tuple[int, ...] | None = None
     """centre: size of the box in voxels, one number per axis."""
-    margin: int = 4
-    """foreground, body: voxels kept around the box."""
+    margin: Annotated[int, AtLeast(0)] = 4
+    """foreground, body: number of voxels kept around the box."""
     threshold: float = 0.0
     """foreground: values above it are foreground."""
 
@@ -72,107 +97,116 @@ class CropConfig:
 @dataclass
 class PrecisionConfig:
     mode: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "auto"
-    """auto: bfloat16 where the device has it, float16 with loss scaling on older GPUs, float32 on CPU."""
+    """Type in which layers compute. auto: bfloat16 if the device supports it, float16 with loss scaling on older
+    GPUs, float32 on a CPU."""
 
 
 @dataclass
 class TrainConfig:
-    epochs: int = 100
-    """Passes over the training samples (or of `steps_per_epoch` steps)."""
-    steps_per_epoch: int | None = None
-    """Optimizer steps an epoch. Default: one pass over the samples."""
-    batch_size: int = 32
+    epochs: Annotated[int, AtLeast(1)] = 100
+    """Passes over the training samples (or over `steps_per_epoch` steps)."""
+    steps_per_epoch: Annotated[int, AtLeast(1)] | None = None
+    """Optimizer steps per epoch. Default: one pass over the samples."""
+    batch_size: Annotated[int, AtLeast(1)] = 32
     """Samples per optimizer step and device; split into micro-batches by `accumulate`."""
-    accumulate: int = 1
-    """Micro-batches per optimizer step; more than 1 only in projects whose batches may be cut (no BatchNorm)."""
-    workers: int = 0
-    """Processes that fill batches. 0: the training process does, which is fastest for memory maps."""
-    prefetch: int = 2
-    """Batches kept ready in advance."""
-    learning_rate: float = 1e-3
+    accumulate: Annotated[int, AtLeast(1)] = 1
+    """Micro-batches per optimizer step. More than 1 only if the project allows a batch to be cut (no BatchNorm)."""
+    workers: Annotated[int, AtLeast(0)] = 0
+    """Processes that fill batches. 0: the training process fills them itself, which is fastest for memory maps."""
+    prefetch: Annotated[int, AtLeast(0)] = 2
+    """Number of batches prepared in advance."""
+    learning_rate: Annotated[float, MoreThan(0)] = 1e-3
     """Peak learning rate."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
     """Decoupled weight decay (AdamW)."""
-    warmup: float = 0.02
+    warmup: Annotated[float, Within(0, 1)] = 0.02
     """Share of the steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """Course of the learning rate after warm-up, towards 0."""
-    clip: float | None = None
-    """Gradients are scaled down to this global norm."""
-    ema: float | None = None
-    """Decay of an exponential moving average of the weights; validation and prediction then use the average."""
-    patience: int | None = None
-    """Stop after this many validations without a better monitored metric."""
-    seed: int = 0
-    """Every random number of the run derives from it."""
+    """Shape of the learning rate's decay towards 0 after warm-up."""
+    clip: Annotated[float, MoreThan(0)] | None = None
+    """Scale gradients down to this global norm. Default: no clipping."""
+    ema: Annotated[float, Between(0, 1)] | None = None
+    """Decay of an exponential moving average of the weights; validation and prediction then use the average.
+    Default: no average."""
+    patience: Annotated[int, AtLeast(1)] | None = None
+    """Stop after this many validations without improvement of the monitored metric. Default: never."""
+    seed: Annotated[int, Within(0, 2**64 - 1)] = 0
+    """Seed from which every random number of the run derives."""
     deterministic: bool = False
     """Bit-identical results for the same device, threads and versions, at some cost in speed."""
     device: str = "auto"
-    """auto (the GPU if there is one), cpu, cuda, cuda:1."""
-    devices: int = 1
-    """PyTorch only: GPUs that train together, each in a process of its own (--devices N for short). Under torchrun or
-    srun: as many as they started."""
+    """auto (the GPU if there is one), cpu, cuda, or one GPU such as cuda:1."""
+    devices: Annotated[int, AtLeast(1)] = 1
+    """PyTorch only: number of GPUs that train together, each in its own process (--devices N for short). Under
+    torchrun or srun: the number of processes they started."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
-    """With several devices. ddp: each has the whole network; fsdp: each keeps a part of every weight, its gradient and
-    its optimizer state. auto: ddp, or fsdp where all that would take more than a quarter of a device's memory."""
-    steps_per_execution: int = 1
-    """Keras only: steps that go to the device at once. More than 1 saves time where a step takes about a millisecond;
+    """How several devices share the network. ddp: each has the whole network. fsdp: each keeps a part of every
+    weight, its gradient and its optimizer state. auto: ddp, or fsdp if all these would take more than a quarter of a
+    device's memory."""
+    steps_per_execution: Annotated[int, AtLeast(1)] = 1
+    """Keras only: steps that go to the device at once. More than 1 saves time if a step takes about a millisecond;
     logs, checkpoints and signals then wait for the end of such a block."""
-    threads: int | None = None
+    threads: Annotated[int, AtLeast(1)] | None = None
     """CPU threads of the framework. Default: the framework's own choice."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the step: torch.compile, or XLA for Keras. auto: PyTorch where the project measured it faster; Keras on
-    every GPU and never on a CPU, where XLA is many times slower."""
+    """Compile the step: torch.compile, or XLA for Keras. auto: on for Keras on a GPU, else off. Presets turn it on
+    if it was measured to help; `runner PROJECT tune` measures it on your data."""
     channels_last: Literal["auto", "on", "off"] = "auto"
-    """PyTorch only: channels-last memory layout for convolutions. auto: where the project measured it faster."""
+    """PyTorch only: channels-last memory layout for convolutions. auto: off. Presets turn it on if it was measured
+    to help; `runner PROJECT tune` measures it on your data."""
 
 
 @dataclass
 class ValidateConfig:
-    every: int = 1
-    """Validate after every so many epochs (and after the last)."""
-    batch_size: int | None = None
-    """Default: the training batch size."""
+    every: Annotated[int, AtLeast(1)] = 1
+    """Epochs between validations; the last epoch always validates."""
+    batch_size: Annotated[int, AtLeast(1)] | None = None
+    """Samples per validation batch. Default: the training batch size."""
+    records: Annotated[int, AtLeast(1)] | None = None
+    """Number of validation records that each validation and the final scoring use, taken from every group in turn.
+    Default: all. `evaluate` always uses all."""
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = 1
-    """Save after every so many epochs (and after the last)."""
-    every_steps: int | None = None
-    """Also save after every so many steps."""
-    keep: int = 3
-    """Checkpoints kept besides the best one."""
+    every: Annotated[int, AtLeast(1)] = 1
+    """Epochs between checkpoints; the last epoch always saves one."""
+    every_steps: Annotated[int, AtLeast(1)] | None = None
+    """Steps between additional checkpoints. Default: none."""
+    keep: Annotated[int, AtLeast(1)] = 3
+    """Number of checkpoints to keep besides the best one."""
 
 
 @dataclass
 class HealthConfig:
     mode: Literal["stop", "warn", "off"] = "stop"
-    """What a finding of level error does: stop the run with exit code 3, or only warn."""
-    constant_after: int = 3
-    """Validations in a row with the same decision everywhere before the run is stopped."""
-    constant_steps: int = 100
-    """Optimizer steps before which such a run is only warned of, not stopped."""
+    """Reaction to an error that a health rule finds. stop: end the run with exit code 3. warn: only warn. off: apply
+    no health rules."""
+    constant_after: Annotated[int, AtLeast(1)] = 3
+    """Number of validations in a row with the same decision everywhere that stops the run."""
+    constant_steps: Annotated[int, AtLeast(0)] = 100
+    """Optimizer step from which on a network that decides the same everywhere is an error. A shorter run only warns,
+    also at its end, and exits with 0."""
     memory: Literal["refuse", "warn", "off"] = "refuse"
-    """What a training is that needs more memory or disk than there is: refused before its first step, or warned of.
-    off: nobody looks, nor is a step tried with a few samples to find out."""
+    """If a run would not fit into memory or on disk: refuse it, warn, or do not check. off also skips the trial step
+    with a few samples that finds out."""
 
 
 @dataclass
 class LogConfig:
-    every: int = 50
+    every: Annotated[int, AtLeast(1)] = 50
     """Steps between lines of the log; reading the device's numbers more often costs time."""
     snapshots_every: int = 100
-    """Steps between the pictures that some projects draw of what their network makes of a few samples."""
+    """Steps between the pictures that some projects draw of the network's output for a few samples."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Also log to Weights & Biases (needs the extra runner-core[wandb]). offline: files in the run folder, for
-    `wandb sync`; online: to the server, with the key that `wandb login` kept."""
+    `wandb sync`. online: to the server, with the key that `wandb login` saved."""
     mlflow: str | None = None
-    """Also log to MLflow (needs the extra runner-core[mlflow]): a folder, or a server's http(s) address."""
+    """Also log to MLflow (needs the extra runner-core[mlflow]): a folder, or the http(s) address of a server."""
     experiment: str | None = None
-    """W&B's project and MLflow's experiment that the run belongs to. Default: the project's name."""
+    """Name of the run's W&B project or MLflow experiment. Default: the project's name."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""Plain values (from YAML) ↔ typed settings, strictly: an unknown key or a wrong type is refused by name.
+"""Strict conversion between plain values (from YAML) and typed settings.
 
-Knows the types that settings are made of: nested dataclasses, str, int, float, bool, Path, Literal, Optional,
-tuples, lists, and dicts with text keys.
+An unknown key or a wrong type is refused by name. Knows the types that settings are made of: nested dataclasses, str,
+int, float, bool, Path, Literal, Optional, tuples, lists, and dicts with text keys.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from runner_core._errors import BadInput, did_you_mean
+from runner_core.base.errors import BadInput, did_you_mean
 
 Config = TypeVar("Config")
 
 
 def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "") -> Config:
-    """A copy of the dataclass `base` with `values` in place of its own; what is not named keeps its value.
+    """Return a copy of the dataclass `base` with `values` in place of its own; all other fields keep their values.
 
     `where` names the source (a file) and `path` the section, for messages. Raises BadInput.
     """
@@ -41,7 +41,7 @@ def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "")
 
 
 def overlay_named(base: Config, values: Mapping[str, Any], where: str) -> Config:
-    """The same of values by dotted name.
+    """Return a copy of `base` with `values`, which are given by dotted name.
 
     >>> from runner_core.config import RunConfig
     >>> overlay_named(RunConfig(), {"train.batch_size": 8, "cache.mode": "off"}, "these").train.batch_size
@@ -51,7 +51,7 @@ def overlay_named(base: Config, values: Mapping[str, Any], where: str) -> Config
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """By section, of values by dotted name.
+    """Return values given by dotted name as nested sections.
 
     >>> nested({"train.workers": 2, "train.prefetch": 4})
     {'train': {'workers': 2, 'prefetch': 4}}
@@ -67,7 +67,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Settings as YAML and JSON can hold them: dicts, lists, text, numbers, booleans and None."""
+    """Return settings as YAML and JSON can hold them: dicts, lists, text, numbers, booleans and None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def plain(value: Any) -> Any:
 
 
 def flat(config: object) -> dict[str, Any]:
-    """Settings by dotted name, as plain values.
+    """Return settings by dotted name, as plain values.
 
     >>> from runner_core.config import RunConfig
     >>> flat(RunConfig())["train.batch_size"]
@@ -88,7 +88,7 @@ def flat(config: object) -> dict[str, Any]:
 
 
 def flat_items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Of nested mappings, by dotted name."""
+    """Yield the values of nested mappings with their dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flat_items(value, f"{prefix}{name}.")
@@ -101,7 +101,7 @@ def _dotted(path: str, key: object) -> str:
 
 
 def _convert(value: Any, wanted: Any, current: Any, where: str, path: str) -> Any:
-    """`value` as type `wanted`; `current` is the value it replaces (the base of a nested section)."""
+    """Return `value` as type `wanted`; `current` is the value it replaces (the base of a nested section)."""
     origin = get_origin(wanted)
     if dataclasses.is_dataclass(wanted):
         return _convert_section(value, wanted, current, where, path)
@@ -188,4 +188,5 @@ def _convert_union(value: Any, options: tuple[Any, ...], current: Any, where: st
 
 
 def _wrong(where: str, path: str, wanted: str, value: Any, hint: str = "") -> BadInput:
-    return BadInput(f"{where}: {path} must be {wanted}, not {value!r}{hint}")
+    shown = repr(value)
+    return BadInput(f"{where}: {path} must be {wanted}, not {shown[:200]}{'…' if len(shown) > 200 else ''}{hint}")

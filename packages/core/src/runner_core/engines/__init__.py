@@ -1,1 +1,1 @@
-"""Engines: what trains a network in one framework. Imported only when a project asks for its engine."""
+"""Engines train a network in one framework each; imported only when a project asks for its engine."""

@@ -1,9 +1,8 @@
-"""Checkpoints as safetensors and JSON: nothing in them can run code when it is read. Any engine.
+"""Checkpoints as safetensors and JSON, for any engine; reading them cannot run code.
 
-state.json              values, and which tensors share their memory
-model.safetensors       the network's weights, under their own names: other programs can read them
-ema.safetensors         their moving average, where the run keeps one
-training.safetensors    optimizer, generators, everything else
+state.json              values, and which tensors share their memory model.safetensors       the network's weights,
+under their own names, so that other programs can read them ema.safetensors         their moving average, if the run
+keeps one training.safetensors    optimizer, generators, everything else
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from runner_core.checkpoint import Damaged
-from runner_core.protocols import State, Tensors
+from runner_core.contract import State, Tensors
+from runner_core.contract.run import Damaged, remedy, why
 
 PARTS = ("model", "ema", "training")
 STATE = "state.json"
 
 
 class SafetensorsFiles(ABC):
-    """`protocols.CheckpointFormat`; an engine gives `save`, `load` and, where tensors may share memory, `apart`."""
+    """`CheckpointFormat` for any engine.
+
+    An engine implements `save` and `load`, and `apart` if its tensors may share memory.
+    """
 
     @abstractmethod
     def save(self, tensors: Tensors, file: Path) -> None: ...
@@ -32,11 +34,11 @@ class SafetensorsFiles(ABC):
     def load(self, file: Path, device: str) -> Tensors: ...
 
     def apart(self, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Tensors that share no memory; and names of those that are the same as another one."""
+        """Return tensors that share no memory, and the names of those that equal another one."""
         return tensors, {}
 
     def write(self, folder: Path, state: State) -> None:
-        """Raises OSError, with its errno, when the disk is full."""
+        """Write the files; raise OSError, with its errno, if the disk is full."""
         tensors, shared = self.apart(state.tensors)
         text = json.dumps({"shared": shared, "values": state.values})
         (folder / STATE).write_text(text, encoding="utf-8")
@@ -50,20 +52,24 @@ class SafetensorsFiles(ABC):
             (folder / f"{part}.safetensors").chmod((folder / STATE).stat().st_mode)
 
     def read(self, folder: Path, device: str = "cpu") -> State:
-        """Raises Damaged when the files are not what this format writes."""
+        """Read the files; raise Damaged if this format did not write them."""
         try:
-            content = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            file = folder / STATE
+            content = json.loads(file.read_text(encoding="utf-8"))
             tensors: Tensors = {}
             for part in PARTS:
                 file = folder / f"{part}.safetensors"
                 if file.is_file():
                     loaded = self.load(file, device)
                     tensors |= {_name(part, inner): tensor for inner, tensor in loaded.items()}
+            file = folder / STATE
             for name, twin in content["shared"].items():
                 tensors[name] = tensors[twin]
+            if not isinstance(content["values"], dict):
+                raise ValueError("its `values` are not what they must be")
             return State(content["values"], tensors)
-        except (FileNotFoundError, SafetensorError, ValueError, KeyError) as error:
-            raise Damaged(f"{folder} is not a checkpoint that this runner can read: {error}") from error
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged(f"{file}: {why(error)}: damaged or changed. {remedy(folder)}") from error
 
     def _save(self, tensors: Tensors, file: Path) -> None:
         try:
@@ -74,7 +80,7 @@ class SafetensorsFiles(ABC):
 
 
 def _place(name: str) -> tuple[str, str]:
-    """(part, name in it) of a dotted name."""
+    """Split a dotted name into (part, name in it)."""
     first, _, rest = name.partition(".")
     return (first, rest) if first in ("model", "ema") and rest else ("training", name)
 

@@ -1,22 +1,23 @@
-"""Which device `train.device` means, for any engine."""
+"""Find the device that `train.device` names, for any engine."""
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 from pathlib import Path
 
 import psutil
 
-from runner_core._errors import BadInput
-from runner_core.doctor import cpu_name
-from runner_core.protocols import Device
+from runner_core.base.errors import BadInput
+from runner_core.contract import Device
 
 
 def gpu_number(asked: str, found: int, framework: str, unseen: str = "") -> int | None:
-    """Number of the GPU that `asked` means of the `found` ones that `framework` sees; None: the CPU.
+    """Return the number of the GPU that `asked` names among the `found` ones, or None for the CPU.
 
-    `unseen`: what to do about a GPU that it does not see. Raises BadInput when there is no such device.
+    `framework` is the framework that sees those GPUs, and `unseen` the remedy for a GPU that it does not see. Raises
+    BadInput if there is no such device.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
         raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
@@ -33,10 +34,19 @@ def cpu(note: str = "") -> Device:
 
 
 def unusable(framework: str, why: str) -> str:
-    """What to say where the machine has an NVIDIA GPU that `framework` does not see; else an empty string."""
+    """Return a message if the machine has an NVIDIA GPU that `framework` does not see, else ""."""
     if not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
         return ""
     return (
         f"this machine seems to have an NVIDIA GPU, but {framework} cannot use it ({why}); "
         "without it, training runs on the CPU, many times slower"
     )
+
+
+def cpu_name() -> str:
+    """Return the processor's name from /proc/cpuinfo."""
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What an exported network comes with, for any engine."""
+"""Write the files that come with an exported network, for any engine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from runner_core.config.values import flat
-from runner_core.protocols import Json
-from runner_core.setup import Setup
+from runner_core.contract import Json
+from runner_core.contract.setup import Setup
 
 
 def describe(setup: Setup, statistics: Mapping[str, Any], folder: Path, **more: Json) -> Path:
-    """model.json: the project, its settings, the statistics of its training data, and `more`."""
+    """Write model.json: the project, its settings, the statistics of its training data, and `more`."""
     description = {
         "project": setup.name,
         "settings": flat(setup.config),
@@ -28,7 +28,7 @@ def describe(setup: Setup, statistics: Mapping[str, Any], folder: Path, **more: 
 
 
 def let_others_read(files: Sequence[Path]) -> None:
-    """safetensors makes files that only their owner can read: they get the permissions of other new files here."""
+    """Give safetensors files, which only their owner can read, the permissions of other new files."""
     for file in files:
         if file.suffix == ".safetensors":
             usual = file.with_name(f".{file.name}.permissions")

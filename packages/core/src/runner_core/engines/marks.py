@@ -1,6 +1,7 @@
-"""One number for what was decided of a sample, by which two samples are told apart; any engine.
+"""Reduce the decision for a sample to one number that differs between samples, for any engine.
 
-A mean would not do: that of normalised features is the same for every sample. So each place has a weight of its own.
+A mean would not do, because the mean of normalised features is the same for every sample. So each position has its own
+weight.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from runner_core.protocols import Array
+from runner_core.contract import Array
 
 
 @lru_cache(maxsize=8)
 def weights(shape: Sequence[int]) -> Array:
-    """Weights (float32, `shape`) between -1 and 1 that follow no pattern, the same in every process."""
+    """Return weights (float32, `shape`) between -1 and 1 without a pattern, the same in every process."""
     count = int(np.prod(shape, dtype=np.int64))
     scattered = np.arange(1, count + 1, dtype=np.uint32) * np.uint32(2654435761)  # Knuth's multiplicative hash
     scattered ^= scattered >> np.uint32(15)

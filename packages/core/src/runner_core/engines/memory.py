@@ -1,13 +1,13 @@
-"""When device memory runs out, for any engine: validation in parts, and words that help."""
+"""Handle a lack of device memory, for any engine: validation in parts, and helpful messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.project import Project
-from runner_core.protocols import HostBatch, Step, Tensors
+from runner_core.contract import HostBatch, Step, Tensors
+from runner_core.contract.project import Project
 
 
 class NoRoom(BadInput):
@@ -15,7 +15,7 @@ class NoRoom(BadInput):
 
 
 class ValidationParts:
-    """Validation batches, in parts once the memory has run out: in evaluation mode each sample stands for itself."""
+    """Validation batches, in parts once memory has run out; in evaluation mode samples do not affect each other."""
 
     def __init__(
         self,
@@ -24,13 +24,16 @@ class ValidationParts:
         free: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        """`compute` takes a batch (or a part of it) to the device and through the network; `free` gives memory that
-        nobody uses back to the device."""
+        """Store the functions that compute and free.
+
+        `compute` takes a batch (or a part of it) to the device and through the network. `free` gives unused memory back
+        to the device.
+        """
         self._compute, self._out_of_memory, self._free, self._say = compute, out_of_memory, free, say
         self._size: int | None = None
 
     def __call__(self, batch: HostBatch) -> Iterator[tuple[Tensors, Step, int]]:
-        """Tensors, step and number of samples of each part. Raises BadInput when one sample is too much."""
+        """Yield tensors, step and number of samples of each part; raise BadInput if one sample is too large."""
         begin = 0
         while begin < batch.count:
             end = batch.count if self._size is None else min(batch.count, begin + self._size)
@@ -58,7 +61,7 @@ class ValidationParts:
 
 
 def too_large(count: int, fits: int | None) -> BadInput:
-    """The message for a step that cannot be split; `fits` as `MicroBatches._largest` says."""
+    """Return the error for a step that cannot be split; `fits` is the result of `MicroBatches._largest`."""
     whole = f"train.batch_size: a batch of {count} samples does not fit into the device's memory"
     if fits == 0:
         return BadInput(f"{whole}, nor does any smaller one: use a smaller model or smaller samples")
@@ -67,7 +70,7 @@ def too_large(count: int, fits: int | None) -> BadInput:
 
 
 def no_room(doing: str, batch_size: int) -> NoRoom:
-    """The message for memory that ran out outside of what can be tried again."""
+    """Return the error for a lack of memory in work that cannot be retried."""
     return NoRoom(
         f"out of device memory in {doing}, with train.batch_size {batch_size}: use a smaller --train.batch-size, or a "
         "smaller model"
@@ -75,14 +78,14 @@ def no_room(doing: str, batch_size: int) -> NoRoom:
 
 
 def network_too_large() -> NoRoom:
-    """The message for a network that does not fit, where no batch is involved yet."""
+    """Return the error for a network that does not fit, before any batch is involved."""
     return NoRoom(
         "the network alone does not fit into the device's memory, whatever train.batch_size is: use a smaller model"
     )
 
 
 def smaller(tried: int, size: int, step: int) -> str:
-    """What to say when micro-batches become smaller in optimizer step `step` (from 1)."""
+    """Return the message when micro-batches become smaller in optimizer step `step` (from 1)."""
     return (
         f"out of device memory with {tried} samples at once in step {step}; from here on each step "
         f"goes in micro-batches of {size}, which learn the same"
@@ -90,7 +93,10 @@ def smaller(tried: int, size: int, step: int) -> str:
 
 
 def micro_batch(project: Project, config: TrainConfig) -> int:
-    """Samples of a micro-batch. Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
+    """Return the samples of a micro-batch.
+
+    Raises BadInput for `train.accumulate` in a project whose batches may not be split.
+    """
     if config.accumulate > 1 and not project.splittable:
         raise BadInput(
             f"train.accumulate {config.accumulate}: project {project.name} does not allow it. Its network or loss "
@@ -101,7 +107,7 @@ def micro_batch(project: Project, config: TrainConfig) -> int:
 
 
 def wrong_first_axis(name: str, shape: Sequence[int], count: int) -> BadInput:
-    """The message for a tensor of `on_device` that cannot be cut into micro-batches."""
+    """Return the error for a tensor of `on_device` that cannot be split into micro-batches."""
     return BadInput(
         f"on_device returned {name!r} of shape {tuple(shape)} for a batch of {count} samples: it cannot "
         "be cut into micro-batches. The first axis of every tensor is the batch's; constants belong in "

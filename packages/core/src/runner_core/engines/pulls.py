@@ -1,7 +1,7 @@
-"""Where the loss pulls: what was measured in a few steps, kept until the log is written; any engine.
+"""Gradient norms of loss terms with respect to the prediction, kept until the log is written; any engine.
 
-In the first five steps and then ever more rarely, the gradient of each term of the loss with respect to the prediction
-is taken, and where it is not zero. That finds a term that teaches nothing, and a loss that looks where it must not.
+They are measured in the first five steps and then ever more rarely, together with the places where the gradient is not
+zero. This finds a term that teaches nothing, and a loss that looks where it must not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from runner_core.contract import Json, Metric, Tensors
 from runner_core.engines.steplog import GRADIENT_NORM
-from runner_core.protocols import Json, Metric, Tensors
 
 MEASURED_AT = frozenset({*range(5), *(first * 10**power - 1 for first in (1, 2, 5) for power in range(10))})
 """Finished steps before the steps in which it is measured: 1 … 5, 10, 20, 50, 100, 200, … It costs nothing in the
@@ -63,20 +63,23 @@ class PullLog:
         if measured.ignored is not None:
             self._ignored = _worse(self._ignored, measured.ignored)
 
-    def look(self, untaught: Mapping[str, int]) -> None:
+    def look(self, weights_without_gradient: Mapping[str, int]) -> None:
         """In a step that is measured: the trained weights that had no gradient, and how many numbers each is."""
-        before = untaught if self._looks == 0 else self._untaught
-        self._untaught = {name: size for name, size in untaught.items() if name in before}
+        before = weights_without_gradient if self._looks == 0 else self._untaught
+        self._untaught = {name: size for name, size in weights_without_gradient.items() if name in before}
         self._looks += 1
 
     def take(self, values: Mapping[str, Sequence[float]]) -> dict[str, Json]:
-        """Facts for health rules, of what is new since the last call. `values`: of the loss and its terms, step by step
-        since then. `detached` are terms of which the loss is made, and which have no gradient."""
+        """Return facts for health rules about what is new since the last call.
+
+        `values`: the loss and its terms, step by step since then. `detached` are terms that are part of the loss but
+        have no gradient.
+        """
         facts: dict[str, Json] = {"pulls": self._pulls, "ignored": self._ignored}
         if self._detached and not self._told:
             facts["detached"] = self._parts(values)
         if self._looks:
-            facts["untaught"] = {"weights": self._untaught, "looks": self._looks}
+            facts["weights_without_gradient"] = {"weights": self._untaught, "looks": self._looks}
         self._pulls, self._ignored, self._untaught, self._looks = {}, None, {}, 0
         return {name: value for name, value in facts.items() if value}
 
@@ -92,23 +95,26 @@ class PullLog:
         return found or []
 
     def state(self) -> Json:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return {
             "pulls": self._pulls, "ignored": self._ignored, "detached": self._detached, "told": self._told,
-            "values": self._values, "untaught": self._untaught, "looks": self._looks,
+            "values": self._values, "weights_without_gradient": self._untaught, "looks": self._looks,
         }  # fmt: skip
 
     def load(self, state: Mapping[str, Json]) -> None:
-        """An empty one (of a checkpoint that has none) changes nothing."""
+        """Continue from a checkpoint's state; an empty one changes nothing."""
         self._pulls = {name: list(pull) for name, pull in state.get("pulls", {}).items()}
         self._ignored, self._detached = state.get("ignored"), list(state.get("detached", []))
         self._told = state.get("told", False)
         self._values = {name: list(column) for name, column in state.get("values", {}).items()}
-        self._untaught, self._looks = dict(state.get("untaught", {})), state.get("looks", 0)
+        self._untaught = dict(
+            state.get("weights_without_gradient") or state.get("untaught", {})
+        )  # its name before 0.1.0
+        self._looks = state.get("looks", 0)
 
 
 def parts_of_loss(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[str] | None:
-    """Those of `names` that the loss is made of: it is a weighted sum of all terms, and no longer one without them.
+    """Return those of `names` that are part of the loss: without them it is no weighted sum of the terms.
 
     None where that cannot be told: from too few steps, or because weights change, or parts are no terms. A term that
     follows from others (ln K minus another one), or does not vary, is not among them.

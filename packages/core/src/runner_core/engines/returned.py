@@ -1,16 +1,20 @@
-"""Is what a project's `step` returns a Step with a loss to learn from? Else the words that help; any engine."""
+"""Check what a project's `step`, `snapshots` and `watch` return, for any engine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from runner_core._errors import BadInput
-from runner_core.project import Project
-from runner_core.protocols import Step
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.contract import Array, Arrays, Step
+from runner_core.contract.project import Project
+from runner_core.output.pictures import is_picture
 
 
 def refuse_no_step(project: Project, returned: Any) -> None:
-    """Raises BadInput for what is no Step, or has a loss that is not one number (0-d)."""
+    """Raise BadInput unless `returned` is a Step whose loss is one number (0-d)."""
     if not isinstance(returned, Step):
         kind = type(returned).__name__
         raise BadInput(f"project {project.name}: `step` must return Step(loss, terms, prediction); it returned {kind}")
@@ -23,7 +27,7 @@ def refuse_no_step(project: Project, returned: Any) -> None:
 
 
 def detached(project: Project) -> BadInput:
-    """The error for a loss without gradients."""
+    """Return the error for a loss without gradients."""
     return _no_loss(project, "no weight changes it: it was detached, or computed without the network")
 
 
@@ -31,3 +35,34 @@ def _no_loss(project: Project, why: str) -> BadInput:
     return BadInput(
         f"project {project.name}: the loss that `step` returns must be one number that depends on the weights; {why}"
     )
+
+
+def snapshots(project: Project, model: Any, batch: Any) -> Mapping[str, Array]:
+    """Return the project's pictures; raise BadInput for anything else."""
+    found: Any = project.snapshots(model, batch)
+    where = f"project {project.name}: `snapshots` must return pictures (H, W, 3) uint8 by name"
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    for name, picture in found.items():
+        if not is_picture(picture):
+            shape, dtype = getattr(picture, "shape", ""), getattr(picture, "dtype", type(picture).__name__)
+            raise BadInput(f"{where}; {name!r} is {shape} {dtype}")
+    return found
+
+
+MOST = 10_000
+"""Most numbers that one validation may add to the log."""
+
+
+def watch(project: Project, network: Any) -> Arrays:
+    """Return copies of the arrays from the project's `watch`; raise BadInput unless they are small and numeric."""
+    found: Any = project.watch(network)
+    where = f"project {project.name}: `watch` must return small NumPy arrays of numbers by name"
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise BadInput(f"{where}; {name!r} is {getattr(array, 'dtype', type(array).__name__)}")
+    if (size := sum(array.size for array in found.values())) > MOST:
+        raise BadInput(f"{where}, {MOST:,} of them at most: every validation adds them to the log; it gave {size:,}")
+    return {name: array.copy() for name, array in found.items()}  # copies, because weights change or are swapped

@@ -1,18 +1,18 @@
-"""The course of the learning rate: a pure function of the step; any engine."""
+"""The learning rate schedule: a pure function of the step, for any engine."""
 
 from __future__ import annotations
 
 import math
 
 from runner_core.config import TrainConfig
-from runner_core.project import Project, overrides
-from runner_core.protocols import Progress
+from runner_core.contract import Progress
+from runner_core.contract.project import Project, overrides
 
 
 def factor(config: TrainConfig, progress: Progress) -> float:
-    """Factor on the learning rate in the step that follows `progress.step` finished ones.
+    """Return the factor on the learning rate in the step after `progress.step` finished ones.
 
-    Rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
+    It rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
 
     >>> [round(factor(TrainConfig(warmup=0.5, schedule="linear"), Progress(s, 4, 0)), 3) for s in range(4)]
     [0.5, 1.0, 1.0, 0.5]
@@ -27,7 +27,7 @@ def factor(config: TrainConfig, progress: Progress) -> float:
 
 
 class Schedule:
-    """Factor on the learning rate: the project's own where it has one, else that of `train.schedule`."""
+    """Factor on the learning rate: the project's own schedule if it has one, else that of `train.schedule`."""
 
     def __init__(self, project: Project, config: TrainConfig) -> None:
         self._own = project.schedule if overrides(project, "schedule") else None

@@ -1,4 +1,4 @@
-"""Nested training state ↔ JSON and named tensors; any engine."""
+"""Convert nested training state to JSON and named tensors and back, for any engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.protocols import Array, Json, Tensors
+from runner_core.contract import Array, Json, Tensors
 
 # JSON has no tensors, arrays, tuples or keys that are not strings: each is an object with one of these keys.
 TENSOR, ARRAY, TUPLE, PAIRS = "__tensor__", "__array__", "__tuple__", "__pairs__"
 _MARKS = (TENSOR, ARRAY, TUPLE, PAIRS)
 
 Keep = Callable[[Any], Any]
-"""The engine's tensor as it is to be kept; None for what is no tensor."""
+"""Returns the engine's tensor in the form to keep, or None if the value is not a tensor."""
 
 
 def flatten(tree: Any, keep: Keep, wrap: Callable[[Array], Any]) -> tuple[Json, Tensors]:
-    """(JSON, tensors by dotted name) of nested dicts, lists and tuples of tensors, NumPy arrays and JSON values.
+    """Return (JSON, tensors by dotted name) of nested dicts, lists and tuples of tensors, arrays and JSON values.
 
-    `wrap` makes the engine's tensor of an array. Raises TypeError for anything else.
+    `wrap` makes the engine's tensor from a NumPy array. Raises TypeError for anything else.
 
     >>> flatten({"a": np.ones(2), "b": [1, None]}, lambda leaf: None, np.asarray)[0]
     {'a': {'__array__': 'a'}, 'b': [1, None]}
@@ -58,7 +58,7 @@ class _Flattener:
 
 
 def unflatten(json: Json, tensors: Tensors, unwrap: Callable[[Any], Array]) -> Any:
-    """The nested state that `flatten` was given; `unwrap` undoes its `wrap`."""
+    """Return the nested state that `flatten` was given; `unwrap` undoes its `wrap`."""
     if isinstance(json, list):
         return [unflatten(value, tensors, unwrap) for value in json]
     if not isinstance(json, dict):

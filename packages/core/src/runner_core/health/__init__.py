@@ -1,22 +1,24 @@
-"""Rules that watch a run, so that one that looks healthy is healthy; and what their findings do.
+"""Rules that detect a run that only looks healthy, and the effects of their findings.
 
-A rule sees events (`protocols.HealthEvent`) and answers with findings. A rule that counts validations needs no more:
-when a run is resumed, its past validations are replayed to it, the answers thrown away. One that counts anything else
-(log lines) keeps it in its `memory`, which is in every checkpoint.
+A rule sees events (`HealthEvent`) and answers with findings. A rule that counts validations needs no more: a resumed
+run replays its past validations to it and discards the answers. A rule that counts anything else (log lines) keeps it
+in its `memory`, which every checkpoint saves.
 
 predictions  decisions that are all the same, and validations that are not finite
-learning     a learning rate of 0, weights and losses that do not move, steps of one length
-losses       terms that pull at nothing or are below what they can be, losses and metrics that look at ignored voxels
-precision    layers that compute in another dtype than was asked for
-saved        checkpoints that give back another network than was validated
+learning     a learning rate of 0, weights and losses that do not move, steps of constant length
+losses       terms without gradient or below their bound, losses and metrics that look at ignored voxels
+precision    layers that compute in another dtype than the settings ask for
+saved        checkpoints that give back another network than the validated one
 reads        splits that read each other's records
-speed        data and GPUs that keep training waiting: by the clock
+speed        data and GPUs that keep training waiting, by the clock
 run          the rules of a run together
 """
 
 from __future__ import annotations
 
 from runner_core.config import RunConfig
+from runner_core.contract import HealthRule
+from runner_core.contract.project import Project
 from runner_core.health.learning import AlwaysClipped, RateZero, StillPredictions, StillWeights, Uninformed, Unmoved
 from runner_core.health.losses import BelowLeast, PullsAtIgnored, PullsAtNothing, WithoutGradient
 from runner_core.health.precision import PrecisionAsked
@@ -25,8 +27,6 @@ from runner_core.health.reads import SplitsApart
 from runner_core.health.run import Health, Log, announce
 from runner_core.health.saved import SavedAsValidated
 from runner_core.health.speed import Idle, Starved
-from runner_core.project import Project
-from runner_core.protocols import HealthRule
 
 __all__ = [
     "AlwaysClipped",
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
-    """The core's rules."""
+    """Return the core's rules."""
     patience = config.health.constant_after, config.health.constant_steps
     return [
         ConstantPrediction(*patience),
@@ -65,13 +65,13 @@ def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
         SplitsApart(),
         PullsAtIgnored(),
         PullsAtNothing(),
-        BelowLeast(project.least),
+        BelowLeast(project.lower_bounds),
         WithoutGradient(),
         RateZero(),
         StillWeights(),
         StillPredictions(),
         AlwaysClipped(config.train.clip),
-        Uninformed(project.uninformed),
+        Uninformed(project.chance_losses),
         Unmoved(),
         SavedAsValidated(),
         Starved(),

@@ -1,18 +1,18 @@
-"""Does training change anything: the learning rate, the weights, the length of steps, the loss?"""
+"""Rules that check whether training changes anything: learning rate, weights, length of steps, loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from runner_core.protocols import Finding, HealthEvent, Json
+from runner_core.contract import Finding, HealthEvent, Json
 
 
 class RateZero:
-    """The learning rate is 0, of every group of parameters: nothing is learned.
+    """Report a learning rate of 0 in every parameter group: nothing is learned.
 
-    Facts used: `highest_rate` of log lines. Where it was never anything else, a warning after `FIRST` steps, and an
-    error at a validation and at the end; later a warning after `LATER` steps. Once for as long as it lasts.
+    Facts used: `learning_rate` of log lines. If it never was anything else, a warning after `FIRST` steps, and an error
+    at a validation and at the end; later a warning after `LATER` steps. Reported once for as long as it lasts.
     """
 
     name = "learning rate zero"
@@ -25,7 +25,7 @@ class RateZero:
         memory, moment = self.memory, event.moment
         if moment == "log":
             memory["line"] = event.step
-            if event.facts.get("highest_rate") != 0:
+            if event.facts.get("learning_rate") != 0:
                 memory |= {"since": event.step, "told": False}
         lasts, first = memory["line"] - memory["since"], memory["since"] == 0
         over = first and lasts > 0 and (moment == "end" or (moment == "validation" and lasts >= self.FIRST))
@@ -41,9 +41,9 @@ class RateZero:
 
 
 class StillWeights:
-    """No weight changed between two validations, `STEPS` optimizer steps or more apart: an error.
+    """Stop if no weight changed between two validations that are `STEPS` or more optimizer steps apart.
 
-    Facts used: `weights` of the first step and of validations; there are none where the learning rate is 0.
+    Facts used: `weights` of the first step and of validations; they are absent while the learning rate is 0.
     """
 
     name = "weights unchanged"
@@ -66,11 +66,11 @@ class StillWeights:
 
 
 class StillPredictions:
-    """What validation predicts is the same, bit for bit, as in the validation before, though the weights changed: it
-    sees another network than the one that is trained. A warning, once.
+    """Warn, once, if predictions equal those of the validation before, bit for bit, though the weights changed.
 
-    Facts used: extremes of the decision (`decision_…`) and `weights` of validations `STEPS` steps or more apart.
-    Nothing is said of decisions in whole numbers (masks, classes), which may well stay as they are.
+    Validation then sees another network than the trained one. Facts used: extremes of the decision (`decision_…`) and
+    `weights` of validations `STEPS` or more steps apart. Decisions in whole numbers (masks, classes) are not checked:
+    they may well stay the same.
     """
 
     name = "predictions unchanged"
@@ -100,11 +100,11 @@ class StillPredictions:
 
 
 class AlwaysClipped:
-    """Every step has the length that `train.clip` says, whatever its gradient: a warning, once.
+    """Warn, once, if every step has the length of `train.clip`, whatever its gradient.
 
     Facts used: `clipped` of log lines, the share of steps whose gradients were longer than `train.clip`, and
-    `gradient_norm`. After `STEPS` such steps in a row; after `WILD` where they were `TIMES` as long on average: the
-    setting is not what the network needs.
+    `gradient_norm`. Warns after `STEPS` such steps in a row; already after `WILD` if gradients were `TIMES` as long on
+    average, because the setting then does not fit the network.
     """
 
     name = "gradients clipped"
@@ -133,24 +133,23 @@ class AlwaysClipped:
 
 
 class Uninformed:
-    """The losses stay where they are for a network that answers the same whatever it sees (`Project.uninformed`), all
-    of those that it names.
+    """Warn if all losses stay at `Project.chance_losses`, the losses of a network that ignores its input.
 
-    Facts used: the terms of log lines. Their mean over `LINES` lines (the first step apart, whose line is alone) must
-    once have come below `NEAR` of that. A warning, once: after `STEPS` steps, or at the end after `LEAST`.
+    Facts used: the terms of log lines. Their mean over `LINES` lines must once fall below `NEAR` of that value; the
+    line of the first step alone does not count. A warning, once: after `STEPS` steps, or at the end after `LEAST`.
     """
 
-    name = "loss uninformed"
+    name = "loss at chance"
     NEAR, LINES, STEPS, LEAST = 0.98, 5, 500, 50
 
-    def __init__(self, uninformed: Callable[[], Mapping[str, float]]) -> None:
-        self._uninformed = uninformed
+    def __init__(self, chance_losses: Callable[[], Mapping[str, float]]) -> None:
+        self._chance_losses = chance_losses
         self.memory: dict[str, Json] = {"last": {}, "lowest": {}, "told": []}
 
     @cached_property
     def _values(self) -> dict[str, float]:
-        """Of the statistics that the project knows while it trains."""
-        return {name: value for name, value in self._uninformed().items() if value > 0}
+        """The chance losses above 0; they may depend on the statistics that the project knows while it trains."""
+        return {name: value for name, value in self._chance_losses().items() if value > 0}
 
     def observe(self, event: HealthEvent) -> Finding | None:
         if event.moment == "log" and event.step > 1:
@@ -160,7 +159,7 @@ class Uninformed:
         after = {"log": self.STEPS, "end": self.LEAST}.get(event.moment)
         due = after is not None and event.step >= after
         seen = [name for name in self._values if self.memory["last"].get(name)]
-        found = seen if due and all(map(self._stays, seen)) else []  # one that left may have taken others up
+        found = seen if due and all(map(self._stays, seen)) else []  # one that fell may have raised others
         self.memory["told"] += found
         if not found:
             return None
@@ -186,7 +185,7 @@ class Uninformed:
 
 
 class Unmoved:
-    """The loss is the same in every line of the log: a warning, once.
+    """Warn, once, if the loss is the same in every line of the log.
 
     Facts used: `loss` of log lines, all within `SAME` of each other, over `LINES` lines and `STEPS` steps from the
     first on.

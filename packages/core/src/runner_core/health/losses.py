@@ -1,18 +1,18 @@
-"""What the loss pulls at: nothing, or what it must not look at; and what it cannot be."""
+"""Rules about the loss: terms without gradient, ignored voxels, weights without gradient, impossible values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner_core.protocols import Finding, HealthEvent, Json
+from runner_core.contract import Finding, HealthEvent, Json
 
 
 class PullsAtNothing:
-    """A term of the loss whose gradient was exactly zero each time that it was measured: it teaches nothing.
+    """Warn about a loss term whose gradient was exactly zero at every measurement: it teaches nothing.
 
-    Facts used: `pulls` of log lines (of each term, how often its gradient was measured since the last one, and the
-    largest norm), `detached` (terms of which the loss is made, and which have no gradient at all). A warning, once for
-    each term: after `MEASURED` measurements in a row, for one batch may hold nothing to find.
+    Facts used: `pulls` of log lines (for each term, how often its gradient was measured since the last line, and the
+    largest norm), `detached` (terms that are part of the loss but have no gradient at all). Warns once for each term,
+    after `MEASURED` measurements in a row, because one batch may hold nothing to find.
     """
 
     name = "loss without gradient"
@@ -28,60 +28,59 @@ class PullsAtNothing:
         silent = [name for name, pull in event.facts.get("pulls", {}).items() if self._silent(name, *pull)]
         if not detached and not silent:
             return None
-        told = []
+        messages = []
         if silent:
             which = f"the term {silent[0]} pulls" if len(silent) == 1 else f"the terms {_listed(silent)} pull"
-            told.append(
+            messages.append(
                 f"{which} at nothing: in {self.MEASURED} measurements or more, the prediction had no gradient of it. "
                 "Do the labels hold what it looks for (see `check`)? Else set its weight to 0"
             )
         if detached:
             which = f"the term {detached[0]} is" if len(detached) == 1 else f"the terms {_listed(detached)} are"
             why = "detached, or computed from decisions (argmax, a threshold)?"
-            told.append(f"{which} part of the loss, and no gradient comes from there: {why}")
-        return Finding(self.name, "warning", "; ".join(told))
+            messages.append(f"{which} part of the loss, and no gradient comes from there: {why}")
+        return Finding(self.name, "warning", "; ".join(messages))
 
     def _silent(self, name: str, count: float, largest: float) -> bool:
-        """Is it said now?"""
+        """Return whether to report the term now."""
         before = self.memory["in_a_row"].get(name, 0)
         now = self.memory["in_a_row"][name] = 0 if largest > 0 else before + int(count)
         return bool(before < self.MEASURED <= now)
 
 
 class PullsAtIgnored:
-    """The loss, or a metric, looks at voxels that the project says are ignored: what nobody annotated is learned, or
-    counts. An error.
+    """Stop if the loss, or a metric, looks at voxels that the project ignores.
 
-    Facts used: `ignored` of log lines: the `share` of ignored voxels; the largest gradient of the loss at them, as a
-    share of the largest anywhere (`pull`); the `metrics` whose values change with the prediction there.
+    The network would learn, or a metric would count, voxels that nobody annotated. Facts used: `ignored` of log lines:
+    the `share` of ignored voxels; the loss's largest gradient at them, as a share of the largest anywhere (`pull`); the
+    `metrics` whose values change with the prediction there.
     """
 
     name = "ignored voxels"
     NOTHING = 1e-6
-    """Shares of the largest gradient below it are rounding."""
+    """Share of the largest gradient below which a gradient is rounding."""
 
     def observe(self, event: HealthEvent) -> Finding | None:
         found = event.facts.get("ignored")
         if event.moment != "log" or found is None:
             return None
-        told = []
+        messages = []
         if found["pull"] > self.NOTHING:
-            told.append(f"the loss has a gradient there ({found['pull']:.2g} of the largest): they are learned")
+            messages.append(f"the loss has a gradient there ({found['pull']:.2g} of the largest): they are learned")
         if found["metrics"]:
             verb = "changes" if len(found["metrics"]) == 1 else "change"
-            told.append(f"{_listed(found['metrics'])} {verb} with the prediction there")
-        if not told:
+            messages.append(f"{_listed(found['metrics'])} {verb} with the prediction there")
+        if not messages:
             return None
-        text = f"{found['share']:.0%} of the voxels of a batch are to be ignored, but {', and '.join(told)}"
+        text = f"{found['share']:.0%} of the voxels of a batch are to be ignored, but {', and '.join(messages)}"
         return Finding(self.name, "error", text)
 
 
 class WithoutGradient:
-    """Weights that the optimizer is to train, and that no loss has a gradient of: detached, or computed under no_grad,
-    while the others learn and every curve looks well. A warning, once.
+    """Warn, once, about trained weights for which no loss has a gradient: detached, or computed under no_grad.
 
-    Facts used: `untaught` of log lines: the `weights` that had no gradient at any of `looks` steps, by name, with how
-    many numbers each is. After `LOOKS` of them: one batch may not use everything.
+    The other weights learn meanwhile, and every curve looks good. Facts used: `weights_without_gradient` of log lines.
+    The rule waits for `LOOKS` looks, since one batch may not use every weight.
     """
 
     name = "weights without gradient"
@@ -91,7 +90,7 @@ class WithoutGradient:
         self.memory: dict[str, Json] = {"looks": 0, "weights": {}, "told": False}
 
     def observe(self, event: HealthEvent) -> Finding | None:
-        found, memory = event.facts.get("untaught"), self.memory
+        found, memory = event.facts.get("weights_without_gradient"), self.memory
         if event.moment != "log" or found is None or memory["told"]:
             return None
         known = memory["weights"] if memory["looks"] else found["weights"]
@@ -109,9 +108,10 @@ class WithoutGradient:
 
 
 class BelowLeast:
-    """A term of the loss is below what it can be: it has the wrong sign, or labels that it was not made for. An error.
+    """Stop if a loss term is below its bound: its sign is wrong, or the labels do not fit it.
 
-    Facts used: the terms, of log lines and validations. `least`: of each by name (`Project.least`).
+    Facts used: the terms, of log lines and validations. `least` holds the bound of each by name
+    (`Project.lower_bounds`).
     """
 
     name = "impossible loss"
@@ -135,7 +135,8 @@ class BelowLeast:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """
+    """Return names as a list in words.
+
     >>> _listed(["a"]), _listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """

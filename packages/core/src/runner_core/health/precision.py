@@ -1,16 +1,16 @@
-"""Is the precision on that was asked for?"""
+"""A rule that checks whether layers compute in the precision that the settings ask for."""
 
 from __future__ import annotations
 
-from runner_core.precision import matches
-from runner_core.protocols import Finding, HealthEvent, Precision
+from runner_core.contract import Finding, HealthEvent, Precision
+from runner_core.contract.run import matches
 
 
 class PrecisionAsked:
-    """Mixed precision that is asked for and not on (or the other way round), seen in the forward pass.
+    """Stop if mixed precision is on though not asked for, or the reverse, as seen in the forward pass.
 
-    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}). What cannot be
-    seen is noted.
+    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}). A note says so if
+    it cannot be seen.
     """
 
     name = "precision"

@@ -1,20 +1,20 @@
-"""What a validation says of the network: does it decide anything, does it look at what it is given, is it finite?"""
+"""Rules about the predictions of a validation: whether they vary, depend on the input, and are finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from runner_core.protocols import Finding, HealthEvent
+from runner_core.contract import Finding, HealthEvent
 
 
 class ConstantPrediction:
-    """The decision (class, mask, dose) is the same everywhere: the network has learned nothing, or forgot it.
+    """Stop if the decision (class, mask, dose) is the same everywhere: the network learned nothing, or forgot it.
 
-    Facts used: `decision_min`, `decision_max` over the whole validation split. A warning at first, an error after
-    `patience` validations in a row if `steps` optimizer steps are done by then (few images make short epochs), and at
-    the end of a run whose last validation was constant.
+    Facts used: `decision_min`, `decision_max` over the whole validation split. A warning before optimizer step `steps`
+    (few images make short epochs). From then on an error after `patience` validations in a row, and at the end of a run
+    whose last validation was constant.
     """
 
     name = "constant prediction"
@@ -28,13 +28,14 @@ class ConstantPrediction:
         if event.moment == "validation":
             return self._validation(event.facts, event.step)
         if event.moment == "end" and self.in_a_row:
-            return Finding(self.name, "error", f"the trained network decides {self._shown()} everywhere")
+            level = _level_at_end(event.step, self.steps)
+            return Finding(self.name, level, f"the trained network decides {self._shown()} everywhere")
         return None
 
     def _validation(self, facts: Mapping[str, Any], step: int) -> Finding | None:
         lowest, highest = facts.get("decision_min"), facts.get("decision_max")
         if lowest is None or lowest != highest:
-            if lowest is None or math.isfinite(lowest - highest):  # of NaN nothing can be said
+            if lowest is None or math.isfinite(lowest - highest):  # NaN allows no conclusion
                 self.in_a_row = 0
             return None
         self.in_a_row += 1
@@ -48,8 +49,13 @@ class ConstantPrediction:
         return "the same" if self.value is None else f"{self.value:g}"
 
 
+def _level_at_end(step: int, steps: int) -> Literal["warning", "error"]:
+    """Return the level of a finding at a run's end: a trial run of fewer than `steps` steps has not failed."""
+    return "error" if step >= steps else "warning"
+
+
 class FiniteValidation:
-    """Loss, monitored metric or decision of a validation is NaN or infinite: nothing can be chosen by it."""
+    """Stop if loss, monitored metric or decision of a validation is NaN or infinite: they can choose nothing."""
 
     name = "finite validation"
 
@@ -65,16 +71,16 @@ class FiniteValidation:
 
 
 class InputIgnored:
-    """The decision varies within a sample, and is the same for every sample: the network does not look at its input.
+    """Stop if the decision varies within a sample but is the same for every sample: the input is ignored.
 
-    Facts used: `decision_min` and `decision_max`; `decision_mark_min` and `decision_mark_max`, the extremes of a number
-    for each validation sample, which is the same only where all that was decided of them is. A warning at first, an
-    error as for a constant prediction.
+    Facts used: `decision_min` and `decision_max`; `decision_mark_min` and `decision_mark_max`, the extremes of one
+    number per validation sample, which is equal only if its whole decision is. A warning at first, an error as for a
+    constant prediction.
     """
 
     name = "input ignored"
     _SAME = 1e-6
-    """Of what the decision spans: marks that differ by less are the same, summed in another order."""
+    """Share of the decision's range below which marks count as equal: only the order of their sum differs."""
 
     def __init__(self, patience: int = 3, steps: int = 100) -> None:
         self.patience, self.steps = patience, steps
@@ -85,7 +91,7 @@ class InputIgnored:
             return self._validation(event.facts, event.step)
         if event.moment == "end" and self.in_a_row:
             text = "the trained network decides the same for every sample, whatever is in it"
-            return Finding(self.name, "error", text)
+            return Finding(self.name, _level_at_end(event.step, self.steps), text)
         return None
 
     def _validation(self, facts: Mapping[str, Any], step: int) -> Finding | None:

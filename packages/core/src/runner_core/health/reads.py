@@ -1,4 +1,4 @@
-"""Which records the samples of each split read: no validation sample may be of a training record, nor the reverse."""
+"""Finds records that two splits read: no validation sample may come from a training record, nor the reverse."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from runner_core._text import counted
-from runner_core.protocols import Array, Finding, HealthEvent, Json, Samples, Store, StoredArray, is_streamed
+from runner_core.base.text import counted
+from runner_core.contract import Array, Finding, HealthEvent, Json, Samples, Store, StoredArray, is_streamed
 
 TRIED = 16
-"""Samples of each split that are filled to see what they read."""
+"""Samples of each split that are filled to see which records they read."""
 
 
 class SplitsApart:
-    """A split reads records of another one: validation measures what was learned by heart, or training sees what is to
-    be held back. An error, before the first step.
+    """Stop before the first step if a split reads records of another one.
 
-    Facts used: those of the start, `strangers`: of each split, keys of the records that its samples read, and that are
-    of another split.
+    Validation would measure memorised records, or training would see held-out ones. Facts used: `leaked_records` of the
+    start.
     """
 
     name = "splits"
@@ -30,21 +29,23 @@ class SplitsApart:
     def observe(self, event: HealthEvent) -> Finding | None:
         if event.moment != "start":
             return None
-        told = []
-        for split, keys in event.facts.get("strangers", {}).items():
+        leaks = []
+        for split, keys in event.facts.get("leaked_records", {}).items():
             if keys:
                 shown = ", ".join(keys[: self._SHOWN]) + (" …" if len(keys) > self._SHOWN else "")
                 other = "validation" if split == "train" else "training"
                 doing = "training reads" if split == "train" else "validation reads"
-                told.append(f"{doing} {counted(len(keys), f'{other} record')}: {shown}")
-        if not told:
+                leaks.append(f"{doing} {counted(len(keys), f'{other} record')}: {shown}")
+        if not leaks:
             return None
-        text = f"{'; '.join(told)}. `Project.samples` must keep to the records that it is given"
+        text = f"{'; '.join(leaks)}. `Project.samples` must keep to the records that it is given"
         return Finding(self.name, "error", text)
 
 
-def strangers(samples: Mapping[str, Samples], splits: Mapping[str, Sequence[int]], store: Store) -> dict[str, Json]:
-    """Of each split (train, validation), keys of records of the other that its samples read."""
+def leaked_records(
+    samples: Mapping[str, Samples], splits: Mapping[str, Sequence[int]], store: Store
+) -> dict[str, Json]:
+    """Return, for train and validation, the keys of the other split's records that its samples read."""
     found: dict[str, Json] = {}
     for split, other in (("train", "validation"), ("validation", "train")):
         if split in samples and splits.get(other):
@@ -54,9 +55,9 @@ def strangers(samples: Mapping[str, Samples], splits: Mapping[str, Sequence[int]
 
 
 def records_read(samples: Samples, store: Store) -> set[int]:
-    """Numbers of the records that the samples are of, as they say themselves; and that are read to fill some of them.
+    """Return the numbers of the records that samples name as their own, or read when some of them are filled.
 
-    Of streamed records only what they say: nothing is fetched for this.
+    For streamed records only the named ones: nothing is fetched for this.
     """
     named = getattr(samples, "record_of_sample", None)
     found = set() if named is None else {*np.unique(np.asarray(named, np.int64)).tolist()}
@@ -75,11 +76,11 @@ def records_read(samples: Samples, store: Store) -> set[int]:
 
 @contextmanager
 def noting(store: Store, found: set[int]) -> Iterator[None]:
-    """Inside, the numbers of the records that are read from the store's arrays are put into `found`."""
+    """Add the numbers of the records that are read from the store's arrays to `found`, inside this context."""
     noted: list[StoredArray] = []
     try:
         for array in store.arrays.values():
-            with suppress(AttributeError):  # one whose methods cannot be replaced
+            with suppress(AttributeError):  # an array type whose methods cannot be replaced
                 _note(array, found)
                 noted.append(array)
         yield

@@ -1,4 +1,4 @@
-"""The rules of a run, and what their findings do."""
+"""The rules of a run, and the effects of their findings."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from copy import deepcopy
 from dataclasses import asdict, replace
 from typing import Any, Protocol, runtime_checkable
 
-from runner_core._errors import Unhealthy
-from runner_core.protocols import Finding, HealthEvent, HealthRule, Json
+from runner_core.base.errors import Unhealthy
+from runner_core.contract import Finding, HealthEvent, HealthRule, Json
 
 Log = Callable[[str, int, Mapping[str, Any]], None]
-"""A tracker's `event`."""
+"""The `event` method of a tracker."""
 
 
 def announce(finding: Finding, step: int, epoch: int, say: Callable[[str], None], log: Log) -> None:
-    """Show a finding and log it: one that follows from the clock where everything that does is, apart."""
+    """Show a finding and log it; a finding that follows from the clock goes under `timing`."""
     say(f"{finding.level.upper()}: {finding.rule}: {finding.message}")
     if finding.timed:
-        told = {"rule": finding.rule, "level": finding.level, "message": finding.message}
-        log("speed", step, {"epoch": epoch, "timing": told})
+        fields = {"rule": finding.rule, "level": finding.level, "message": finding.message}
+        log("speed", step, {"epoch": epoch, "timing": fields})
     else:
         log("health", step, {"epoch": epoch, **asdict(finding)})
 
 
 class Health:
-    """The rules of a run and what their findings do: `report` shows and logs each; errors stop the run.
+    """The rules of a run and their effects: `report` shows and logs each finding, and errors stop the run.
 
     `mode` is `health.mode`: stop; warn (errors become warnings); off (no rule is asked).
     """
@@ -35,15 +35,15 @@ class Health:
         self.stops = mode == "stop"
         self.report = report
         self.findings: list[Finding] = []
-        """What a run of the same settings finds again."""
+        """Findings that a run of the same settings repeats."""
         self.timed: list[Finding] = []
-        """What follows from the clock; since this start."""
+        """Findings that follow from the clock, since this start."""
 
     def observe(self, event: HealthEvent) -> Unhealthy | None:
-        """Ask every rule. The error to raise, once the caller has saved what is to be saved, or None.
+        """Ask every rule, and return the error to raise once the caller has saved everything, or None.
 
-        Of a checkpoint, which is looked at once in each start of a run, a rule that has a memory is told nothing: what
-        it keeps must not depend on how often the run was resumed.
+        Rules with a memory do not see checkpoint events, which happen once in each start of a run: their memory must
+        not depend on how often the run was resumed.
         """
         errors = []
         for rule in self.rules:
@@ -67,11 +67,11 @@ class Health:
         self.report(finding, step, epoch)
 
     def memories(self) -> dict[str, dict[str, Json]]:
-        """Copies of what rules keep in their `memory`, by rule."""
+        """Return copies of the rules' `memory`, by rule."""
         return {rule.name: deepcopy(rule.memory) for rule in self.rules if isinstance(rule, _Remembers)}
 
     def restore(self, memories: Mapping[str, dict[str, Json]], validations: Sequence[HealthEvent]) -> None:
-        """Bring rules to where they stood: by their memory, or by replaying the run's validations."""
+        """Restore the rules' state from their memory, or by replaying the run's validations."""
         for rule in self.rules:
             if isinstance(rule, _Remembers) and rule.name in memories:
                 rule.memory = deepcopy(memories[rule.name])
@@ -82,7 +82,7 @@ class Health:
 
 @runtime_checkable
 class _Remembers(Protocol):
-    """A rule that is brought back by what it kept."""
+    """A rule that is restored from its memory."""
 
     name: str
     memory: dict[str, Json]

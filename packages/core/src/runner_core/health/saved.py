@@ -1,21 +1,21 @@
-"""Does a checkpoint give back the network that was validated?"""
+"""A rule that checks whether a checkpoint gives back the validated network."""
 
 from __future__ import annotations
 
-from runner_core.protocols import Finding, HealthEvent
+from runner_core.contract import Finding, HealthEvent
 
 
 class SavedAsValidated:
-    """The network that a checkpoint gives back is not the one that was validated: its scores are another's. An error.
+    """Stop if a checkpoint gives back another network than the validated one: the scores would be another's.
 
-    Facts used: those of a checkpoint: `refused` (why it cannot be read at all); `weights_differ` (names of parameters
-    and buffers) and `prediction_differs` (the largest difference on a few validation samples, as a share of what the
-    prediction spans).
+    Facts used, of a checkpoint: `refused` (why it cannot be read at all); `weights_differ` (names of parameters and
+    buffers) and `prediction_differs` (the largest difference on a few validation samples, as a share of the
+    prediction's range).
     """
 
     name = "saved is not validated"
     SAME = 0.02
-    """Half precision, and kernels that a GPU chooses anew, differ by less where the weights are the same."""
+    """Half precision, and kernels that a GPU chooses anew, differ by less if the weights are equal."""
 
     def observe(self, event: HealthEvent) -> Finding | None:
         if event.moment != "checkpoint":

@@ -1,22 +1,25 @@
-"""Does the machine do what it could? What is found follows from the clock: another run need not have it."""
+"""Rules about slow data and idle GPUs. Their findings follow from the clock: another run may lack them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from runner_core.protocols import Finding, HealthEvent
+from runner_core.contract import Finding, HealthEvent
 
 
 class _Standstill(ABC):
-    """A warning, once for as long as it lasts: a share of the time, a fact of log lines, is beyond its limit in `LINES`
-    lines one after the other, for long enough. The first line is apart: workers start, files are opened."""
+    """Warn, once for as long as it lasts, if a share of the time stays beyond its limit for long enough.
+
+    The share is a fact of log lines, and must be beyond the limit in `LINES` lines in a row. The first line does not
+    count: workers start, files are opened.
+    """
 
     name: str
     fact: str
     LINES = 3
 
     def __init__(self) -> None:
-        self._seen_first = self._told = False
+        self._seen_first = self._reported = False
         self._lines, self._seconds, self._part = 0, 0.0, 0.0
 
     @abstractmethod
@@ -24,7 +27,7 @@ class _Standstill(ABC):
 
     @abstractmethod
     def long_enough(self, seconds: float, part: float) -> bool:
-        """`part`: of the seconds, those of which the fact tells."""
+        """Return whether `seconds` suffice; `part` is the share of them that the fact measures, in seconds."""
 
     @abstractmethod
     def message(self, share: str, seconds: str) -> str: ...
@@ -34,20 +37,20 @@ class _Standstill(ABC):
         if event.moment != "log" or share is None:
             return None
         if not (self._seen_first and self.beyond(share)):
-            self._seen_first, self._told = True, self._told and self.beyond(share)
+            self._seen_first, self._reported = True, self._reported and self.beyond(share)
             self._lines, self._seconds, self._part = 0, 0.0, 0.0
             return None
         seconds = event.facts["seconds"]
         self._lines, self._seconds, self._part = self._lines + 1, self._seconds + seconds, self._part + share * seconds
-        if self._told or self._lines < self.LINES or not self.long_enough(self._seconds, self._part):
+        if self._reported or self._lines < self.LINES or not self.long_enough(self._seconds, self._part):
             return None
-        self._told = True
+        self._reported = True
         message = self.message(f"{self._part / self._seconds:.0%}", f"{self._seconds:.0f} s")
         return Finding(self.name, "warning", message, timed=True)
 
 
 class Starved(_Standstill):
-    """Training waits for its data: more than `SHARE` of the time, for `SECONDS` seconds of waiting.
+    """Warn if training waits for its data: more than `SHARE` of the time, for `SECONDS` seconds of waiting.
 
     Facts used: `data_wait_share` and `seconds` of log lines.
     """
@@ -69,7 +72,7 @@ class Starved(_Standstill):
 
 
 class Idle(_Standstill):
-    """The GPU stands still most of the time: less than `BUSY` of it, for `SECONDS` seconds.
+    """Warn if the GPU is idle most of the time: busy for less than `BUSY` of it, for `SECONDS` seconds.
 
     Facts used: `gpu_busy` (0…1, while training) and `seconds` of log lines.
     """

@@ -1,15 +1,31 @@
-"""The contract test of a project, ours or a stranger's: what every part of the runner relies on.
+"""The contract test of a project, ours or another's: everything the runner relies on.
 
     from runner_core.testing import ProjectContract
 
     class TestContract(ProjectContract):
         project = "mine"
 
-or, without a file, `pytest --check-project mine`, or `check_project("mine", folder)` in a script. The project must be
-installed (its entry point is what is found). Everything is tested on its phantom under preset demo, on the CPU; it
-takes about as long as three short runs.
+Without a file, use `pytest --check-project mine`, or `check_project("mine", folder)` in a script. The project must be
+installed, because it is found through its entry point. Everything is tested on its phantom under preset demo, on the
+CPU, and takes about as long as three short runs.
 """
 
-from runner_core.testing.contract import CHECKS, ProjectContract, check_project
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner_core.testing.contract import CHECKS as CHECKS
+    from runner_core.testing.contract import ProjectContract as ProjectContract
+    from runner_core.testing.contract import check_project as check_project
 
 __all__ = ["CHECKS", "ProjectContract", "check_project"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: pytest loads this package, for its plugin, in every session of an environment with runner-core.
+    if name in __all__:
+        from runner_core.testing import contract
+
+        return getattr(contract, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the contract test compares, whatever a project's values are made of."""
+"""Comparisons of the contract test, for any values of a project."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 
 
 def assert_equal(one: Any, other: Any, what: str) -> None:
-    """Equal in every array, number and text inside; a comparison of nothing is an error too."""
+    """Assert that every array, number and text inside is equal, and that there is at least one."""
     assert _compared(one, other, what), f"{what}: {type(one).__name__} holds nothing that can be compared"
 
 
 def assert_bad_input(call: Callable[[], Any], file: Path) -> None:
-    """`call` raises BadInput that names `file`."""
+    """Assert that `call` raises BadInput that names `file`."""
     outcome: Exception | None = None
     try:
         call()
@@ -32,12 +32,12 @@ def assert_bad_input(call: Callable[[], Any], file: Path) -> None:
 
 
 def sent(thing: Any) -> Any:
-    """`thing` as another process would receive it."""
+    """Return `thing` as another process would receive it."""
     return ForkingPickler.loads(ForkingPickler.dumps(thing))
 
 
 def _compared(one: Any, other: Any, what: str) -> int:
-    """How many values were compared, all of them equal."""
+    """Assert that all values are equal, and return how many there were."""
     assert type(one) is type(other), f"{what}: {type(one).__name__} and {type(other).__name__}"
     parts, others = _parts(one), _parts(other)
     if parts is not None and others is not None:
@@ -47,7 +47,7 @@ def _compared(one: Any, other: Any, what: str) -> int:
         assert one == other, f"{what} differs: {one!r} and {other!r}"
         return 1
     array, second = np.asarray(one), np.asarray(other)
-    if array.dtype == object:  # None, or something that only its project knows
+    if array.dtype == object:  # None, or a type that only the project knows
         return 0
     assert array.dtype == second.dtype, f"{what}: {array.dtype} and {second.dtype}"
     assert np.array_equal(array, second, equal_nan=array.dtype.kind in "fc"), f"{what} differs"
@@ -55,7 +55,7 @@ def _compared(one: Any, other: Any, what: str) -> int:
 
 
 def _parts(value: Any) -> Mapping[Any, Any] | None:
-    """What is inside a container; None for a single value."""
+    """Return the content of a container, or None for a single value."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, (list, tuple)):

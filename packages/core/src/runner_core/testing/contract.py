@@ -39,9 +39,9 @@ CHECKS: tuple[Check, ...] = (
 
 
 class ProjectContract:
-    """Subclass it in a test file and name the project: pytest then runs every check as a test of its own.
+    """Test class of a project: subclass it in a test file and set `project`; pytest runs every check as a test.
 
-    runner-core's pytest plugin gives the two arguments.
+    runner-core's pytest plugin provides the two arguments.
     """
 
     project: ClassVar[str]
@@ -51,9 +51,9 @@ class ProjectContract:
 
 
 def check_project(name: str, folder: Path) -> list[str]:
-    """Check the installed project `name`, writing into the empty `folder`; what could not be checked, and why.
+    """Check the installed project `name`, writing into the empty `folder`; return what could not be checked, and why.
 
-    Raises AssertionError that says which promise is broken.
+    Raises AssertionError that names the broken promise.
     """
     case = Case(name, folder)
     skipped: list[str] = []

@@ -1,4 +1,4 @@
-"""What a project promises of its settings, files and samples."""
+"""Check what a project promises of its settings, files and samples."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from unittest import SkipTest
 import numpy as np
 import yaml
 
-from runner_core import discovery
 from runner_core.config import RunConfig
-from runner_core.config.resolve import dump, refuse_nonsense
 from runner_core.config.values import overlay, overlay_named
-from runner_core.loader import Loader
-from runner_core.phantoms import write_phantom
-from runner_core.project import Record, overrides
-from runner_core.protocols import Arrays, Samples
+from runner_core.contract import Arrays, Samples
+from runner_core.contract.project import overrides
+from runner_core.contract.records import Record
+from runner_core.data.loader import Loader
+from runner_core.data.phantoms import write_phantom
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.plugins import discovery
+from runner_core.plugins.settings import dump, refuse_nonsense
 from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_bad_input, assert_equal, sent
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 _LOADED = """
 import sys
-from runner_core.discovery import find_project
+from runner_core.plugins.discovery import find_project
+from runner_core.data.pipeline import RecordPipeline
 
 find_project({name!r}).entry.load().runner_project()
 print("imports:", *[name for name in {frameworks!r} if name in sys.modules])
@@ -35,7 +38,7 @@ print("imports:", *[name for name in {frameworks!r} if name in sys.modules])
 
 
 def settings_survive_yaml(case: Case) -> None:
-    """Every preset is sensible, survives YAML, and is made anew each time."""
+    """Check that every preset is valid, survives YAML, and is made anew each time."""
     for preset, make in case.kind.presets.items():
         config = make()
         assert isinstance(config, case.kind.Config), f"preset {preset} is no {case.kind.Config.__name__}"
@@ -48,7 +51,7 @@ def settings_survive_yaml(case: Case) -> None:
 
 
 def optimisations_can_be_switched_off(case: Case) -> None:
-    """Each of `optimisations` has a name of its own and switches settings that there are, alone and with the others."""
+    """Check that each optimisation has its own name and switches existing settings, alone and with the others."""
     there = case.kind.optimisations
     names = [optimisation.name for optimisation in there]
     assert len(set(names)) == len(names), f"optimisations share a name: {', '.join(names)}"
@@ -62,7 +65,10 @@ def optimisations_can_be_switched_off(case: Case) -> None:
 
 
 def plugin_imports_no_framework(case: Case) -> None:
-    """`config`, `--help` and the cache's workers load the plugin and the project's class: each would wait seconds."""
+    """Check that loading the plugin and the project's class imports no framework.
+
+    `config`, `--help` and the cache's workers load them, and each would wait for seconds.
+    """
     plugin = discovery.find_project(case.kind.name).entry.value
     code = _LOADED.format(name=case.kind.name, frameworks=_FRAMEWORKS)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -72,7 +78,7 @@ def plugin_imports_no_framework(case: Case) -> None:
 
 
 def phantom_is_written_and_read(case: Case) -> None:
-    """The phantom is written, found, and the same each time; records have unique keys and at least two groups."""
+    """Check that the phantom is written, found, and always the same, with unique keys and at least two groups."""
     records = case.records
     second = write_phantom(case.project, case.folder / "phantom again")
     again = case.project.records(second)
@@ -89,7 +95,7 @@ def phantom_is_written_and_read(case: Case) -> None:
 
 
 def bad_input_is_refused_by_name(case: Case) -> None:
-    """A missing or empty folder and truncated files are BadInput that names them."""
+    """Check that a missing or empty folder and truncated files raise BadInput that names them."""
     project = case.project
     empty = case.folder / "empty"
     empty.mkdir()
@@ -113,8 +119,8 @@ def bad_input_is_refused_by_name(case: Case) -> None:
 
 
 def prepare_is_pure(case: Case) -> None:
-    """Preparing a record depends on that record alone, in this process and in another (it is pickled)."""
-    pipeline = case.setup.pipeline
+    """Check that preparing a record depends on that record alone, in this process and in another (it is pickled)."""
+    pipeline = RecordPipeline.of(case.setup)
     first, second = case.records[0], case.records[1]
     before = pipeline(first)
     pipeline(second)
@@ -135,13 +141,16 @@ def prepare_is_pure(case: Case) -> None:
 
 
 def annotation_counts_voxels(case: Case) -> None:
-    """`annotation` counts voxels of each class, the same twice, no more than there are, and leaves what it is given as
-    it was; records of the phantom have the same classes."""
+    """Check that `annotation` counts the voxels of each class.
+
+    Its counts are the same twice and no larger than the number of voxels, it does not change its input, and all records
+    of the phantom have the same classes.
+    """
     if not overrides(case.project, "annotation"):
         raise SkipTest("the project has no `annotation`")
     names: set[tuple[str, ...]] = set()
     for record in case.records[:3]:
-        decoded = case.setup.pipeline.decode(record)
+        decoded = RecordPipeline.of(case.setup).decode(record)
         before = {name: array.copy() for name, array in decoded.arrays.items()}
         found = case.project.annotation(decoded)
         assert_equal(before, decoded.arrays, "the arrays that `annotation` is given")
@@ -158,13 +167,13 @@ def annotation_counts_voxels(case: Case) -> None:
 
 
 def split_is_by_group(case: Case) -> None:
-    """No group lies on two sides, and there are records on both."""
+    """Check that no group is in two splits, and that both splits have records."""
     groups = {side: {case.records[n].group for n in numbers} for side, numbers in case.data.splits.items()}
     assert not groups["train"] & groups["validation"], f"groups on both sides: {groups}"
 
 
 def samples_are_pure(case: Case) -> None:
-    """Samples are as their spec says, and a pure function of (seed, epoch, index), in another process too."""
+    """Check that samples match their spec and are a pure function of (seed, epoch, index), also in another process."""
     for side, samples in case.data.samples.items():
         indices = np.arange(min(len(samples), 6), dtype=np.int64)
         assert len(indices), f"there are no {side} samples"
@@ -177,7 +186,7 @@ def samples_are_pure(case: Case) -> None:
 
 
 def batches_do_not_depend_on_workers(case: Case) -> None:
-    """The training batches, augmented on the host where the project does that, from no, one and two workers."""
+    """Check that training batches, with the project's host augmentation, do not depend on 0, 1 or 2 workers."""
     alone = list(_batches(case, 0))
     assert alone, "there are no training batches"
     for workers in (1, 2):
@@ -186,7 +195,7 @@ def batches_do_not_depend_on_workers(case: Case) -> None:
 
 
 def _batches(case: Case, workers: int) -> Iterator[Arrays]:
-    """Three batches of two from the middle of an epoch, copied."""
+    """Yield copies of three batches of two from the middle of an epoch."""
     augment = case.project.augment if overrides(case.project, "augment") else None
     loader = Loader(case.data.samples["train"], batch_size=2, seed=7, shuffle=True, steps_per_epoch=4,
                     workers=workers, augment=augment)  # fmt: skip
@@ -199,7 +208,7 @@ def _batches(case: Case, workers: int) -> Iterator[Arrays]:
 
 
 def _fill(samples: Samples, indices: Any, before: int = 0) -> Arrays:
-    """`before`: what the memory holds before; nothing of it may be left."""
+    """Fill samples into memory that holds `before`; `fill` must overwrite all of it."""
     out = {name: np.full((len(indices), *spec.shape), before, spec.dtype) for name, spec in samples.spec.items()}
     samples.fill(indices, np.asarray(indices), 3, 5, out)
     return out

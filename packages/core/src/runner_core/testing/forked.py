@@ -1,7 +1,7 @@
-"""Processes that begin with everything imported.
+"""Start processes in which everything is already imported.
 
-A process that trains with torch imports for seconds; tests start many. Here one process imports, and forks itself for
-each: that has folder, environment, output and end of its own, as one that was started anew.
+A process that trains with torch imports for seconds, and tests start many. Here one process imports, and forks itself
+for each of them. The fork has its own folder, environment, output and end, like a new process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-COMMANDS = ("numpy", "tyro", "yaml", "runner_core.cli.train", "runner_core.cli.evaluate", "runner_core.training")
+COMMANDS = ("numpy", "tyro", "yaml", "runner_core.cli.train", "runner_core.cli.evaluate", "runner_core.training.run")
 TORCH = ("runner_core.engines.torch.engine", "torch._dynamo", "torch._inductor.config")
-"""The last two come with the first optimizer, and take as long as torch. TensorFlow cannot be forked."""
+"""The last two modules come with the first optimizer, and take as long as torch. TensorFlow cannot be forked."""
 _CODE = "from runner_core.testing.forked import serve; serve({0}, {1})"  # spawned workers have no main module to import
 _MOST = 1 << 17
-"""Bytes of a request: words, folder, environment."""
+"""Largest number of bytes of a request: words, folder, environment."""
 
 
 class Forked:
-    """Runs processes one after another; `environment`: that of the one in which `modules` are imported.
+    """Runs processes one after another; `environment` is that of the process in which `modules` are imported.
 
-    The others may have their own, but for what is read while Python starts or frameworks are imported: PYTHONPATH and
-    OMP_NUM_THREADS count, others that begin with PYTHON do not."""
+    The forks may have other environments. PYTHONPATH and OMP_NUM_THREADS take effect, but other variables that are read
+    while Python starts (PYTHON…) or frameworks are imported do not.
+    """
 
     def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,8 +61,10 @@ class Forked:
         timeout: float,
         call: str = "runner_core.cli:main",
     ) -> subprocess.CompletedProcess[str]:
-        """`runner WORD…` in `folder`; or another function, which reads `sys.argv` and returns the exit code. Raises
-        subprocess.TimeoutExpired."""
+        """Run `runner WORD…` in `folder`, or another function that reads `sys.argv` and returns the exit code.
+
+        Raises subprocess.TimeoutExpired.
+        """
         asked = {"call": call, "words": [*words], "folder": str(folder), "environment": dict(environment)}
         request = json.dumps(asked).encode()
         with TemporaryFile() as out, TemporaryFile() as err:
@@ -73,11 +76,11 @@ class Forked:
                 os.kill(pid, signal.SIGKILL)
                 self._answer(None)
                 raise subprocess.TimeoutExpired(["runner", *words], timeout) from None
-            said = []
+            outputs = []
             for file in (out, err):
                 file.seek(0)
-                said.append(file.read().decode())
-        return subprocess.CompletedProcess(["runner", *words], code, *said)
+                outputs.append(file.read().decode())
+        return subprocess.CompletedProcess(["runner", *words], code, *outputs)
 
     def _answer(self, timeout: float | None) -> bytes:
         self._socket.settimeout(timeout)
@@ -104,11 +107,11 @@ def serve(number: int, modules: Sequence[str]) -> None:
                 os.close(file)
             requests.send(str(pid).encode())
             requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-    _become(json.loads(request), files, own)
+    become(json.loads(request), files, own)
 
 
-def _become(request: Mapping[str, object], files: Sequence[int], path: Sequence[str]) -> None:
-    """This process is from now on the one that was asked for."""
+def become(request: Mapping[str, object], files: Sequence[int], path: Sequence[str]) -> None:
+    """Turn this process into the requested one."""
     words, environment = request["words"], request["environment"]
     assert isinstance(words, list)
     assert isinstance(environment, dict)
@@ -128,7 +131,10 @@ def _become(request: Mapping[str, object], files: Sequence[int], path: Sequence[
 
 
 def _leave(call: Callable[[], object]) -> None:
-    """Call it, and end as Python ends, but without taking all modules apart, which takes longer than most commands."""
+    """Call the function and end as Python ends, but without the slow teardown of all modules.
+
+    The teardown takes longer than most commands.
+    """
     try:
         code = call()
     except SystemExit as error:

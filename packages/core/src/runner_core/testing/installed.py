@@ -1,4 +1,4 @@
-"""What `pytest --check-project NAME` collects: the contract of each project named there."""
+"""Tests that `pytest --check-project NAME` collects: the contract of each named project."""
 
 from __future__ import annotations
 

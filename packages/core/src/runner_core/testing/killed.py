@@ -1,9 +1,9 @@
-"""A training run in a process of its own, which may kill itself with SIGKILL in a given step.
+"""Train in a separate process, which may kill itself with SIGKILL in a given step.
 
     python -m runner_core.testing.killed PROJECT FOLDER RUN STEP
 
-trains the phantom in FOLDER into FOLDER/RUN, going on from its newest checkpoint where there is one; STEP 0: nothing
-kills it. A kill from outside cannot be aimed at a moment between two checkpoints; this one always falls there.
+This trains the phantom in FOLDER into FOLDER/RUN, and resumes from its newest checkpoint if there is one. With STEP 0
+nothing kills it. A kill from outside cannot be aimed at a moment between two checkpoints; this one always falls there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from runner_core import loop, training
-from runner_core.protocols import HostBatch, Trainer
-from runner_core.runfolder import RunFolder
-from runner_core.sinks import Sinks
-from runner_core.testing.case import Case, Nobody
+from runner_core.contract import HostBatch, Trainer
+from runner_core.output.display import Display
+from runner_core.output.runfolder import RunFolder
+from runner_core.output.sinks import Sinks
+from runner_core.testing.case import Case
+from runner_core.training import loop
+from runner_core.training import run as training
 
 
 class _Doomed:
@@ -38,7 +41,7 @@ class _Doomed:
 
 
 def main(name: str, folder: Path, run: Path, last: int) -> None:
-    """Two epochs of four steps, a checkpoint after every three."""
+    """Train two epochs of four steps, with a checkpoint after every three."""
 
     class DoomedLoop(loop.Loop):
         def __init__(self, *, trainer: Trainer, **rest: Any) -> None:
@@ -51,12 +54,12 @@ def main(name: str, folder: Path, run: Path, last: int) -> None:
     config.checkpoint.every_steps, config.checkpoint.keep = 3, 9
     config.log.every, config.log.snapshots_every = 1, 2
     resume = run.exists()
-    made = RunFolder(run) if resume else RunFolder.create(None, name, run)
-    training.train(case.setup, case.data, made, Sinks(case.setup.sinks(run)), Nobody(), resume)
+    run_folder = RunFolder(run) if resume else RunFolder.create(None, name, run)
+    training.train(case.setup, case.data, run_folder, Sinks(case.setup.sinks(run)), Display(stream=StringIO()), resume)
 
 
 def run() -> None:
-    """As the command line says."""
+    """Run as the command line says."""
     _, name, folder, path, last = sys.argv
     main(name, Path(folder), Path(folder) / path, int(last))
 

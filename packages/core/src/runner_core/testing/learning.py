@@ -1,4 +1,4 @@
-"""What a project promises of its training: steps, metrics, resuming."""
+"""Check what a project promises of its training: steps, metrics, resuming."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from unittest import SkipTest
 
 import numpy as np
 
-from runner_core.loader import Loader
-from runner_core.project import overrides
-from runner_core.protocols import State, Tensors, Trainer
-from runner_core.resuming.differences import differences
-from runner_core.snapshots import Snapshots
+from runner_core.contract import State, Tensors, Trainer
+from runner_core.contract.project import overrides
+from runner_core.data.loader import Loader
+from runner_core.output.sinks import Sinks
 from runner_core.testing.case import STEPS, Case
 from runner_core.testing.forked import TORCH, Forked
+from runner_core.tools.verify_resume.differences import differences
+from runner_core.training.snapshots import Snapshots
 
 _KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older
 _PATIENCE = 3600.0  # seconds: a test's own limit comes first
 
 
 def two_steps_train(case: Case) -> None:
-    """Two steps on the CPU: finite losses, weights that move, and the monitored metric is there."""
+    """Check two steps on the CPU: losses are finite, weights change, and the monitored metric exists."""
     before = _weights(case.setup.engine.trainer(case.setup, case.data, STEPS).state())
     summary, state = case.trained
     metric = case.project.monitor[0]
@@ -35,7 +36,7 @@ def two_steps_train(case: Case) -> None:
 
 
 def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
-    """However the samples are cut into batches, metrics are the same; the loss is not compared."""
+    """Check that metrics do not depend on how the samples are split into batches; the loss is not compared."""
     count = len(case.data.samples["validation"])
     if count == 1:
         raise SkipTest(f"the phantom of {case.kind.name} has one validation sample: there is nothing to cut")
@@ -47,7 +48,7 @@ def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
 
 
 def metrics_equal_numpy(case: Case) -> None:
-    """The metrics equal those that `plain_metrics` computes from all predictions and batches at once."""
+    """Check that metrics equal those that `plain_metrics` computes from all predictions and batches at once."""
     watcher = _Watcher()
     case.setup.extra = [watcher]
     try:
@@ -67,8 +68,10 @@ def metrics_equal_numpy(case: Case) -> None:
 
 
 def killed_and_resumed_equals_never_killed(case: Case) -> None:
-    """kill -9 between two checkpoints, then again: the same log, weights and optimizer, bit for bit. For more of that,
-    at random moments: `runner verify-resume`."""
+    """Check that a run killed (kill -9) between two checkpoints and resumed equals an uninterrupted one.
+
+    Log, weights and optimizer must be equal bit for bit. `runner verify-resume` tests more, at random moments.
+    """
     assert case.records
     whole, killed = case.folder / "whole", case.folder / "killed"
     with Forked(os.environ, TORCH if case.project.framework == "torch" else ()) as forked:
@@ -85,7 +88,7 @@ def killed_and_resumed_equals_never_killed(case: Case) -> None:
 
 
 def snapshots_leave_training_alone(case: Case) -> None:
-    """Two steps with pictures drawn before, between and after them: what is drawn are pictures, and nothing notices."""
+    """Check that `snapshots` draws pictures and does not affect two training steps around them."""
     project = case.project
     if not project.snapshot_samples:
         assert not overrides(project, "snapshots"), "`snapshots` draws nothing: `snapshot_samples` is 0"
@@ -103,19 +106,16 @@ class _Drawing:
     def __init__(self, case: Case) -> None:
         self.folder = case.folder / "snapshots"
         setup = case.setup
-        self._snapshots = Snapshots(setup.project, case.data.samples, setup.config.train.seed, self.folder, self, print)
+        sinks, seed = Sinks([]), setup.config.train.seed
+        self._snapshots = Snapshots(setup.project, case.data.samples, seed, self.folder, sinks, print)
 
     def __call__(self, trainer: Trainer, step: int) -> None:
-        self._told = 0
         self._snapshots.draw(trainer, step)
-        assert self._told, f"`snapshots` drew nothing after {step} steps"
-
-    def figure(self, name: str, step: int, png: Path) -> None:
-        self._told += 1
+        assert list(self.folder.glob(f"*-{step:08d}.png")), f"`snapshots` drew nothing after {step} steps"
 
 
 def _two_steps(case: Case, between: Callable[[Trainer, int], None]) -> State:
-    """The state after two steps, with `between` called before, between and after them."""
+    """Return the state after two steps, with `between` called before, between and after them."""
     config = case.setup.config.train
     trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
     samples = case.data.samples["train"]
@@ -131,21 +131,23 @@ def _two_steps(case: Case, between: Callable[[Trainer, int], None]) -> State:
 def _run(forked: Forked, case: Case, run: str, kill_at: int, expected: int = 0) -> None:
     words = [case.kind.name, str(case.folder), run, str(kill_at)]
     done = forked.run(words, Path.cwd(), os.environ, _PATIENCE, "runner_core.testing.killed:run")
-    said = f"training in a process of its own ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-    assert done.returncode == expected, said
+    message = (
+        f"training in a process of its own ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    )
+    assert done.returncode == expected, message
 
 
 def _validated(case: Case, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:
-    """What a validation of the untrained network gives, and which of that are the metrics' own."""
+    """Return the values of a validation of the untrained network, and the names of those that metrics gave."""
     trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
     loader = Loader(case.data.samples["validation"], batch_size=batch_size, seed=0, shuffle=False)
     values = trainer.validate(loader.batches(0))
     loader.close()
-    return values, [name for metric in case.setup.made for name in metric.compute()]
+    return values, [name for metric in case.setup.metrics_made for name in metric.compute()]
 
 
 class _Watcher:
-    """A metric that keeps what all metrics are given, as NumPy arrays."""
+    """A metric that keeps the input of all metrics as NumPy arrays."""
 
     def reset(self) -> None:
         self.predictions: list[Any] = []
@@ -168,7 +170,7 @@ def _copied(value: Any) -> Any:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Batches one after another along the first axis, inside whatever they are in."""
+    """Join batches along the first axis, inside their containers."""
     first = parts[0]
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}
@@ -178,5 +180,5 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _weights(state: State) -> dict[str, bytes]:
-    """The network's own tensors; counters, optimizer and generators change in any step."""
+    """Return the network's own tensors; counters, optimizer and generators change in any step."""
     return {n: np.asarray(t).tobytes() for n, t in state.tensors.items() if n.startswith("model.")}

@@ -1,4 +1,4 @@
-"""What a project promises of what it reads: no setting that it does not name, no record that it was not given."""
+"""Check what a project reads: no setting that it does not declare, and no record outside the given ones."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from runner_core.cache.storage import Layout, Region
-from runner_core.cache.stored import PreparedStore
 from runner_core.config import RunConfig
-from runner_core.config.resolve import refuse_nonsense
 from runner_core.config.values import overlay, plain
-from runner_core.pipeline import RecordPipeline
-from runner_core.project import overrides
-from runner_core.protocols import Array, Arrays, Json, StoredArray
+from runner_core.contract import Array, Arrays, Json, StoredArray
+from runner_core.contract.project import overrides
+from runner_core.data.cache.storage import Layout, Region
+from runner_core.data.cache.stored import PreparedStore
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.plugins.settings import refuse_nonsense
 from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_equal
 
 _ELSEWHERE = ("train", "validate", "checkpoint", "health", "log", "cache", "precision")
-"""Sections of the core's that no prepared array depends on."""
+"""Sections of the core's settings that no prepared array depends on."""
 _USUAL = {int: 8, float: 0.5, bool: False}
-"""What stands for a setting that is None."""
+"""Values that replace settings of None."""
 _ALTERED: Mapping[str, Callable[[Array], Array]] = {
     "emptied": np.zeros_like,
     "inverted": lambda array: ~array if array.dtype == bool or not array.size else array.max() - array + array.min(),
 }
-"""Values stay in the range of the record's own: labels remain labels."""
+"""Changes of arrays; values stay in the record's own range, so labels remain labels."""
 
 
 def prepare_settings_name_what_prepare_reads(case: Case) -> None:
-    """Each setting that is looked at changed in turn: where the cache's key stays the same, so do the prepared
-    arrays."""
+    """Check that a changed setting which keeps the cache's key also keeps the prepared arrays.
+
+    Each setting that is read is changed in turn.
+    """
     make = case.kind.presets["demo"]
     seen = _looked_at(case, make())
     key, prepare = _prepared(case, make())
     arrays = prepare()
-    if seen is None or not _alike(seen[0], arrays):  # with settings that tell who looks, it is another project
+    if seen is None or not _alike(seen[0], arrays):  # the recording settings change the project's behaviour
         seen = arrays, frozenset(name for name, _ in _changes(make()))
     for name, change in _changes(make()):
         if name.partition(".")[0] in _ELSEWHERE or name not in seen[1]:
@@ -51,40 +53,42 @@ def prepare_settings_name_what_prepare_reads(case: Case) -> None:
             if other_key != key:
                 continue
             others = prepare()
-        except Exception:  # a value that means nothing to this project
+        except Exception:  # a value that this project cannot use
             continue
-        # The cache of the first would be taken for the second's.
-        said = f"`prepare` reads {name}, which `prepare_settings` does not name: a cache would outlive its change"
-        assert _alike(arrays, others), said
+        # Both would use the same cache.
+        message = f"`prepare` reads {name}, which `prepare_settings` does not name: a cache would outlive its change"
+        assert _alike(arrays, others), message
 
 
 def fit_reads_training_records_alone(case: Case) -> None:
-    """`fit` learns the same, whatever the arrays of the other records hold."""
+    """Check that `fit` learns the same, whatever the arrays of the other records hold."""
     if not overrides(case.project, "fit"):
         return
     store, training = case.data.store, case.data.splits["train"]
     learned = case.project.fit(store, training)
     for what, change in _ALTERED.items():
         arrays = {name: _Altered(array, set(training), change) for name, array in store.arrays.items()}
-        said = f"`fit` reads records that are not of `training`: with theirs {what}"
+        message = f"`fit` reads records that are not of `training`: with theirs {what}"
         try:
             again = case.project.fit(PreparedStore(store.keys, store.meta, arrays, store.identity), training)
         except Exception as error:
-            raise AssertionError(f"{said} it raises {type(error).__name__}: {error}") from error
+            raise AssertionError(f"{message} it raises {type(error).__name__}: {error}") from error
         if learned or again:
-            assert_equal(learned, again, f"{said} it learns something else: statistics")
+            assert_equal(learned, again, f"{message} it learns something else: statistics")
 
 
 def _prepared(case: Case, config: RunConfig) -> tuple[Mapping[str, Json], Callable[[], Arrays]]:
-    """The cache's key under these settings, and what prepares the arrays of the first record."""
+    """Return the cache's key under these settings, and a function that prepares the first record's arrays."""
     project = case.kind(config)
     pipeline = RecordPipeline(project, case.plugins.first("runner_crop", project=project, config=config))
     return pipeline.settings, lambda: pipeline(case.records[0]).arrays
 
 
 def _looked_at(case: Case, config: RunConfig) -> tuple[Arrays, Set[str]] | None:
-    """The arrays of the first record, and the settings that were read while the project was made and prepared them;
-    None where it does not work with settings that tell."""
+    """Return the first record's arrays, and the settings read while the project was made and prepared them.
+
+    Returns None if the project does not work with settings that record their use.
+    """
     names: set[str] = set()
     try:
         _, prepare = _prepared(case, _telling(deepcopy(config), "", names))
@@ -94,7 +98,7 @@ def _looked_at(case: Case, config: RunConfig) -> tuple[Arrays, Set[str]] | None:
 
 
 def _telling(section: Any, prefix: str, names: set[str]) -> Any:
-    """The settings themselves, which from now on add to `names` what is read of them."""
+    """Return the settings, which from now on add to `names` every setting that is read."""
     kind, own = type(section), [field.name for field in fields(section)]
     for name in own:
         if is_dataclass(value := getattr(section, name)):
@@ -114,7 +118,7 @@ def _alike(one: Arrays, other: Arrays) -> bool:
 
 
 def _changes(section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Dotted name of a setting below `section`, and {name: … {name: another value}}, one setting at a time."""
+    """Yield the dotted name of each setting below `section`, and {name: … {name: another value}}, one at a time."""
     hints = get_type_hints(type(section))
     for field in fields(section):
         value = getattr(section, field.name)
@@ -127,7 +131,7 @@ def _changes(section: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _others(kind: Any, value: Any) -> Iterator[Any]:
-    """Other values of a setting of this type, near its own; none of text and paths."""
+    """Yield other values of a setting of this type, near its own; none for text and paths."""
     if get_origin(kind) in (Union, UnionType):
         (kind, *_) = [option for option in get_args(kind) if option is not type(None)]
         value = _USUAL.get(kind) if value is None else value
@@ -148,7 +152,7 @@ def _others(kind: Any, value: Any) -> Iterator[Any]:
 
 
 class _Altered(Layout):
-    """A stored array whose records, those in `kept` apart, hold something else."""
+    """A stored array whose records hold something else, except those in `kept`."""
 
     def __init__(self, own: StoredArray, kept: set[int], change: Callable[[Array], Array]) -> None:
         super().__init__(np.dtype(own.dtype), own.shapes)

@@ -1,12 +1,12 @@
-"""An S3 server on this machine, for tests: moto behind a door that is slow, or breaks, as one likes.
+"""An S3 server on this machine, for tests: moto behind a door that can be slow or broken.
 
     with S3(latency=0.1) as s3:
         s3.put("bucket", "plate/a.tif", data)
         config = RemoteConfig(endpoint=s3.endpoint, retries=2)
         s3.fail("truncated", "a.tif", times=1)
 
-It needs moto and flask, listens on 127.0.0.1 alone, and is gone after the with-block. What it has answered to GET and
-HEAD it answers from memory from then on, so that a measurement finds the latency asked for and not moto's own.
+It needs moto and flask, listens only on 127.0.0.1, and is gone after the with-block. It keeps its answers to GET and
+HEAD in memory, so that a measurement finds the requested latency and not moto's own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 Fault = Literal["unavailable", "truncated", "short", "stalled", "dropped", "denied", "missing"]
-"""unavailable: 503; truncated: the connection ends in the middle of the body; short: half of the body as if it were
+"""Ways in which a request can fail.
+
+unavailable: 503; truncated: the connection ends in the middle of the body; short: half of the body, sent as if it were
 whole; stalled: nothing comes after half of the body; dropped: the connection ends before the answer; denied: 403;
-missing: 404."""
+missing: 404.
+"""
 
 _AT_ONCE = 128
 _STALL = 120.0
@@ -51,14 +54,14 @@ class _Rule:
 
 
 class S3:
-    """`latency`: seconds before each answer; `rate`: bytes a second, of all answers together (None: unlimited)."""
+    """The server; `latency` is the seconds before each answer, `rate` the total bytes per second (None: unlimited)."""
 
     def __init__(self, latency: float = 0.0, rate: float | None = None) -> None:
         self.latency, self.rate = latency, rate
         self.requests: list[tuple[str, str]] = []
-        """Method and path with query of every request, as they came."""
+        """Method and path with query of every request, in order."""
         self.most_at_once = 0
-        """Requests that were under way at the same time, at most."""
+        """Largest number of requests at the same time."""
         self._rules: list[_Rule] = []
         self._buckets: set[str] = set()
         self._kept: dict[tuple[Any, ...], _Answer] = {}
@@ -70,7 +73,7 @@ class S3:
     def __enter__(self) -> S3:
         from moto.server import ThreadedMotoServer
 
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it logs a line per request
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._moto.start()
         self._moto_address = self._moto.get_host_and_port()
@@ -87,7 +90,7 @@ class S3:
         self._moto.stop()
 
     def put(self, bucket: str, key: str, data: bytes, public: bool = True) -> None:
-        """Store a file; the bucket is made where it is not there. `public`: may be read without credentials."""
+        """Store a file; create its bucket if missing. A `public` file may be read without credentials."""
         acl = {"Authorization": _SIGNED, "x-amz-acl": "public-read" if public else "private"}
         if bucket not in self._buckets:
             self._change("PUT", f"/{bucket}", b"", acl)
@@ -98,7 +101,7 @@ class S3:
         self._change("DELETE", f"/{bucket}/{quote(key)}", b"", {"Authorization": _SIGNED})
 
     def fail(self, fault: Fault, match: str = "", times: int | None = None) -> None:
-        """From now on answer so what has `match` in its path and query: the next `times`, or all."""
+        """Let requests with `match` in their path and query fail: the next `times`, or all."""
         with self._lock:
             self._rules.append(_Rule(fault, match, times))
 
@@ -108,13 +111,13 @@ class S3:
             self._rules.clear()
 
     def count(self, match: str = "") -> int:
-        """Requests so far with `match` in path and query."""
+        """Return the number of requests so far with `match` in path and query."""
         return sum(match in path for _, path in self.requests)
 
     # ------------------------------------------------------------ the door's side
 
     def begun(self, method: str, path: str) -> Fault | None:
-        """A request came: how it is to fail, if at all."""
+        """Note a request, and return its fault, if any."""
         with self._lock:
             self.requests.append((method, path))
             self._under_way += 1
@@ -130,7 +133,7 @@ class S3:
             self._under_way -= 1
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> _Answer:
-        """moto's, or what it said before."""
+        """Return moto's answer, or its earlier one."""
         asked = (method, path, headers.get("Range"), "Authorization" in headers)
         kept = self._kept.get(asked)
         if kept is None:
@@ -155,9 +158,9 @@ class S3:
 
     def _change(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
         self._kept.clear()
-        status, _, said = self._ask(method, path, body, headers)
+        status, _, content = self._ask(method, path, body, headers)
         if status >= 400 and status != 409:  # 409: the bucket is there
-            raise RuntimeError(f"{method} {path}: {status} {said.decode(errors='replace')}")
+            raise RuntimeError(f"{method} {path}: {status} {content.decode(errors='replace')}")
 
     def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> _Answer:
         connection = HTTPConnection(*self._moto_address, timeout=60)
@@ -185,7 +188,7 @@ class _Door(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is nobody's concern."""
+        """Ignore errors of clients that are gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -214,7 +217,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._done()
 
     def _done(self) -> None:
-        """Before the last bytes are sent: a client that has them may ask again at once, and is one request still."""
+        """Count the request as done before its last bytes are sent.
+
+        A client that has them may send its next request at once, and is still one request.
+        """
         if self._under_way:
             self._under_way = False
             self.server.s3.done()
@@ -247,4 +253,4 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""

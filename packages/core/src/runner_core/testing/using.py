@@ -1,4 +1,4 @@
-"""What a project promises of a trained network: predictions, scores, files, export."""
+"""Check what a project promises of a trained network: predictions, scores, files, export."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from unittest import SkipTest
 
 import numpy as np
 
-from runner_core import watched
-from runner_core.evaluation import Scores, evaluate, write_pictures, write_png
-from runner_core.project import Predicted, Project, Table, overrides
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import Predicted, Table
+from runner_core.engines import returned
+from runner_core.output.pictures import write_pictures, write_png
 from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_equal
+from runner_core.training import watched
+from runner_core.training.evaluation import Scores, evaluate
 
 
 def export_writes_files(case: Case) -> None:
-    """`export` writes something, and it is there."""
+    """Check that `export` writes at least one file, and that all exist."""
     written = case.setup.engine.export(case.setup, case.trained[1], case.folder / "export")
     assert written, "export wrote nothing"
     for path in written:
@@ -24,7 +27,7 @@ def export_writes_files(case: Case) -> None:
 
 
 def prediction_is_repeatable(case: Case) -> None:
-    """The same record predicted twice is the same to the bit."""
+    """Check that two predictions of the same record are equal bit for bit."""
     record, infer = case.validation_record, case.network.infer
     _assert_predicts(case)
     one, other = case.project.predict(record, infer), case.project.predict(record, infer)
@@ -32,7 +35,7 @@ def prediction_is_repeatable(case: Case) -> None:
 
 
 def prediction_is_written_in_its_own_grid(case: Case) -> None:
-    """`write` writes where it is told, and what it writes has the grid of the record's files, as `grid` tells it."""
+    """Check that `write` writes into the given folder, in the grid of the record's files, as `grid` returns it."""
     _assert_predicts(case)
     project, record = case.project, case.validation_record
     out = case.folder / "out"
@@ -53,7 +56,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
 
 
 def scores_fit_together(case: Case) -> None:
-    """What `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` give of a record fits together."""
+    """Check that `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` fit together for a record."""
     _assert_predicts(case)
     project, record, trained = case.project, case.validation_record, case.network
     scores = evaluate(project, trained.infer, [record], trained.statistics)
@@ -68,23 +71,23 @@ def scores_fit_together(case: Case) -> None:
         assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
     picture = project.figure(record, project.predict(record, trained.infer))
     if picture is not None:
-        write_png(case.folder / "figure.png", picture)  # refuses what is no picture
+        write_png(case.folder / "figure.png", picture)  # refuses anything but a picture
 
 
 def judgement_fits_together(case: Case) -> None:
-    """What `judge` says of the records that `scored` names fits together, and is the same when it is asked again."""
+    """Check that `judge` returns a consistent result for the records that `scored` names, and the same one again."""
     project = case.project
     if not overrides(project, "judge"):
         assert not project.untrained, "`untrained` is for `judge`, and there is no `judge`"
         raise SkipTest(f"{project.name} has no `judge`")
     _assert_predicts(case)
     given: list[Sequence[Predicted]] = []
-    sides = {side: [case.records[n] for n in numbers] for side, numbers in case.data.splits.items()}
+    splits = {side: [case.records[n] for n in numbers] for side, numbers in case.data.splits.items()}
     judge = project.judge
     project.judge = lambda predicted: given.append(predicted) or judge(predicted)  # type: ignore[method-assign,func-returns-value]
     try:
         untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if project.untrained else None
-        scored = project.scored(sides)
+        scored = project.scored(splits)
         scores = evaluate(*(project, case.network.infer, scored, case.network.statistics), untrained=untrained)
     finally:
         del project.judge
@@ -100,26 +103,26 @@ def judgement_fits_together(case: Case) -> None:
     _assert_rows_fill_columns(scores.tables)
     folder = case.folder / "judged"
     folder.mkdir()
-    write_pictures(scores.pictures, folder)  # refuses what is no picture
+    write_pictures(scores.pictures, folder)  # refuses anything but a picture
 
 
 def what_is_watched_is_drawn(case: Case) -> None:
-    """`watch` gives small finite arrays, `pictures` makes pictures of what the log keeps of them."""
+    """Check that `watch` returns small finite arrays, and `pictures` draws pictures from their logged values."""
     project = case.project
     if not overrides(project, "watch"):
         assert not overrides(project, "pictures"), "`pictures` draws what `watch` gave, and there is no `watch`"
         return
     network = case.network.network
-    arrays = watched.watch(project, network)
+    arrays = returned.watch(project, network)
     for name, array in arrays.items():
         assert np.isfinite(array).all(), f"watch: {name!r} is not finite"
-    assert_equal(arrays, watched.watch(project, network), "watch, called twice")
+    assert_equal(arrays, returned.watch(project, network), "watch, called twice")
     kept = {name: array.tolist() for name, array in arrays.items()}
     folder = case.folder / "watched"
     folder.mkdir()
     for steps in ([1], [1, 2]):
         events = [{"event": "watch", "step": step, "arrays": kept} for step in steps]
-        watched.draw(project, watched.read(events), folder)  # refuses what is no picture
+        watched.draw(project, watched.read(events), folder)  # refuses anything but a picture
 
 
 def _assert_shown(project: Project, scores: Scores) -> None:
@@ -139,7 +142,7 @@ def _assert_predicts(case: Case) -> None:
 
 
 def _same_grid(one: Any, other: Any) -> bool:
-    """Equal, numbers to six digits."""
+    """Return True if both are equal, numbers to six digits."""
     if isinstance(one, dict):
         return isinstance(other, dict) and one.keys() == other.keys() and all(_same_grid(one[k], other[k]) for k in one)
     numbers, others = np.asarray(one), np.asarray(other)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runner_core import hookimpl
-from runner_core.cache.prepared import PreparedCache
 from runner_core.config import CacheConfig
+from runner_core.data.cache.prepared import PreparedCache
 
 
 class ToyCache(PreparedCache):

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from runner_core import BadInput, Decoded, Finding, Precision, Project, Record, RowSamples, RunConfig, Step, hookimpl
+from runner_core.base.location import Location
 from runner_core.config import LogConfig, TrainConfig
-from runner_core.location import Location
 
 
 @dataclass
@@ -73,9 +73,9 @@ class Toy(Project):
     def _files(self, root: Location) -> Sequence[Location]:
         if isinstance(root, Path):
             return list(root.glob("*.npy"))
-        from runner_core.stream.client import client
+        from runner_core.data.stream.client import remote_client
 
-        return list(client(self.config.remote).list(root))
+        return list(remote_client(self.config.remote).list(root))
 
     def _record(self, stem: str, image: Location, mask: Location | None) -> Record[Location]:
         return Record(stem, stem.partition("_")[0], {"image": image} | ({} if mask is None else {"mask": mask}))

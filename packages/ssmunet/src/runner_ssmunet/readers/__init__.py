@@ -1,24 +1,27 @@
 """Readers of one core, by file format: npz, ENVI, Agilent, MATLAB, OPUS.
 
-Each module has `read(path, spectra=True) -> Raw`, `meta(path)` (who the core is, without reading more than must be) and
-`parts(path)` (the files that make it up, first the one to read). The libraries behind them are imported when a file is
+Each module has `read(path, spectra=True) -> Raw`, `meta(path)` (the core's ids, with as little reading as possible) and
+`parts(path)` (the files of the core, the one to read first). The libraries behind them are imported when a file is
 read.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from runner_core._errors import BadInput
-from runner_core.protocols import Json
+import numpy as np
+from runner_core import BadInput, Json
 
 from runner_ssmunet.readers import agilent, envi, matlab, npz, opus
 from runner_ssmunet.readers import base as _base
-from runner_ssmunet.readers.base import Core, Outline
-from runner_ssmunet.readers.sidecars import beside, completed, read_meta
+from runner_ssmunet.readers.base import Array, Core, Outline
+from runner_ssmunet.readers.sidecars import MAPS, beside, completed, is_beside, read_map, read_meta
 
-__all__ = ["Core", "Outline", "files", "is_core", "meta", "read", "read_outline"]
+__all__ = ["Core", "Outline", "class_names", "files", "is_core", "labels", "meta", "read", "read_outline"]
 
 FORMATS = (
     "core_*.npz, ENVI (.hdr with its data file), Agilent (.dmt of a mosaic, .dat with .bsp of a tile), MATLAB (.mat), "
@@ -26,52 +29,87 @@ FORMATS = (
 )
 
 
-def read(path: Path) -> Core:
-    """The core of a file, with what stands beside it. Raises BadInput naming the file and what is wrong with it."""
-    return _base.core(completed(reader(path).read(path), path), path)
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Hide the libraries' warnings: their reasons are refused here, or become remarks."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
 
 
-def read_outline(path: Path) -> Outline:
-    """The core but its spectra, which are read only where the format leaves no other way."""
-    return _base.outline(completed(reader(path).read(path, spectra=False), path), path)
+@_quietly()
+def read(path: Path, labels: Path | None = None) -> Core:
+    """Return the core of a file, with the files beside it, and with the label file `labels` if it lies elsewhere.
+
+    Raises BadInput naming the file and what is wrong with it.
+    """
+    return _base.core(completed(reader(path).read(path), path, labels), path)
+
+
+@_quietly()
+def read_outline(path: Path, labels: Path | None = None) -> Outline:
+    """Read a core as `read` does, but without its spectra, if the format allows it."""
+    return _base.outline(completed(reader(path).read(path, spectra=False), path, labels), path)
+
+
+def labels(path: Path, elsewhere: Path | None = None) -> Array | None:
+    """Return the labels (H, W) of the core `path`, or None. Reads only the label file if there is one."""
+    own = beside(path).get("labels") if elsewhere in (None, path) else elsewhere
+    return read_outline(path).labels if own is None else read_map(own)
+
+
+def class_names(path: Path) -> tuple[list[str], list[tuple[int, int, int]]] | None:
+    """Return names and colours of the labels 0, 1, … in the label file `path`; None if it has none."""
+    return envi.class_names(path) if path.suffix == ".hdr" else None
 
 
 def meta(path: Path) -> dict[str, Json]:
-    """Who the core is: its own meta and that of the JSON file beside it."""
+    """Return the core's ids: its own meta and that of the JSON file beside it."""
     files = beside(path)
     return _base.merged(reader(path).meta(path), read_meta(files["meta"]) if "meta" in files else {}, path)
 
 
-def files(path: Path) -> dict[str, Path]:
-    """Every file of a core by role: core, what `read` is given; labels (the core's own file where it holds them),
-    tissue, meta.
+def files(path: Path, labels: Path | None = None) -> dict[str, Path]:
+    """Return every file of a core by role: core (the argument of `read`), labels, tissue, meta.
 
-    Where a header has its spectra elsewhere, those come first (data, data 2, …): the first file is that by which copies
-    of a core are known, and headers are often the same.
+    labels is the core's own file if that holds them, or `labels` if they lie elsewhere. If a header has its spectra in
+    other files, those come first (data, data 2, …): copies of a core are recognised by the first file, and headers are
+    often equal.
     """
     module = reader(path)
     core, *data = module.parts(path)
     spectra = {"data" if i == 0 else f"data {i + 1}": part for i, part in enumerate(data)}
-    found = spectra | {"core": core} | beside(path)
+    found = spectra | {"core": core} | beside(path) | ({} if labels is None else {"labels": labels})
+    for role, place in list(found.items()):
+        if role != "core" and place.suffix == ".hdr":
+            found[f"{role} data"] = envi.parts(place)[1]
     if "labels" not in found and module in (npz, matlab) and "y" in module.names(path):
         found["labels"] = path
     return found
 
 
 def is_core(path: Path) -> bool:
-    """Is a file found below a data folder a core? By its name, and what stands beside it."""
+    """Return whether a file below a data folder is a core, by its name and the files beside it."""
+    if is_beside(path):
+        return False
     if path.suffix == ".npz":
         return path.name.startswith("core_")
     module = _READERS.get(path.suffix.lower(), opus if path.suffix[1:].isdigit() else None)
     return module is not None and module is not npz and bool(module.is_core(path))
 
 
+def could_be(path: Path) -> bool:
+    """Return whether a file that the user lists could be a core, or a core's labels, by its name."""
+    suffix = path.suffix.lower()
+    return suffix in (*_READERS, *MAPS) or suffix[1:].isdigit() or path.with_suffix(".hdr").is_file()
+
+
 def reader(path: Path) -> ModuleType:
-    """The module that reads `path`. Raises BadInput naming the formats."""
+    """Return the module that reads `path`. Raises BadInput naming the formats."""
     suffix = path.suffix.lower()
     if suffix[1:].isdigit():
         return opus
-    if suffix == ".dat":
+    if suffix in (".dat", ".hdr"):
         return agilent if agilent.owns(path) else envi
     if suffix not in _READERS and path.with_suffix(".hdr").is_file():
         return envi
@@ -89,5 +127,6 @@ _READERS: dict[str, ModuleType] = {
     ".dms": agilent,
     ".dmd": agilent,
     ".seq": agilent,
+    ".drd": agilent,
     ".mat": matlab,
 }

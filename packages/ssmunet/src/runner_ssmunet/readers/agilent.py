@@ -1,24 +1,30 @@
 """Agilent (Resolutions Pro) images, read by the package `agilent-format`.
 
-A tile is a .dat file with a .bsp, a mosaic a .dmt file with a .dmd for each tile (and a .dms, which shows it whole).
+A tile is a .dat file with a .bsp. A mosaic is a .dmt file with a .dmd for each tile (and a .dms, which shows it whole).
 
-Rows run from top to bottom, as in the microscope's pictures. Tiles of a mosaic that are missing were not measured.
+Rows run from top to bottom, as in the microscope's pictures, whichever file of an image is named. The instrument writes
+the bottom row first, so that its .hdr, read like any ENVI header, would be upside down: envi.py recognises it if it
+comes alone. Missing tiles of a mosaic were not measured.
 """
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.protocols import Json
+from runner_core import BadInput, Json, size_text
 
-from runner_ssmunet.readers.base import Raw, library, short
+from runner_ssmunet.readers.base import Raw, existing, library, short
+from runner_ssmunet.readers.sizes import refuse_size
+
+_COUNT = 2228 + 8
+"""Offset (bytes) of the number of wavenumbers (int32) in a header."""
 
 
 def is_core(path: Path) -> bool:
-    """A mosaic's .dmt, or the .dat of a tile that has a .bsp; backgrounds are none."""
+    """Return whether a file is a mosaic's .dmt, or the .dat of a tile that has a .bsp; backgrounds are no cores."""
     suffix = path.suffix.lower()
     if path.stem.lower().startswith("background"):
         return False
@@ -26,34 +32,36 @@ def is_core(path: Path) -> bool:
 
 
 def owns(path: Path) -> bool:
-    """Does a .dat file belong to an Agilent image, rather than to an ENVI header?"""
+    """Return whether a .dat or .hdr file belongs to an Agilent image, rather than to an ENVI one."""
     return _sibling(path, ".bsp") is not None or _sibling(path, ".dmt") is not None
 
 
 def parts(path: Path) -> list[Path]:
-    """Header file first, then the files of spectra."""
-    header = _header(path)
+    """Return the header file, then the files of spectra. Raises BadInput if one is no regular file, such as a pipe."""
+    header = existing(_header(path))
     if header.suffix.lower() == ".bsp":
-        return [header, _tile(header)]
+        return [header, existing(_tile(header))]
     tiles = _tiles(header)
     if not tiles:
         raise BadInput(f"{header}: no tile {header.stem}_0000_0000.dmd beside it.")
-    return [header, *tiles]
+    return [header, *map(existing, tiles)]
 
 
 def meta(path: Path) -> dict[str, Json]:
-    """Agilent files do not say who the core is."""
+    """Return no ids: Agilent files have none."""
     return {}
 
 
 def read(path: Path, spectra: bool = True) -> Raw:
-    """The core, with `pixel_um` in its meta. The library reads spectra along with the rest."""
+    """Return the core, with `pixel_um` in its meta. The library always reads the spectra too."""
     header, *files = parts(path)
+    _refuse_sizes(header, files)
     library_ = library("agilent_format", path)
     kind = library_.agilentImage if header.suffix.lower() == ".bsp" else library_.agilentMosaic
     try:
-        image: Any = kind(str(files[0] if header.suffix.lower() == ".bsp" else header), MAT=True)
-    except Exception as error:  # whatever a broken byte leads the parser to
+        with np.errstate(all="ignore"):
+            image: Any = kind(str(files[0] if header.suffix.lower() == ".bsp" else header), MAT=True)
+    except Exception as error:  # a broken byte can make the parser raise anything
         raise BadInput(f"{header}: not a readable Agilent image ({short(error)}). Copy its files again.") from error
     raw = Raw(wavenumbers=np.asarray(image.wavenumbers, np.float64), shape=image.data.shape)
     size = image.info.get("FPA Pixel Size", 0) * image.info.get("PixelAggregationSize", 1)
@@ -65,9 +73,8 @@ def read(path: Path, spectra: bool = True) -> Raw:
 
 
 def _header(path: Path) -> Path:
-    """The .bsp of a tile or the .dmt of a mosaic, whichever file of it is named."""
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file.")
+    """Return the .bsp of a tile or the .dmt of a mosaic, whichever of its files is named."""
+    existing(path)
     suffix = path.suffix.lower()
     if suffix in (".seq", ".drd"):
         raise BadInput(
@@ -76,11 +83,31 @@ def _header(path: Path) -> Path:
     if suffix in (".bsp", ".dmt"):
         return path
     name = path.name[: -len("_0000_0000.dmd")] + ".dmd" if suffix == ".dmd" else path.name
-    header = _sibling(path, ".bsp") if suffix == ".dat" else None
+    header = _sibling(path, ".bsp") if suffix in (".dat", ".hdr") else None
     header = header or _sibling(path.with_name(name), ".dmt")
     if header is None:
         raise BadInput(f"{path}: no {Path(name).stem}.dmt beside it, which says what the wavenumbers are.")
     return header
+
+
+def _refuse_sizes(header: Path, files: list[Path]) -> None:
+    """Raise BadInput if the sizes in the header cannot be right.
+
+    The header may not claim more wavenumbers than its files hold, nor all tiles more than the memory.
+    """
+    with existing(header).open("rb") as file:
+        file.seek(_COUNT)
+        field = file.read(4)
+    count = struct.unpack("<i", field)[0] if len(field) == 4 else 0
+    sizes = [existing(file).stat().st_size for file in files]
+    if count < 1 or 4 * count > max(sizes):
+        raise BadInput(
+            f"{header}: not a readable Agilent image ({count} wavenumbers, in files of {size_text(max(sizes))}). Copy "
+            "its files again."
+        )
+    places = [file.stem.rsplit("_", 2)[-2:] for file in files] if header.suffix.lower() == ".dmt" else [["0", "0"]]
+    columns, rows = (len({place[axis] for place in places}) for axis in (0, 1))
+    refuse_size(header, "its mosaic", (columns, rows, max(sizes) // 4), columns * rows * max(sizes))
 
 
 def _tile(header: Path) -> Path:
@@ -96,6 +123,6 @@ def _tiles(header: Path) -> list[Path]:
 
 
 def _sibling(path: Path, suffix: str) -> Path | None:
-    """The file beside `path` of the same stem and that suffix, in whatever case (the instrument writes .dmt lower)."""
+    """Return the file beside `path` with its stem and that suffix, in any case (the instrument writes .dmt lower)."""
     wanted = f"{path.stem}{suffix}".lower()
     return next((p for p in path.parent.iterdir() if p.name.lower() == wanted), None)

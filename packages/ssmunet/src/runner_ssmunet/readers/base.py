@@ -1,4 +1,4 @@
-"""A core as every reader gives it, and what is wrong with one whatever its format."""
+"""A core as every reader returns it, and the checks that hold for every format."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core._text import counted, times
-from runner_core.protocols import Json
+from runner_core import BadInput, Json, counted, refuse_special_file, shape_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -22,13 +20,16 @@ DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError, SyntaxError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
-"""What NumPy raises of a damaged .npz or .npy file, wherever the damage lies: found by damaging files at random."""
+"""Errors that NumPy raises for a damaged .npz or .npy file, found by damaging files at random."""
 
 
 @dataclass(kw_only=True)
 class Raw:
-    """What stands in a core's files, nothing of it checked. `spectra`: (H, W, C), or None where only the rest was
-    asked for; `shape`: its (H, W, C) where the file says so without them."""
+    """The content of a core's files, unchecked.
+
+    `spectra` is (H, W, C), or None if only the rest was read. `shape` is its (H, W, C), if the file gives it without
+    them.
+    """
 
     wavenumbers: Array
     spectra: Array | None = None
@@ -40,11 +41,11 @@ class Raw:
 
 @dataclass(kw_only=True)
 class Outline:
-    """A core without its spectra: what can be read in a moment.
+    """A core without its spectra, which is quick to read.
 
-    `wavenumbers` (C,) float64, cm⁻¹, ascending; `labels` (H, W) int64 as the file has them, or None; `tissue` (H, W)
-    bool, or None; `meta`: core_id, patient_id, slide_id and whatever else the file says; `remarks`: what was done to
-    the file's content on reading it.
+    `wavenumbers` (C,) float64, cm⁻¹, ascend. `labels` (H, W) int64 are the file's own, or None. `tissue` (H, W) is
+    bool, or None. `meta` holds core_id, patient_id, slide_id and anything else in the file. `remarks` list changes made
+    on reading.
     """
 
     wavenumbers: Array
@@ -58,8 +59,8 @@ class Outline:
 class Core(Outline):
     """A core with its `spectra` (H, W, C) float32, finite everywhere.
 
-    They are 0 where the file has NaN or infinite values, outside the tissue only; `measured` (H, W) bool: the pixels
-    without any such value.
+    They are 0 for NaN or infinite values of the file, which may occur off the tissue only. `measured` (H, W) bool marks
+    the pixels without any such value.
     """
 
     spectra: Array
@@ -67,7 +68,7 @@ class Core(Outline):
 
 
 def outline(raw: Raw, path: Path) -> Outline:
-    """`raw` checked, spectra apart. Raises BadInput naming `path` and the fault."""
+    """Check `raw` except for its spectra. Raises BadInput naming `path` and the fault."""
     wavenumbers, remarks = _ascending(raw.wavenumbers, path)
     labels = None if raw.labels is None else _whole_numbers(one_a_pixel(np.asarray(raw.labels), path, "labels"), path)
     tissue = None if raw.tissue is None else _mask(one_a_pixel(np.asarray(raw.tissue), path, "a tissue mask"), path)
@@ -82,14 +83,15 @@ def outline(raw: Raw, path: Path) -> Outline:
         if grid != known[first]:
             verb = "are" if name == "the labels" else "is"
             raise BadInput(
-                f"{path}: {name} {verb} {times(grid)} pixels, {first} {times(known[first])}. Both must lie on one "
+                f"{path}: {name} {verb} {shape_text(grid)} pixels, {first} {shape_text(known[first])}. Both must lie "
+                f"on one "
                 "grid: transpose, crop or export one of them again."
             )
     return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
 
 
 def core(raw: Raw, path: Path) -> Core:
-    """`raw` checked, with its spectra on the ascending axis. Raises BadInput naming `path` and the fault."""
+    """Check `raw`, and return it with spectra on the ascending axis. Raises BadInput naming `path` and the fault."""
     rest = outline(raw, path)
     if raw.spectra is None:
         raise ValueError("a core needs spectra")
@@ -104,7 +106,7 @@ def core(raw: Raw, path: Path) -> Core:
 
 
 def library(name: str, path: Path) -> Any:
-    """The module `name`, which reads `path`. Raises BadInput saying what to install where it is missing."""
+    """Return the module `name`, which reads `path`. Raises BadInput naming the package to install if it is missing."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -114,13 +116,23 @@ def library(name: str, path: Path) -> Any:
         ) from error
 
 
+def existing(path: Path) -> Path:
+    """Return `path`, or raise BadInput if there is no such file, or if it is a pipe, a socket or a device."""
+    try:
+        if refuse_special_file(path).is_file():
+            return path
+    except OSError as error:  # a name that is too long, a link to itself
+        raise BadInput(f"{path}: cannot be read: {error.strerror}.") from error
+    raise BadInput(f"{path}: no such file.")
+
+
 def short(error: BaseException) -> str:
-    """The first line of an error's text, else its type."""
+    """Return the first line of an error's text, else its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def merged(inner: Mapping[str, Json], beside: Mapping[str, Json], path: Path) -> dict[str, Json]:
-    """Meta of a file and of the JSON beside it. Raises BadInput where they contradict each other."""
+    """Return the meta of a file and of the JSON beside it. Raises BadInput if they contradict each other."""
     for key in inner.keys() & beside.keys():
         if str(inner[key]) != str(beside[key]):
             raise BadInput(
@@ -129,8 +141,15 @@ def merged(inner: Mapping[str, Json], beside: Mapping[str, Json], path: Path) ->
     return {**beside, **inner}
 
 
+def number(value: Array, path: Path) -> float:
+    """Return the one number of `delta_cm1`. Raises BadInput if it is anything else."""
+    if value.size != 1 or value.dtype.kind not in "iuf":
+        raise BadInput(f"{path}: 'delta_cm1' is {value.dtype} {value.shape}; one number (cm⁻¹) is needed.")
+    return float(value.reshape(-1)[0])
+
+
 def one_a_pixel(values: Array, path: Path, what: str) -> Array:
-    """`values`, which are one for each pixel (H, W). Raises BadInput where they are not; `what` they are."""
+    """Return `values` if there is one per pixel (H, W), else raise BadInput. `what` names them in the message."""
     if values.ndim == 2:
         return values
     if _one_hot(values):
@@ -168,7 +187,7 @@ def _ascending(wavenumbers: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
         return axis, ()
     if (steps < 0).all():
         return axis[::-1].copy(), (f"wavenumbers fall from {axis[0]:g} to {axis[-1]:g}: turned round, spectra too",)
-    place = int(np.flatnonzero(np.sign(steps) != np.sign(axis[-1] - axis[0]))[0])
+    place = int(np.flatnonzero((steps == 0) | (np.sign(steps) != np.sign(axis[-1] - axis[0])))[0])
     fault = "comes twice" if steps[place] == 0 else f"is followed by {axis[place + 1]:g}"
     raise BadInput(
         f"{path}: wavenumbers are neither ascending nor descending: number {place + 1}, {axis[place]:g} cm⁻¹, {fault}. "
@@ -217,10 +236,10 @@ def _mask(tissue: Array, path: Path) -> Array:
 
 
 def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Array]:
-    """Spectra with 0 in the pixels that have a NaN or infinite value, and which have none.
+    """Return spectra with 0 in pixels with a NaN or infinite value, and the pixels that have none.
 
-    Without a mask, a pixel that is NaN throughout was not measured (instruments write a missing tile so); one that is
-    NaN in part is a fault.
+    Without a mask, a pixel of NaN only was not measured (instruments write missing tiles so); a pixel of NaN in part is
+    a fault.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(spectra.sum(-1)).all():  # finite sums have finite terms

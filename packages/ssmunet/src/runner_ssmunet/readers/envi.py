@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.protocols import Json
+from runner_core import BadInput, Json, refuse_long_file, shape_text
 
-from runner_ssmunet.readers.base import Array, Raw, library, short
+from runner_ssmunet.readers.base import Array, Raw, existing, library, short
+from runner_ssmunet.readers.sizes import array_bytes, refuse_size
 
+_LONGEST = 10_000_000
+"""Most bytes of a header."""
+
+_AGILENT = ("IR Image", 1020)
+"""Description and header offset that Agilent's Resolutions Pro writes."""
 _PER_CM = ("", "unknown", "wavenumber", "wavenumbers", "cm-1", "cm^-1", "1/cm")
-"""Names of units that are cm⁻¹ already."""
+"""Names of units that are already cm⁻¹."""
 _CM = {"micrometers": 1e4, "um": 1e4, "microns": 1e4, "nanometers": 1e7, "nm": 1e7}
-"""Wavelength units, with what divided by a wavelength gives cm⁻¹."""
+"""Wavelength units, with the number that gives cm⁻¹ when divided by a wavelength."""
 
 
 def is_core(path: Path) -> bool:
-    """A header of an image: not of Agilent's own files, whose headers stand beside .bsp and .dmt."""
+    """Return whether a file is an image's header, but not Agilent's own, which lies beside .bsp and .dmt."""
     if path.suffix.lower() != ".hdr":
         return False
     beside = {p.name.lower() for p in path.parent.iterdir()}
@@ -27,24 +33,53 @@ def is_core(path: Path) -> bool:
 
 
 def parts(path: Path) -> list[Path]:
-    """Header and data file."""
+    """Return header and data file."""
     image = _opened(path)
     return [_header(path), Path(image.filename)]
 
 
+def read_map(path: Path) -> Array:
+    """Return the one band (H, W) of an ENVI image: labels, or a mask."""
+    image = _opened(path)
+    if image.shape[2] != 1:
+        raise BadInput(f"{path}: {image.shape[2]} bands; one number for each pixel is needed. Export one band.")
+    return _data(image, path)[..., 0]
+
+
+def class_names(path: Path) -> tuple[list[str], list[tuple[int, int, int]]] | None:
+    """Return names and colours of the labels 0, 1, … of an ENVI classification; None without `class names`."""
+    metadata = _opened(path).metadata
+    names = metadata.get("class names")
+    if not isinstance(names, list):
+        return None
+    levels = [value for value in metadata.get("class lookup") or () if str(value).strip().isdigit()]
+    parts = [min(int(value), 255) for value in levels]
+    return names, list(zip(parts[::3], parts[1::3], parts[2::3], strict=False))
+
+
 def meta(path: Path) -> dict[str, Json]:
-    """ENVI headers have no place for who the core is."""
+    """Return no ids: ENVI headers have no place for them."""
     return {}
 
 
 def read(path: Path, spectra: bool = True) -> Raw:
-    """The core; its data only where `spectra`. Pixels of the header's `data ignore value` become NaN: not measured."""
+    """Return the core; its data only if `spectra`.
+
+    Pixels with the header's `data ignore value` become NaN: not measured.
+    """
     image = _opened(path)
     header = _header(path)
     raw = Raw(wavenumbers=_wavenumbers(image, header), shape=tuple(int(n) for n in image.shape))
     if spectra:
-        raw.spectra = _data(image, header)
+        data = _data(image, header)
+        raw.spectra = data[::-1] if _is_agilents(image) else data
     return raw
+
+
+def _is_agilents(image: Any) -> bool:
+    """Return whether an Agilent instrument wrote the header. Its first row is the bottom one (agilent.py)."""
+    described = str(image.metadata.get("description", "")).strip()
+    return described == _AGILENT[0] and int(image.offset) == _AGILENT[1]
 
 
 def _header(path: Path) -> Path:
@@ -55,21 +90,38 @@ def _header(path: Path) -> Path:
 
 
 def _opened(path: Path) -> Any:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file.")
-    header = _header(path)
+    header = _header(existing(path))
+    refuse_long_file(existing(header), _LONGEST, "an ENVI header")
     envi = library("spectral.io.envi", path)
+    logging.getLogger("spectral").setLevel(logging.ERROR)  # what it warns of is refused below, in one message
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of keys in capitals, which are read all the same
             image = envi.open(str(header), None if path == header else str(path))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, envi.EnviException) as error:
+    except Exception as error:  # a wrong value can make the parser raise anything
         raise BadInput(
             f"{header}: not a readable ENVI image ({short(error)}). Export it again, header and data."
         ) from error
     if not hasattr(image, "bands"):
         raise BadInput(f"{header}: an ENVI spectral library, not an image. Take it out of the folder.")
+    _refuse_sizes(image, header)
     return image
+
+
+def _refuse_sizes(image: Any, header: Path) -> None:
+    """Raise BadInput if the data file is shorter than the header says, or too large for the memory."""
+    shape, offset = tuple(int(n) for n in image.shape), int(image.offset)
+    if min(shape) < 1 or offset < 0:
+        raise BadInput(
+            f"{header}: lines, samples and bands are {shape_text(shape)}, header offset is {offset}; none can be "
+            f"below 1, "
+            "nor the offset below 0. Correct it."
+        )
+    wanted = array_bytes(shape, image.sample_size) + offset
+    there = existing(Path(image.filename)).stat().st_size
+    if there < wanted:
+        raise BadInput(f"{image.filename}: {there} bytes, but {header.name} says {wanted}. Copy the file again.")
+    refuse_size(header, "its image", shape, array_bytes(shape, 4))
 
 
 def _wavenumbers(image: Any, header: Path) -> Array:
@@ -77,7 +129,7 @@ def _wavenumbers(image: Any, header: Path) -> Array:
     if not text:
         raise BadInput(f"{header}: no `wavelength` list in it; the wavenumber of each band (cm⁻¹) must stand there.")
     try:
-        axis = np.array([float(value) for value in text])
+        axis = np.array([float(value) for value in ([text] if isinstance(text, str) else text)])
     except (TypeError, ValueError) as error:
         raise BadInput(
             f"{header}: its `wavelength` list holds what is no number ({short(error)}). Correct it."
@@ -94,16 +146,17 @@ def _wavenumbers(image: Any, header: Path) -> Array:
 
 
 def _data(image: Any, header: Path) -> Array:
-    wanted = int(np.prod(image.shape)) * int(image.sample_size) + int(image.offset)
-    there = Path(image.filename).stat().st_size
-    if there < wanted:
-        raise BadInput(f"{image.filename}: {there} bytes, but {header.name} says {wanted}. Copy the file again.")
     try:
-        data = np.asarray(image.load())
-    except (OSError, EOFError, ValueError, TypeError) as error:
+        with np.errstate(all="ignore"):  # a scale factor of 0
+            data = np.asarray(image.load())
+    except Exception as error:
         raise BadInput(f"{image.filename}: truncated or damaged ({short(error)}). Copy it again.") from error
     nothing = image.metadata.get("data ignore value")
     if nothing is not None:
-        hidden = (data == np.float32(nothing)).all(-1)
+        try:
+            value = np.float32(nothing)
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{header}: its `data ignore value` '{nothing}' is no number. Correct it.") from error
+        hidden = (data == value).all(-1)
         data = np.where(hidden[..., None], np.float32(np.nan), data)
     return data

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput, did_you_mean
-from runner_core._text import typed
-from runner_core.protocols import Json
+from runner_core import BadInput, Json, did_you_mean, shape_text, shell_word
 
-from runner_ssmunet.readers.base import DAMAGED, Array, Raw, short
+from runner_ssmunet.readers.base import DAMAGED, Array, Raw, existing, number, short
 from runner_ssmunet.readers.sidecars import parsed
+from runner_ssmunet.readers.sizes import array_bytes, refuse_size
 
 _RESAVE = (
     "import json, sys, numpy as np; d = dict(np.load(sys.argv[1], allow_pickle=True)); m = d['meta'].item(); "
@@ -23,24 +21,24 @@ _RESAVE = (
 
 
 def parts(path: Path) -> list[Path]:
-    """The files that make up the core."""
+    """Return the files of the core."""
     return [path]
 
 
 def names(path: Path) -> list[str]:
-    """The keys of the archive."""
+    """Return the keys of the archive."""
     with _opened(path) as archive:
         return list(archive.files)
 
 
 def meta(path: Path) -> dict[str, Json]:
-    """What `meta` says, without reading anything else. Raises BadInput: unreadable, an object array, no JSON."""
+    """Return `meta` without reading anything else. Raises BadInput: unreadable, an object array, no JSON."""
     with _opened(path) as archive:
         return _meta(archive, path)
 
 
 def read(path: Path, spectra: bool = True) -> Raw:
-    """The core; without X unless `spectra`. Raises BadInput naming the file and the key."""
+    """Return the core, without X unless `spectra`. Raises BadInput naming the file and the key."""
     with _opened(path) as archive:
         for key in ("X", "wn"):
             if key not in archive.files:
@@ -55,18 +53,17 @@ def read(path: Path, spectra: bool = True) -> Raw:
         if "tissue_mask" in archive.files:
             raw.tissue = _array(archive, "tissue_mask", path)
         if "delta_cm1" in archive.files:
-            raw.meta.setdefault("delta_cm1", _number(_array(archive, "delta_cm1", path), path))
+            raw.meta.setdefault("delta_cm1", number(_array(archive, "delta_cm1", path), path))
         if spectra:
             raw.spectra = _array(archive, "X", path)
         else:
-            raw.shape = _shape(path, "X")
+            raw.shape = _shape(archive, "X", path)
     return raw
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file.")
+    existing(path)
     try:
         archive = np.load(path, allow_pickle=False)
     except DAMAGED as error:
@@ -78,21 +75,22 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _array(archive: Any, key: str, path: Path) -> Array:
+    _shape(archive, key, path)
     try:
         array: Array = archive[key]
     except DAMAGED as error:
         if "Object arrays" in str(error):
-            how = f'save it again: python -c "{_RESAVE}" {typed(path)}' if key == "meta" else "save it as numbers."
+            how = f'save it again: python -c "{_RESAVE}" {shell_word(path)}' if key == "meta" else "save it as numbers."
             raise BadInput(
                 f"{path}: '{key}' was saved as an array of Python objects, which is not read because reading it can "
                 f"run any program. If you trust the file, {how}"
             ) from error
-        raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error
+        raise _damaged(path, key, short(error)) from error
     return array
 
 
 def _meta(archive: Any, path: Path) -> dict[str, Json]:
-    """Text, bytes, or an array of characters' codes, as JSON."""
+    """Return the meta from JSON text, bytes, or an array of character codes."""
     if "meta" not in archive.files:
         return {}
     value = _array(archive, "meta", path)
@@ -110,18 +108,24 @@ def _meta(archive: Any, path: Path) -> dict[str, Json]:
     return parsed(str(content), path)
 
 
-def _number(value: Array, path: Path) -> float:
-    if value.size != 1 or value.dtype.kind not in "iuf":
-        raise BadInput(f"{path}: 'delta_cm1' is {value.dtype} {value.shape}; one number (cm⁻¹) is needed.")
-    return float(value.reshape(-1)[0])
-
-
-def _shape(path: Path, key: str) -> tuple[int, ...]:
-    """Shape of a member, from its header."""
+def _shape(archive: Any, key: str, path: Path) -> tuple[int, ...]:
+    """Return a member's shape from its header. Raises BadInput if its size differs, or is too large to read."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as member:
+        info = archive.zip.getinfo(f"{key}.npy")
+        with archive.zip.open(info) as member:
             version = np.lib.format.read_magic(member)
             header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return tuple(header(member)[0])
+            shape, _, dtype = header(member)
+            content = info.file_size - member.tell()
     except DAMAGED as error:
-        raise BadInput(f"{path}: '{key}' is truncated or damaged ({short(error)}). Copy or write it again.") from error
+        raise _damaged(path, key, short(error)) from error
+    claimed = array_bytes(shape, dtype.itemsize)
+    if not dtype.hasobject:  # such are refused when they are read
+        refuse_size(path, f"'{key}'", shape, claimed, info.compress_size)
+        if content != claimed:
+            raise _damaged(path, key, f"{shape_text(shape)} values are {claimed} bytes, it has {content}")
+    return tuple(shape)
+
+
+def _damaged(path: Path, key: str, why: str) -> BadInput:
+    return BadInput(f"{path}: '{key}' is truncated or damaged ({why}). Copy or write it again.")

@@ -1,44 +1,46 @@
 """Bruker OPUS files (.0, .1, …), read by the package `brukeropus`: absorbance, one spectrum or a series.
 
-A series has no grid of its own: rows and columns come from the labels or mask beside the file, or from "shape": [rows,
+A series has no grid of its own. Rows and columns come from the labels or mask beside the file, or from "shape": [rows,
 columns] in the JSON file.
 """
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core._errors import BadInput
-from runner_core.protocols import Json
+from runner_core import BadInput, Json
 
-from runner_ssmunet.readers.base import Raw, library, short
+from runner_ssmunet.readers.base import Raw, existing, library, short
 from runner_ssmunet.readers.sidecars import beside, read_map, read_meta, stem
 
 _MAGIC = b"\n\n\xfe\xfe"
+_BLOCKS = 10_000
+"""Most blocks of a file: real ones have dozens."""
 
 
 def is_core(path: Path) -> bool:
-    """A numbered suffix, and OPUS's first four bytes."""
-    if not path.suffix[1:].isdigit():
+    """Return whether a file has a numbered suffix and OPUS's first four bytes."""
+    if not path.suffix[1:].isdigit() or not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(4) == _MAGIC
 
 
 def parts(path: Path) -> list[Path]:
-    """The files that make up the core."""
+    """Return the files of the core."""
     return [path]
 
 
 def meta(path: Path) -> dict[str, Json]:
-    """What an OPUS file says of its sample is free text: who the core is stands in the JSON file beside it."""
+    """Return no ids: an OPUS file describes its sample in free text. The JSON file beside it has the ids."""
     return {}
 
 
 def read(path: Path, spectra: bool = True) -> Raw:
-    """The core. The library reads spectra along with the rest."""
+    """Return the core. The library always reads the spectra too."""
     series = _absorbance(path)
     values = np.atleast_2d(series.y)
     try:
@@ -54,13 +56,29 @@ def read(path: Path, spectra: bool = True) -> Raw:
     return raw
 
 
+def _refuse_cut(path: Path) -> None:
+    """Raise BadInput if the file's directory names blocks beyond its end."""
+    size = existing(path).stat().st_size
+    with path.open("rb") as file:
+        header = file.read(24)
+        if len(header) < 24 or header[:4] != _MAGIC:
+            return  # not an OPUS file: reported elsewhere
+        start, _, count = struct.unpack("<3i", header[12:24])
+        if start < 24 or not 0 < count <= _BLOCKS:
+            raise BadInput(f"{path}: not a readable OPUS file (a directory of {count} blocks). Copy it again.")
+        file.seek(start)
+        directory = file.read(12 * count)
+    for _, words, place in struct.iter_unpack("<3i", directory[: len(directory) // 12 * 12]):
+        if place < 0 or words < 0 or place + 4 * words > size:
+            raise BadInput(f"{path}: {size} bytes, but a block of it ends at byte {place + 4 * words}. Copy it again.")
+
+
 def _absorbance(path: Path) -> Any:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file.")
+    _refuse_cut(path)
     module = library("brukeropus.file", path)
     try:
         file: Any = module.read_opus(str(path))
-    except Exception as error:  # whatever a broken byte leads the parser to
+    except Exception as error:  # a broken byte can make the parser raise anything
         raise BadInput(f"{path}: not a readable OPUS file ({short(error)}). Copy it again.") from error
     if not file:
         raise BadInput(f"{path}: not an OPUS file. Rename it if it is something else.")
@@ -71,7 +89,7 @@ def _absorbance(path: Path) -> Any:
 
 
 def _grid(path: Path, count: int) -> tuple[int, int]:
-    """Rows and columns of `count` spectra."""
+    """Return the rows and columns of `count` spectra."""
     if count == 1:
         return 1, 1
     files = beside(path)

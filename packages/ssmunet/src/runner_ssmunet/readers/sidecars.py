@@ -1,31 +1,36 @@
 """Files beside a core that hold what its format cannot: labels, tissue mask and meta.
 
-STEM.labels.png or .npy    class numbers (H, W); PNG: one channel of 8 or 16 bits, or a palette's indices
-STEM.tissue.png or .npy    not 0 where tissue is
-STEM.json                  {"core_id": …, "patient_id": …, "slide_id": …}
+STEM.labels.png, .npy or .hdr    class numbers (H, W); PNG: one channel of 8 or 16 bits, or a palette's indices; HDR: an
+                                 ENVI classification with its data file, whose class names and colours are used too
+STEM.tissue.png, .npy or .hdr    not 0 on tissue
+STEM.json                        {"core_id": …, "patient_id": …, "slide_id": …}
 
-STEM is the core's file name without its suffix; of an OPUS file, whose suffix counts repeats, the whole name.
+STEM is the core's file name without its suffix. For an OPUS file, whose suffix counts repeats, it is the whole name.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from runner_core._errors import BadInput
-from runner_core.protocols import Json
+from runner_core import BadInput, Json, refuse_long_file
 
-from runner_ssmunet.readers.base import DAMAGED, Array, Raw, merged, one_a_pixel, short
+from runner_ssmunet.readers import envi
+from runner_ssmunet.readers.base import DAMAGED, Array, Raw, existing, merged, one_a_pixel, short
 
 _ROLES = ("labels", "tissue")
-_SUFFIXES = (".png", ".npy")
+_LONGEST = 10_000_000
+"""Most bytes of the JSON beside a core."""
+MAPS = (".png", ".npy", ".hdr")
+"""Suffixes of labels and masks."""
 
 
 def stem(path: Path) -> str:
-    """What a core's files share.
+    """Return the part of the name that all files of a core share.
 
     >>> stem(Path("a/core_1.npz")), stem(Path("a/core_1.0"))
     ('core_1', 'core_1.0')
@@ -34,11 +39,11 @@ def stem(path: Path) -> str:
 
 
 def beside(path: Path) -> dict[str, Path]:
-    """The files beside the core `path`, by role: labels, tissue, meta. Raises BadInput where there are two of one."""
+    """Return the files beside the core `path` by role: labels, tissue, meta. Raises BadInput if a role has two."""
     name = stem(path)
     found: dict[str, Path] = {}
     for role in _ROLES:
-        files = [p for p in (path.with_name(f"{name}.{role}{suffix}") for suffix in _SUFFIXES) if p.is_file()]
+        files = [p for p in (path.with_name(f"{name}.{role}{suffix}") for suffix in MAPS) if p.is_file()]
         if len(files) > 1:
             raise BadInput(f"{path}: two files with its {role}: {files[0].name} and {files[1].name}. Remove one.")
         if files:
@@ -47,9 +52,12 @@ def beside(path: Path) -> dict[str, Path]:
     return found | ({"meta": meta} if meta.is_file() else {})
 
 
-def completed(raw: Raw, path: Path) -> Raw:
-    """`raw` with what stands beside the core. Raises BadInput where the core has labels or a mask of its own too."""
-    files = beside(path)
+def completed(raw: Raw, path: Path, labels: Path | None = None) -> Raw:
+    """Return `raw` with the files beside the core, and with the label file `labels` if it lies elsewhere.
+
+    Raises BadInput if the core also has labels or a mask of its own.
+    """
+    files = beside(path) | ({} if labels in (None, path) else {"labels": labels})
     for role in _ROLES:
         if role not in files:
             continue
@@ -61,26 +69,34 @@ def completed(raw: Raw, path: Path) -> Raw:
 
 
 def read_map(path: Path) -> Array:
-    """Numbers (H, W) of a PNG or NPY file. Raises BadInput naming it."""
-    data = _png(path) if path.suffix == ".png" else _npy(path)
+    """Return the numbers (H, W) of a PNG, NPY or ENVI file. Raises BadInput naming it."""
+    readers = {".png": _png, ".npy": _npy, ".hdr": envi.read_map}
+    if path.suffix.lower() not in readers:
+        raise BadInput(f"{path}: labels and masks are read from {', '.join(readers)}. Save them so.")
+    data = readers[path.suffix.lower()](path)
     return one_a_pixel(data, path, "values")
 
 
+def is_beside(path: Path) -> bool:
+    """Return whether a file belongs beside a core, by its name."""
+    return path.stem.endswith(tuple(f".{role}" for role in _ROLES))
+
+
 def read_meta(path: Path) -> dict[str, Json]:
-    """The object of a JSON file. Raises BadInput naming it."""
+    """Return the object in a JSON file. Raises BadInput naming it."""
     try:
-        return parsed(path.read_text("utf-8"), path)
+        return parsed(refuse_long_file(path, _LONGEST, "a JSON file of a core's ids").read_text("utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read ({short(error)}). Write it again, as JSON in UTF-8.") from error
 
 
 def parsed(text: str, path: Path) -> dict[str, Json]:
-    """The object that JSON `text` of `path` is; no text: an empty one. Raises BadInput."""
+    """Return the object in the JSON `text` of `path`, an empty one for no text. Raises BadInput."""
     if not text.strip():
         return {}
     try:
         meta = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: its meta is not JSON ({short(error)}). Write json.dumps of a dict.") from error
     if not isinstance(meta, dict):
         raise BadInput(
@@ -91,9 +107,15 @@ def parsed(text: str, path: Path) -> dict[str, Json]:
 
 def _png(path: Path) -> Array:
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(existing(path))
+        with image:
             mode, data = image.mode, np.asarray(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except BadInput:
+        raise
+    except (OSError, SyntaxError, ValueError, OverflowError, MemoryError, Image.DecompressionBombError,
+            Image.DecompressionBombWarning) as error:  # fmt: skip
         raise BadInput(f"{path}: not a readable PNG file ({short(error)}). Save it again.") from error
     if data.ndim != 2:
         raise BadInput(
@@ -106,7 +128,11 @@ def _png(path: Path) -> Array:
 
 def _npy(path: Path) -> Array:
     try:
-        data: Any = np.load(path, allow_pickle=False)
+        # mapped first: its length must be what its header says before any memory is taken
+        mapped: Any = np.load(existing(path), mmap_mode="r", allow_pickle=False)
+        data = np.array(mapped) if isinstance(mapped, np.ndarray) else mapped
+    except BadInput:
+        raise
     except DAMAGED as error:
         raise BadInput(f"{path}: not a readable NPY file ({short(error)}). Save it again, by np.save.") from error
     if not isinstance(data, np.ndarray):

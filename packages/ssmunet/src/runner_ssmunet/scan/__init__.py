@@ -1,7 +1,7 @@
 """The selective scan of Mamba (Gu & Dao 2023, eq. 2–3 with input-dependent Δ, B and C), channels last, on CPU and GPU.
 
-`selective_scan` is one function with several implementations, all equal to `reference` within rounding, forward and
-backward: a module of this package each.
+`selective_scan` is one function with several implementations, one per module of this package. All equal `reference`
+within rounding, forward and backward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The causal depthwise convolution in front of the scan, with its activation, channels last."""
+"""The causal depthwise convolution before the scan, with its activation, channels last."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from runner_ssmunet.scan.choice import compiled_for, untraced
 from runner_ssmunet.scan.reference import state_dtype
 
 PLAIN = ("eager", "reference")
-"""Ways of the scan that compile nothing."""
+"""Implementations of the scan that compile nothing."""
 
 
 def causal_conv_silu(x: Tensor, weight: Tensor, bias: Tensor, *, how: str = "auto") -> Tensor:
-    """silu(bias + Σ_k weight[:, k] · x[t - (K - 1 - k)]), zeros before the first step.
+    """Return silu(bias + Σ_k weight[:, k] · x[t - (K - 1 - k)]), with zeros before the first step.
 
-    x (P, L, E); weight (E, K), as `conv1d.weight[:, 0]` of a depthwise convolution; bias (E,). Returns (P, L, E) in
-    x's dtype; sums are in float32 or better. `how`: that of the scan it belongs to; where it is one of `PLAIN`, nothing
-    compiled is used here either.
+    x is (P, L, E); weight (E, K), as `conv1d.weight[:, 0]` of a depthwise convolution; bias (E,). The result (P, L, E)
+    has x's dtype; sums are in float32 or better. `how` is that of the scan: with one of `PLAIN`, nothing compiled is
+    used here either.
     """
     if how not in PLAIN and untraced(compiled_for)(x):
         from runner_ssmunet.scan import cpu

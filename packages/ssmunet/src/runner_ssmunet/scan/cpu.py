@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner_ssmunet.scan.choice import keeps
+from runner_ssmunet.scan.gradients import keeps
 from runner_ssmunet.threads import shared
 
 LANES = 16
@@ -19,11 +19,11 @@ Sums = np.ndarray[Any, np.dtype[np.float64]]
 
 @functools.cache
 def unavailable() -> str | None:
-    """Why the kernels cannot be used here, or None: Numba does not import, or compiles nothing on this machine."""
+    """Return why the kernels cannot be used here, or None. Numba may not import, or compile nothing on this machine."""
     try:
         x = torch.ones(1, 1, 1)
         selective_scan(x, x, -x[0], x, x, None, None, None, False)
-    except Exception as error:  # whatever it is, there is another way
+    except Exception as error:  # any error: there is another implementation
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason'}"
     return None
 
@@ -147,15 +147,17 @@ def _blocks(channels: int) -> int:
 
 
 def _padded(parameter: torch.Tensor, length: int) -> torch.Tensor:
-    """Zeros after a parameter's own channels (its first axis)."""
+    """Append zeros to a parameter's own channels (its first axis)."""
     out = parameter.new_zeros(length, *parameter.shape[1:])
     out[: len(parameter)] = parameter.detach()
     return out
 
 
 def _strided(tensor: torch.Tensor) -> tuple[Array, int, int]:
-    """(pixels, steps, channels) as a flat array and the strides of the first two axes; copied only where channels do
-    not lie side by side."""
+    """Return (pixels, steps, channels) as a flat array, with the strides of the first two axes.
+
+    The tensor is copied only if its channels are not adjacent.
+    """
     tensor = tensor.detach()
     if tensor.stride(-1) != 1:
         tensor = tensor.contiguous()
@@ -171,12 +173,15 @@ def _flat(tensor: torch.Tensor) -> Array:
 
 
 def _in_threads(pixels: int, work: Callable[[int, int], Any]) -> list[Any]:
-    """`work(first, last)` of each thread's share of the pixels, in order; the kernels let go of the interpreter."""
+    """Run `work(first, last)` on each thread's share of the pixels, in order; the kernels release the interpreter."""
     return shared(range(pixels), lambda share: work(share[0], share[-1] + 1) if share else work(0, 0))
 
 
 def _summed(pixels: int, channels: int, rows: int, work: Callable[[int, int, Sums], None]) -> torch.Tensor:
-    """What `work(first, last, totals)` adds to (blocks, rows, 16) zeros over all pixels: (channels, rows) float32."""
+    """Return the sum over all pixels that `work(first, last, totals)` adds up: (channels, rows) float32.
+
+    `totals` starts as (blocks, rows, 16) zeros.
+    """
 
     def part(first: int, last: int) -> Sums:
         totals = np.zeros(_blocks(channels) * rows * LANES)

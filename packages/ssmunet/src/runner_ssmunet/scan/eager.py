@@ -1,9 +1,9 @@
 """The selective scan in plain PyTorch, any device and floating dtype, a chunk of the sequence at a time.
 
-States (P, L, E, N) are never stored: the forward pass keeps the state at the start of every chunk of K ≥ N steps,
-P·(L/K)·E·N ≤ P·L·E numbers, and the backward pass computes the others again, chunk by chunk, last one first. Within
-a chunk everything but the recurrence itself is one operation on all its steps; pixels go through in blocks small
-enough for the processor's cache.
+States (P, L, E, N) are never stored. The forward pass keeps the state at the start of every chunk of K ≥ N steps,
+P·(L/K)·E·N ≤ P·L·E numbers. The backward pass recomputes the others, chunk by chunk, last one first. Within a chunk
+everything but the recurrence itself is one operation on all its steps. Pixels are processed in blocks small enough for
+the processor's cache.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner_ssmunet.scan.choice import keeps
+from runner_ssmunet.scan.gradients import keeps
 from runner_ssmunet.scan.reference import skip_and_gate, state_dtype, step_sizes
 
 CHUNK = 16
-"""Steps between kept states, at least."""
+"""Fewest steps between kept states."""
 BLOCK = {"cpu": 2**17, "cuda": 2**25}
-"""Numbers in the states of one chunk of one block of pixels: what the cache, or the device, holds with ease."""
+"""Numbers in the states of one chunk of one block of pixels: they fit easily into the cache, or the device's memory."""
 
 
 def selective_scan(
@@ -40,7 +40,7 @@ def _chunk_length(length: int, states: int) -> int:
 
 
 def _blocks(x: Tensor, states: int) -> Iterator[slice]:
-    """Pixels in blocks whose states of one chunk fit `BLOCK`."""
+    """Yield pixels in blocks whose states of one chunk fit `BLOCK`."""
     pixels, length, channels = x.shape
     of_one = max(1, _chunk_length(length, states) * channels * states)
     size = max(1, BLOCK.get(x.device.type, BLOCK["cuda"]) // of_one)
@@ -49,7 +49,7 @@ def _blocks(x: Tensor, states: int) -> Iterator[slice]:
 
 
 class _Chunk:
-    """K steps of one block of pixels, with all their decays and states (P, K, E, N)."""
+    """K steps of one block of pixels, with all decays and states (P, K, E, N)."""
 
     def __init__(self, x: Tensor, steps: Tensor, A: Tensor, B: Tensor, C: Tensor, start: Tensor) -> None:
         self.x, self.steps, self.A, self.B, self.C, self.start = x, steps, A, B, C, start
@@ -62,13 +62,13 @@ class _Chunk:
         self.end = h
 
     def output(self) -> Tensor:
-        """C_t·h_t (P, K, E)."""
+        """Return C_t·h_t (P, K, E)."""
         return _over_states(self.states, self.C)
 
     def backward(self, dy: Tensor, dend: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of x, steps, A, B, C and of the starting state, from those of the output and of the end state.
+        """Return gradients of x, steps, A, B, C and the starting state, from those of the output and the end state.
 
-        With g_t = ∂/∂h_t = dy_t C_t + a_{t+1} g_{t+1}; `dend` is a g of the step after the chunk.
+        With g_t = ∂/∂h_t = dy_t C_t + a_{t+1} g_{t+1}, `dend` is the g of the step after the chunk.
         """
         g = dy[..., None] * self.C[:, :, None]
         dC = _over_channels(self.states, dy)
@@ -87,17 +87,17 @@ class _Chunk:
 
 
 def _over_states(states: Tensor, weights: Tensor) -> Tensor:
-    """Σ_n states (P, K, E, N) · weights (P, K, N) → (P, K, E)."""
+    """Return Σ_n states (P, K, E, N) · weights (P, K, N): (P, K, E)."""
     return torch.matmul(states, weights[..., None])[..., 0]
 
 
 def _over_channels(states: Tensor, weights: Tensor) -> Tensor:
-    """Σ_e states (P, K, E, N) · weights (P, K, E) → (P, K, N)."""
+    """Return Σ_e states (P, K, E, N) · weights (P, K, E): (P, K, N)."""
     return torch.matmul(weights[:, :, None], states)[:, :, 0]
 
 
 class _Scan(torch.autograd.Function):
-    """C_t·h_t with h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t x_t; all of one dtype."""
+    """C_t·h_t with h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t x_t, all of one dtype."""
 
     @staticmethod
     def forward(ctx: Any, keep: bool, x: Tensor, steps: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:

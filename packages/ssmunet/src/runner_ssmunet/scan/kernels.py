@@ -1,12 +1,12 @@
 """The selective scan and the causal convolution as Numba kernels, 16 channels at a time.
 
-Tensors are flat float32 arrays with two strides, of a pixel and of a wavenumber; channels (or states) follow each
-other. So views (a half of a projection's output) need no copy. Each call works on the pixels `first` to `last` and
-writes sums over pixels to arrays of its own: threads do not meet.
+Tensors are flat float32 arrays with two strides, of a pixel and of a wavenumber; channels (or states) are adjacent. So
+views (half of a projection's output) need no copy. Each call works on the pixels `first` to `last` and writes sums over
+pixels to arrays of its own, so that threads do not interfere.
 
-States live in the first-level cache. The forward pass keeps them at every `CHUNK`-th step only; the backward pass goes
-through the chunks from the end, computes the states of one chunk anew, and uses them up. Nothing has the size
-pixels × wavenumbers × channels × states.
+States stay in the first-level cache. The forward pass keeps them at every `CHUNK`-th step only. The backward pass goes
+through the chunks from the end, recomputes the states of one chunk, and uses them up. No array has the size pixels ×
+wavenumbers × channels × states.
 
 h_t = e^(Δ_t A) h_(t-1) + Δ_t x_t B_t,  y_t = C_t·h_t + D x_t.  Gu & Dao, "Mamba: Linear-Time Sequence Modeling with
 Selective State Spaces", 2023, with gradients by the chain rule.
@@ -44,8 +44,10 @@ from runner_ssmunet.scan.vectors import (
 CHUNK = 64
 """Steps between kept states. With 16 states these are a quarter of an input's size."""
 AHEAD = 8
-"""Steps ahead of which memory is asked for. A step computes for so long that a processor does not see the next one's
-reads in time: without it, tensors larger than the cache make the scan 3.5 times slower."""
+"""Steps by which memory is requested ahead.
+
+A step computes for so long that a processor does not see the reads of the next one in time. Without these requests, the
+scan of tensors larger than the cache takes 3.5 times as long."""
 _ZERO, _ONE, _LN2 = np.float32(0), np.float32(1), np.float32(np.log(2))
 
 
@@ -53,8 +55,10 @@ _SOURCE = hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__,
 
 
 def _kernel(function: Callable[..., None]) -> Any:
-    """Compiled without the interpreter's lock, and kept on disk under the content of both sources: by itself, Numba
-    would go on with an old machine code when only `vectors` changes, or a file of the same size and time."""
+    """Compile without the interpreter's lock, and cache on disk under the content of both sources.
+
+    Numba's own cache would keep old machine code if only `vectors` changes, or if a file keeps its size and time.
+    """
     function.__qualname__ += f"-{_SOURCE}"
     compiled = njit(nogil=True, error_model="numpy")(function)
     with suppress(RuntimeError):  # neither this folder nor the user's own can be written to: compiled in each process
@@ -63,20 +67,20 @@ def _kernel(function: Callable[..., None]) -> Any:
 
 
 def chunks(steps: int) -> int:
-    """Kept states of a sequence."""
+    """Return the number of kept states of a sequence."""
     return -(-steps // CHUNK)
 
 
 @njit(inline="always")
 def _step_size(delta, place, lanes, bias, has_softplus):  # type: ignore[no-untyped-def]
-    """Δ of 16 channels at one step."""
+    """Return Δ of 16 channels at one step."""
     raw = load_first(delta, place, lanes) + bias
     return softplus(raw) if has_softplus else raw
 
 
 @njit(inline="always")
 def _advance(h, place, decays, base, states, step, drive, b, b_place, c, c_place, y):  # type: ignore[no-untyped-def]
-    """One step of all states of 16 channels; y + C·h."""
+    """Advance all states of 16 channels by one step; return y + C·h."""
     for n in range(states):
         at = place + n * LANES
         state = fma(exp2(step * load(decays, base + n * LANES)), load(h, at), drive * load_splat(b, b_place + n))
@@ -91,10 +95,10 @@ def scan_forward(  # type: ignore[no-untyped-def]
     x, x_pixel, x_step, delta, delta_pixel, delta_step, b, b_pixel, b_step, c, c_pixel, c_step,
     z, z_pixel, z_step, has_z, decays, skip, bias, has_softplus, y, kept,
 ):  # fmt: skip
-    """`decays`: A / ln 2 as (blocks, states, 16); `skip`, `bias`: D and Δ's bias (blocks × 16).
+    """Write y (pixels, steps, channels), and the kept states if `kept` has room.
 
-    Writes y (pixels, steps, channels) and, where `kept` has room, the states before each chunk: (pixels, blocks,
-    chunks, states, 16).
+    `decays` is A / ln 2 as (blocks, states, 16); `skip` and `bias` are D and Δ's bias (blocks × 16). `kept` holds the
+    states before each chunk: (pixels, blocks, chunks, states, 16).
     """
     blocks = (channels + LANES - 1) // LANES
     parts = (steps + CHUNK - 1) // CHUNK
@@ -137,11 +141,13 @@ def scan_backward(  # type: ignore[no-untyped-def]
     z, z_pixel, z_step, has_z, decays, skip, bias, has_softplus, dy, dy_pixel, dy_step, kept,
     dx, ddelta, db, dc, dz, totals,
 ):  # fmt: skip
-    """Gradients of `scan_forward`. dx, ddelta, dz: (pixels, steps, channels); db, dc: (pixels, steps, states).
+    """Write the gradients of `scan_forward`.
 
-    To `totals` (blocks, states + 2, 16) float64 are added the gradients of A, in the row after those of D, in the last
-    those of Δ's bias: summed in float32 over a pixel's steps only. Over many pixels such a sum would stand still, each
-    new term being less than its last bit.
+    dx, ddelta and dz are (pixels, steps, channels), db and dc (pixels, steps, states).
+
+    The gradients of A are added to `totals` (blocks, states + 2, 16) float64, followed by a row for D and a last row
+    for Δ's bias. They are summed in float32 over one pixel's steps only: over many pixels such a sum would stop
+    growing, as each new term is less than its last bit.
     """
     blocks = (channels + LANES - 1) // LANES
     parts = (steps + CHUNK - 1) // CHUNK
@@ -226,7 +232,7 @@ def scan_backward(  # type: ignore[no-untyped-def]
                         store(sums, sum_at + own, fma(to_decay, step, load(sums, sum_at + own)))
                     store_first(dx, target, fma(to_drive, step, d * grad), lanes)
                     to_step = fma(to_step, ln2, to_drive * value)
-                    if has_softplus:  # not 1 - e^-Δ, of which nothing is left where Δ is small
+                    if has_softplus:  # not 1 - e^-Δ, which loses all digits if Δ is small
                         place = pixel * delta_pixel + t * delta_step + channel
                         to_step = to_step * sigmoid(load_first(delta, place, lanes) + own_bias)
                     bias_sum = bias_sum + to_step
@@ -245,9 +251,9 @@ def scan_backward(  # type: ignore[no-untyped-def]
 
 @_kernel
 def conv_forward(first, last, steps, channels, width, x, x_pixel, x_step, weight, bias, y):  # type: ignore[no-untyped-def]
-    """y_t = silu(bias + Σ_k weight_k x_(t + k - width + 1)), x = 0 before the beginning.
+    """Write y_t = silu(bias + Σ_k weight_k x_(t + k - width + 1)), with x = 0 before the start.
 
-    `weight`: (width, blocks × 16); y: (pixels, steps, channels).
+    `weight` is (width, blocks × 16), y (pixels, steps, channels).
     """
     blocks = (channels + LANES - 1) // LANES
     for pixel in range(first, last):
@@ -267,8 +273,11 @@ def conv_forward(first, last, steps, channels, width, x, x_pixel, x_step, weight
 def conv_backward(  # type: ignore[no-untyped-def]
     first, last, steps, channels, width, x, x_pixel, x_step, weight, bias, dy, dy_pixel, dy_step, dx, totals
 ):  # fmt: skip
-    """Gradients of `conv_forward`. To `totals` (blocks, width + 1, 16) float64 are added those of the weights and, in
-    the last row, of the bias: summed in float32 over a pixel's steps only, as in `scan_backward`."""
+    """Write the gradients of `conv_forward`.
+
+    Those of the weights, and in the last row of the bias, are added to `totals` (blocks, width + 1, 16) float64. They
+    are summed in float32 over one pixel's steps only, as in `scan_backward`.
+    """
     blocks = (channels + LANES - 1) // LANES
     rows = (width + 1) * LANES
     slopes = scratch((steps + width) * LANES)

@@ -11,7 +11,7 @@ from runner_ssmunet.scan import eager
 
 
 def unavailable() -> str | None:
-    """Why it cannot be used: not installed, or installed without its kernel. None where it can."""
+    """Return why the package cannot be used, or None. It may be missing, or installed without its kernel."""
     try:
         import_module("selective_scan_cuda")
         import_module("mamba_ssm.ops.selective_scan_interface")
@@ -24,7 +24,7 @@ def selective_scan(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
     delta_bias: Tensor | None, delta_softplus: bool,
 ) -> Tensor:  # fmt: skip
-    """See `runner_ssmunet.scan.selective_scan`; CUDA tensors. Its kernel wants the sequence last, and one dtype."""
+    """Run `runner_ssmunet.scan.selective_scan` on CUDA tensors. The kernel wants the sequence last, and one dtype."""
     if not x.numel():  # its launch fails on an empty batch
         return eager.selective_scan(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn

@@ -1,4 +1,4 @@
-"""The selective scan as it is defined, a loop over the sequence that autograd differentiates: the others' oracle."""
+"""The selective scan by its definition, a loop that autograd differentiates: the oracle for all others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch.nn import functional
 
 
 def state_dtype(x: Tensor) -> torch.dtype:
-    """Of the state and of all sums: float64 for a float64 input, else float32."""
+    """Return the dtype of the state and of all sums: float64 for a float64 input, else float32."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, dtype: torch.dtype) -> Tensor:
-    """Δ (P, L, E): `delta` + `delta_bias`, through softplus where asked."""
+    """Return Δ (P, L, E): `delta` + `delta_bias`, through softplus if asked."""
     delta = delta.to(dtype)
     if delta_bias is not None:
         delta = delta + delta_bias.to(dtype)
@@ -21,7 +21,7 @@ def step_sizes(delta: Tensor, delta_bias: Tensor | None, delta_softplus: bool, d
 
 
 def skip_and_gate(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
-    """(y + D x) silu(z)."""
+    """Return (y + D x) silu(z)."""
     if D is not None:
         y = y + D.to(y.dtype) * x.to(y.dtype)
     return y if z is None else y * functional.silu(z.to(y.dtype))

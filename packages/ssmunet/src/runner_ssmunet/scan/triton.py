@@ -1,7 +1,7 @@
-"""The selective scan on a GPU by Triton kernels of our own: parallel over pixels and channels, sequential over steps.
+"""The selective scan on a GPU by our own Triton kernels: parallel over pixels and channels, sequential over steps.
 
-Made for many short sequences (thousands of pixels, hundreds of steps). What the backward pass keeps is the state
-before every 16th step (every Nth, if N is more): O(P·L·E).
+It suits many short sequences (thousands of pixels, hundreds of steps). The backward pass keeps the state before every
+16th step (every Nth, if N is more): O(P·L·E).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 import triton
 from torch import Tensor
 
-from runner_ssmunet.scan.choice import keeps
+from runner_ssmunet.scan.gradients import keeps
 from runner_ssmunet.scan.triton_kernels import scan_backward, scan_forward
 
 BLOCK_E = 16
 STEPS = 8
 """Steps whose states the backward pass holds in registers."""
 KEPT = 16
-"""Steps between kept states, at least."""
+"""Fewest steps between kept states."""
 
 
 def selective_scan(
@@ -93,12 +93,12 @@ class _Scan(torch.autograd.Function):
 
 
 def _every(states: int) -> int:
-    """Steps between kept states: a multiple of STEPS, at least N."""
+    """Return the steps between kept states: a multiple of STEPS, at least N."""
     return STEPS * triton.cdiv(max(KEPT, states), STEPS)
 
 
 def _block(states: int) -> dict[str, int]:
-    """A block's sizes, powers of two; 8 states a lane, 16 at the most that eight warps cannot share."""
+    """Return a block's sizes, powers of two: 8 states per lane, 16 if eight warps cannot share fewer."""
     padded = triton.next_power_of_2(states)
     return {"BLOCK_E": BLOCK_E, "BLOCK_N": padded, "num_warps": min(8, max(1, padded // 16))}
 
@@ -106,7 +106,7 @@ def _block(states: int) -> dict[str, int]:
 def _inputs(
     x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None
 ) -> tuple[list[Tensor | None], list[int]]:
-    """What both kernels take first, and the strides of pixels and steps of x, delta, B, C and z."""
+    """Return the first arguments of both kernels, and the strides of pixels and steps of x, delta, B, C and z."""
     x, delta, B, C = (_rows(of) for of in (x, delta, B, C))
     z = None if z is None else _rows(z)
     D, bias = (None if of is None else of.to(torch.float32).contiguous() for of in (D, bias))
@@ -115,10 +115,10 @@ def _inputs(
 
 
 def _rows(of: Tensor) -> Tensor:
-    """Itself where the last axis is contiguous, whatever the others' strides, else a copy."""
+    """Return the tensor itself if its last axis is contiguous, whatever its other strides, else a copy."""
     return of if of.stride(-1) == 1 else of.contiguous()
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+    """Return the context that makes x's device current: Triton launches there."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

@@ -1,9 +1,9 @@
 """The Triton kernels of the selective scan: a program walks the sequence of one pixel with its states in registers.
 
 A program holds the states of 16 channels, transposed (N, channels), so that neighbouring lanes read neighbouring
-channels and most of a sum over states stays in one lane. Sums are in a fixed order, without atomics: the same inputs
-give the same bits. Padding costs no special case: where a step, a channel or a state does not exist, loads give 0,
-so Δ = 0, the decay is 1 and nothing is added.
+channels and most of a sum over states stays in one lane. Sums run in a fixed order, without atomics: the same inputs
+give the same bits. Padding needs no special case: if a step, a channel or a state does not exist, loads give 0, so Δ =
+0, the decay is 1 and nothing is added.
 """
 
 # Arguments are pointers and numbers that Triton types itself. Its language knows no `(*tuple, more)`, and decides an
@@ -21,7 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _softplus(v):
-    """log(1 + exp(v)), to the last bits for very negative v too (Kahan), linear above 20 as PyTorch's."""
+    """Return log(1 + exp(v)), exact for very negative v too (Kahan), linear above 20 like PyTorch's."""
     e = tl.exp(tl.minimum(v, 20.0))
     u = 1.0 + e
     less = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
@@ -30,19 +30,19 @@ def _softplus(v):
 
 @triton.jit
 def _before(a, b, like):
-    """a < b, once for each of `like`: of numbers that the interpreter computes itself it would be no mask."""
+    """Return a < b, once for each element of `like`: the interpreter's own numbers would not make a mask."""
     return tl.full(like.shape, a, tl.int32) < b
 
 
 @triton.jit
 def _row(pointer, t, stride, offsets, mask):
-    """What step `t` has at `offsets`, as float32; 0 where `mask` is not. Steps may lie further apart than pixels."""
+    """Load step `t` at `offsets` as float32, 0 outside `mask`. Steps may lie further apart than pixels."""
     return tl.load(pointer + t * tl.cast(stride, tl.int64) + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _parameter(pointer, offsets, mask):
-    """A parameter of each channel; 0 where there is none."""
+    """Load a parameter of each channel, 0 if there is none."""
     if pointer is None:
         return tl.zeros(offsets.shape, tl.float32)
     else:
@@ -51,7 +51,7 @@ def _parameter(pointer, offsets, mask):
 
 @triton.jit
 def _step_size(delta, mask, bias, SOFTPLUS: tl.constexpr):
-    """Δ from what the step's `delta` row holds, and its derivative by it."""
+    """Return Δ from the step's `delta` row, and its derivative with respect to that row."""
     v = delta + bias
     if SOFTPLUS:
         return tl.where(mask, _softplus(v), 0.0), tl.where(v > 20.0, 1.0, tl.sigmoid(v))
@@ -61,7 +61,7 @@ def _step_size(delta, mask, bias, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def _advance(h, t, x, delta, B, x_l, delta_l, B_l, e, n, in_e, in_n, rates, bias, SOFTPLUS: tl.constexpr):
-    """h_t (N, channels) from h_{t-1}; `rates` are A / ln 2."""
+    """Return h_t (N, channels) from h_{t-1}; `rates` are A / ln 2."""
     steps, _ = _step_size(_row(delta, t, delta_l, e, in_e), in_e, bias, SOFTPLUS)
     pushed = steps * _row(x, t, x_l, e, in_e)
     return tl.exp2(steps[None, :] * rates) * h + pushed[None, :] * _row(B, t, B_l, n, in_n)[:, None]
@@ -74,9 +74,9 @@ def scan_forward(
     length, channels, states, blocks,
     SOFTPLUS: tl.constexpr, EVERY: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """y (P, L, E), and in `kept` (P, ⌈L/EVERY⌉, N, E) the state before every EVERYth step; A is (N, E).
+    """Write y (P, L, E), and to `kept` (P, ⌈L/EVERY⌉, N, E) the state before every EVERYth step; A is (N, E).
 
-    One program a pixel and block of channels. D, z, bias and kept may be None.
+    There is one program per pixel and block of channels. D, z, bias and kept may be None.
     """
     pixel = (tl.program_id(0) // blocks).to(tl.int64)
     e = (tl.program_id(0) % blocks) * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -119,11 +119,11 @@ def scan_backward(
     SHARED: tl.constexpr, SOFTPLUS: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Gradients, the sequence walked backwards in parts of STEPS steps whose states are computed again.
+    """Write gradients, walking the sequence backwards in parts of STEPS steps whose states are recomputed.
 
-    `kept` holds the state before every PARTS-th part. dx, ddelta, dz (P, L, E); dA (P, N, E), dD and dbias (P, E) are
-    of each pixel, dB and dC (groups, P, L, N) of each group of channel blocks: sums over pixels and groups are left
-    to do. One program a pixel and group; SHARED where a group has several blocks.
+    `kept` holds the state before every PARTS-th part. dx, ddelta, dz are (P, L, E). dA (P, N, E), dD and dbias (P, E)
+    belong to each pixel, dB and dC (groups, P, L, N) to each group of channel blocks: the caller sums over pixels and
+    groups. There is one program per pixel and group; SHARED if a group has several blocks.
     """
     group = tl.program_id(0) % groups
     pixel = (tl.program_id(0) // groups).to(tl.int64)

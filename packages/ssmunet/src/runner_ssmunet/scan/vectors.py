@@ -1,8 +1,8 @@
-"""Vectors of 16 float32 for Numba kernels: one lane a channel.
+"""Vectors of 16 float32 for Numba kernels, one lane per channel.
 
-Numba compiles plain loops over states and channels to code that mixes scalars and vectors; with these types the
-inner loops are vectors by construction. LLVM cuts a vector to what the processor has: one AVX-512 register, two of
-AVX2, four of SSE. No compiler is needed on the user's machine but the one that Numba brings.
+Numba compiles plain loops over states and channels to code that mixes scalars and vectors; with these types the inner
+loops are vectors by construction. LLVM splits a vector to fit the processor: one AVX-512 register, two of AVX2, four of
+SSE. The user's machine needs no compiler but the one that Numba brings.
 
 Constants of `exp2`: 2^f = 1 + f q(f) on [-1/2, 1/2] with q of degree 5, interpolated at Chebyshev's points. The
 relative error stays below 1.2e-7, and 2^0 is exactly 1: a state that decays slowly does not drift.
@@ -26,7 +26,7 @@ _VECTOR, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
 
 
 class Vector(types.Type):
-    """Numba's type of a vector."""
+    """Numba's type for a vector."""
 
     def __init__(self) -> None:
         super().__init__(name="float32x16")
@@ -49,13 +49,13 @@ def _constant(value: float) -> ir.Constant:
 
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    """Pointer to a vector that begins at `index` of a flat float32 array."""
+    """Return a pointer to the vector that begins at `index` of a flat float32 array."""
     data = cgutils.create_struct_proxy(kind)(context, builder, value=array).data
     return builder.bitcast(builder.gep(data, [index]), _VECTOR.as_pointer())
 
 
 def _first(builder: Any, count: Any) -> Any:
-    """Mask of the first `count` lanes."""
+    """Return a mask of the first `count` lanes."""
     lanes = ir.Constant(_INTS, list(range(LANES)))
     return builder.icmp_signed("<", lanes, _broadcast(builder, builder.trunc(count, _INT), _INTS))
 
@@ -71,7 +71,7 @@ def _declared(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any
 
 @intrinsic
 def load(typing: Any, array: Any, index: Any) -> Any:
-    """Elements index … index + 15 of a flat float32 array."""
+    """Load elements index … index + 15 of a flat float32 array."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load(_address(context, builder, array, *values), align=4)
@@ -93,7 +93,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def load_first(typing: Any, array: Any, index: Any, count: Any) -> Any:
-    """As `load`, but only the first `count` lanes are read; 0 in the others."""
+    """Load only the first `count` lanes, with 0 in the others."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, place, lanes = values
@@ -107,7 +107,7 @@ def load_first(typing: Any, array: Any, index: Any, count: Any) -> Any:
 
 @intrinsic
 def store_first(typing: Any, array: Any, index: Any, value: Any, count: Any) -> Any:
-    """As `store`, but only the first `count` lanes are written."""
+    """Store only the first `count` lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         target, place, what, lanes = values
@@ -122,7 +122,7 @@ def store_first(typing: Any, array: Any, index: Any, value: Any, count: Any) -> 
 
 @intrinsic
 def load_splat(typing: Any, array: Any, index: Any) -> Any:
-    """One element of a flat float32 array in every lane."""
+    """Load one element of a flat float32 array into every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = cgutils.create_struct_proxy(array)(context, builder, value=values[0]).data
@@ -133,7 +133,7 @@ def load_splat(typing: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Begin to fetch the cache line of one element; beyond the array's end nothing happens."""
+    """Start to fetch the cache line of one element. Beyond the array's end nothing happens."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, array, *values)
@@ -147,7 +147,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def splat(typing: Any, value: Any) -> Any:
-    """A float32 in every lane."""
+    """Return a vector with one float32 in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _broadcast(builder, values[0], _VECTOR)
@@ -157,7 +157,7 @@ def splat(typing: Any, value: Any) -> Any:
 
 @njit
 def scratch(size):  # type: ignore[no-untyped-def]
-    """A flat float32 array that begins where a cache line does: vectors that lie across two are read far slower."""
+    """Return a flat float32 array aligned to a cache line: vectors across two lines are read far more slowly."""
     room = np.empty(size + LANES, np.float32)
     skipped = -(room.ctypes.data // 4) % LANES
     return room[skipped : skipped + size]
@@ -200,7 +200,7 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 @intrinsic
 def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c."""
+    """Return a b + c."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _fma(builder, *values)
@@ -232,12 +232,12 @@ def _chebyshev(degree: int) -> list[float]:
 
 _EXP2 = _chebyshev(5)
 _ROUND = 1.5 * 2**23
-"""Added to a float32 below 2^22 it leaves the nearest integer in the low bits."""
+"""Adding it to a float32 below 2^22 leaves the nearest integer in the low bits."""
 
 
 @intrinsic
 def exp2(typing: Any, x: Any) -> Any:
-    """2^x, held between 2^-126 and 2^127; NaN stays NaN."""
+    """Return 2^x, held between 2^-126 and 2^127; NaN stays NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         value = values[0]
@@ -258,7 +258,7 @@ def exp2(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def row_sums(typing: Any, array: Any, index: Any) -> Any:
-    """The sums of 16 rows of 16 elements that begin at `index`: lane i holds the sum of row i."""
+    """Return the sums of 16 rows of 16 elements that begin at `index`: lane i holds the sum of row i."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, place = values
@@ -291,20 +291,20 @@ _ONE, _TWO, _ZERO = np.float32(1), np.float32(2), np.float32(0)
 
 @njit(inline="always")
 def exp(x):  # type: ignore[no-untyped-def]
-    """e^x."""
+    """Return e^x."""
     return exp2(x * splat(_LOG2_E))
 
 
 @njit(inline="always")
 def sigmoid(x):  # type: ignore[no-untyped-def]
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x)."""
     one = splat(_ONE)
     return one / (one + exp(splat(_ZERO) - x))
 
 
 @njit(inline="always")
 def softplus(x):  # type: ignore[no-untyped-def]
-    """log(1 + e^x) = max(x, 0) + log1p(t), t = e^-|x|, and log1p(t) = 2 atanh(t / (2 + t))."""
+    """Return log(1 + e^x) = max(x, 0) + log1p(t), t = e^-|x|, and log1p(t) = 2 atanh(t / (2 + t))."""
     zero = splat(_ZERO)
     t = exp(smallest(x, zero - x))
     s = t / (t + splat(_TWO))

@@ -21,7 +21,7 @@ TOPOLOGY, SURFACE, COMPONENTS = 0.30, 0.35, 0.35
 DIMENSIONS = (0.34, 0.33, 0.33)
 """Weights of components, loops and cavities within topology."""
 ALPHA = 0.3
-"""How fast the score of components falls with the variation of information."""
+"""Rate at which the score of components falls with the variation of information."""
 
 
 class Score(NamedTuple):
@@ -29,23 +29,23 @@ class Score(NamedTuple):
     """0.30 topology + 0.35 surface_dice + 0.35 components."""
     topology: float
     surface_dice: float
-    """At a tolerance of 2 voxels."""
+    """Surface Dice at a tolerance of 2 voxels."""
     components: float
     """1 / (1 + 0.3 (split + merge))."""
     topology_f1: tuple[float, float, float]
-    """Of components, loops and cavities; NaN where neither volume has any."""
+    """F1 of components, loops and cavities; NaN if neither volume has any."""
     counts: Array
-    """(3, 3) int64: components, loops, cavities that match, of the prediction, of the truth, summed over the tiles."""
+    """(3, 3) int64, by components, loops, cavities: matched, predicted and true, summed over the tiles."""
     split: float
-    """Bits by which true components are in pieces."""
+    """Bits by which true components are split into pieces."""
     merge: float
-    """Bits by which predicted components are several true ones."""
+    """Bits by which predicted components merge several true ones."""
 
 
 def score(predicted: Array, truth: Array, threads: int = 1) -> Score:
-    """The official score of a whole volume. 1 is perfect.
+    """Return the official score of a whole volume; 1 is perfect.
 
-    `predicted` and `truth`: (D, H, W), bool or integer, surface where not 0; where `truth` is 2, neither counts.
+    `predicted` and `truth` are (D, H, W), bool or integer, surface if not 0; voxels with `truth` 2 do not count.
     Topology is compared in 2 × 2 × 2 tiles (the first of an axis has the larger part), `threads` of them at a time.
 
     A volume of 320³ with a rough prediction (31,000 loops) takes 14 s of one core and 400 MB beyond the two volumes,
@@ -70,10 +70,10 @@ def score(predicted: Array, truth: Array, threads: int = 1) -> Score:
 
 
 def topology_score(counts: Array) -> tuple[float, tuple[float, float, float]]:
-    """Counts (3, 3) of `betti_counts` as one number, and its F1 by dimension (NaN: neither has any).
+    """Return the counts (3, 3) of `betti_counts` as one number, and F1 by dimension (NaN: neither has any).
 
-    F1 is 2 matched / (predicted + true), and 0.5 / (predicted + 0.5) where the truth has none. Weights are shared among
-    the dimensions that have one; 1 where none has.
+    F1 is 2 matched / (predicted + true), and 0.5 / (predicted + 0.5) if the truth has none. Weights are shared among
+    the dimensions that have an F1; the score is 1 if none has.
     """
     f1 = []
     for matched, predicted, true in counts.tolist():

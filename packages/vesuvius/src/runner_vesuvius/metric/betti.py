@@ -1,12 +1,12 @@
-"""How many topological features of two binary volumes match: components, loops and cavities.
+"""Counts of matching topological features of two binary volumes: components, loops and cavities.
 
 Betti matching (Stucki et al. 2023, "Topologically faithful image segmentation via induced matching of persistence
 barcodes") of the sublevel filtration of 1 - mask, in the V-construction: voxels are vertices, so that the foreground is
 6-connected and enters first, everything else after it. Bars are the foreground's reduced homology classes. A bar of P
 and one of G match if they die, as classes of the union C of both, with the same cell of C. Counts are those of the
 library Betti-Matching-3D, whose order of cells decides between cells of one value: (z, y, x) of the first voxel, then
-the axis. Dimension 0 is a union-find of voxels by edges in that order; dimension 2 the same seen from the background;
-dimension 1: see `linking`.
+the axis. Dimension 0 is a union-find of voxels by edges in that order; dimension 2 is the same seen from the
+background; for dimension 1 see `linking`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Cavities(NamedTuple):
-    """26-connected parts of the background off the border: the volume of labels, each cavity's label, its first and its
-    last voxel (indices, in the order of the cavities' first voxels)."""
+    """26-connected parts of the background that do not touch the border.
+
+    The fields are the volume of labels, and each cavity's label, first voxel and last voxel (indices, in the order of
+    the cavities' first voxels).
+    """
 
     labels: Array
     numbers: Array
@@ -35,8 +38,10 @@ class Cavities(NamedTuple):
 
 
 def betti_counts(predicted: Mask, truth: Mask) -> Array:
-    """(3, 3) int64: for components (less the one that never dies), loops and cavities, those that match, all of
-    `predicted`, and all of `truth`. Bool volumes (z, y, x) of one shape."""
+    """Count components, loops and cavities: (3, 3) int64, matched, in `predicted` and in `truth`.
+
+    The component that never dies is not counted. Both are bool volumes (z, y, x) of one shape.
+    """
     predicted, truth = np.ascontiguousarray(predicted, bool), np.ascontiguousarray(truth, bool)
     union = predicted | truth
     volumes = (predicted, truth)
@@ -72,7 +77,7 @@ def find_cavities(mask: Mask) -> Cavities:
 
 
 def _last_within(union: Cavities, part: Cavities) -> Array:
-    """Of the union's cavities within each cavity of the part, the one that is filled last."""
+    """Return, for each cavity of the part, the last-filled cavity of the union within it."""
     within = part.labels.reshape(-1)[union.first]
     order = np.argsort(union.last)
     latest = np.full(int(part.labels.max(initial=0)) + 1, -1, np.int64)
@@ -94,7 +99,7 @@ def _ends(labels, first, last):  # type: ignore[no-untyped-def]
 
 @compiled
 def _unite(parents, flags, i, j):  # type: ignore[no-untyped-def]
-    """Joins two components; whether both had voxels of both volumes."""
+    """Join two components and return whether both had voxels of both volumes."""
     i, j = root(parents, i), root(parents, j)
     if i == j:
         return False
@@ -108,7 +113,10 @@ def _unite(parents, flags, i, j):  # type: ignore[no-untyped-def]
 
 @compiled
 def _joined(predicted, truth, depth, height, width):  # type: ignore[no-untyped-def]
-    """Edges that join two components of which each has voxels of both volumes. The union's own edges come first."""
+    """Count the edges that join two components that each have voxels of both volumes.
+
+    The union's own edges come first.
+    """
     step = (height * width, width, 1)
     parents = np.arange(predicted.size).astype(np.int32)
     flags = np.empty(predicted.size, np.uint8)

@@ -1,4 +1,4 @@
-"""Gaussian elimination modulo 2 of sparse rows, in the order in which they come."""
+"""Gaussian elimination modulo 2 of sparse rows, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner_vesuvius._compiled import compiled
 
 @compiled
 def independent(linked, starts, begin, end):  # type: ignore[no-untyped-def]
-    """Which rows do not depend on those before them: bool, one for each.
+    """Return whether each row is independent of those before it, as bool.
 
     Row k has ones at linked[starts[k] : starts[k + 1]], in order; only those from `begin` to before `end` count.
     """

@@ -1,19 +1,18 @@
-"""Which loops of two volumes are one loop of their union: with which squares they die in it.
+"""Matching loops of two volumes: the squares with which they die in the union.
 
-Let C be a binary volume within its box, filled cell by cell in the order of Betti-Matching-3D: of the cells of one
-dimension, by the first voxel (z, y, x), then by axis (of a square: the one normal to it). Loops of C die with squares.
-By Alexander duality that is seen from outside: dual vertices are the cubes outside of C and one vertex beyond the box,
-dual edges are the squares outside of C. Taken in reverse order, a square whose cubes were connected before closes a
-dual cycle γ. A loop of P ⊂ C dies in C with the square if γ is independent, in the first homology of the complement of
-P, of the cycles closed before.
+Let C be a binary volume within its box, filled cell by cell in the order of Betti-Matching-3D: cells of one dimension
+are ordered by the first voxel (z, y, x), then by axis (for a square: the axis normal to it). Loops of C die with
+squares. By Alexander duality this can be seen from outside: dual vertices are the cubes outside of C and one vertex
+beyond the box, dual edges are the squares outside of C. Taken in reverse order, a square whose cubes were connected
+before closes a dual cycle γ. A loop of P ⊂ C dies in C with the square if γ is independent, in the first homology of
+the complement of P, of the cycles closed before.
 
-Independence is tested by linking numbers with a basis of P's loops: the homology of the complement and that of P are
-dual by them (Seifert & Threlfall 1934, §77). Modulo 2, the linking number of γ and a loop is the number of squares of γ
-in the wall that the loop leaves when it is swept down to z = 0, and along that face to y = 0.
+Independence is tested by linking numbers with a basis of P's loops: they make the homology of the complement and that
+of P dual (Seifert & Threlfall 1934, §77). Modulo 2, the linking number of γ and a loop is the number of squares of γ in
+the wall that the loop leaves when it is swept down to z = 0, and along that face to y = 0.
 
-The squares are scanned once, with a union-find whose links carry the sum of random 64-bit words of the loops that
-are linked: only dual cycles with a word not seen before are looked at in full (two classes have the same word with a
-probability of 2⁻⁶³).
+The squares are scanned once, with a union-find whose links carry the sum of random 64-bit words of the linked loops.
+Only dual cycles with a new word are looked at in full (two classes have the same word with a probability of 2⁻⁶³).
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Array = np.ndarray[Any, Any]
 class _Walls(NamedTuple):
     """Edges of loops that are swept, column by column, from the top down.
 
-    Squares normal to y are swept over by edges along x, those normal to x by edges along y: columns (y, x) each.
-    Squares normal to z are, in the lowest plane only, by edges along x: columns x, in which y is the height.
+    Squares normal to y are swept over by edges along x, squares normal to x by edges along y: columns (y, x) each.
+    Squares normal to z are swept in the lowest plane only, by edges along x: columns x, in which y is the height.
     """
 
     starts: Array
@@ -46,9 +45,10 @@ class _Walls(NamedTuple):
 
 
 def deaths(union: Array, parts: Sequence[Loops]) -> list[Array]:
-    """For each part of `union` (a bool volume), the sorted squares with which its loops die in it.
+    """Return, for each part of `union` (a bool volume), the sorted squares with which its loops die in it.
 
-    `parts`: loops of each part, whose foreground is within the union's. Squares as 3 × index of the voxel + normal.
+    `parts` holds the loops of each part, whose foreground lies within the union's. A square is 3 × index of the voxel +
+    normal.
     """
     first = np.cumsum([0] + [loops.number for loops in parts])
     walls = _sweep(union.shape, parts, first)
@@ -82,7 +82,7 @@ def _sweep(shape: tuple[int, ...], groups: Sequence[Loops], first_loops: Array) 
 
 @compiled
 def _column(square, normal, height, width):  # type: ignore[no-untyped-def]
-    """The column that a square lies in (-1: none) and its height there."""
+    """Return the column of a square (-1: none) and its height there."""
     z, column = square // (height * width), square % (height * width)
     if normal == 1:
         return column, z
@@ -108,7 +108,7 @@ def _word(square, normal, height, width, starts, heights, words):  # type: ignor
 
 @compiled
 def _root(parents, words, i):  # type: ignore[no-untyped-def]
-    """The root of i, and the sum of words on the way."""
+    """Return the root of i, and the sum of words on the way."""
     word = np.int64(0)
     while parents[i] != i:
         parent = parents[i]
@@ -121,7 +121,7 @@ def _root(parents, words, i):  # type: ignore[no-untyped-def]
 
 @compiled
 def _cubes(inside, square, normal, at, shape, step):  # type: ignore[no-untyped-def]
-    """The two cubes that a square outside the volume is between (beyond the box: inside.size); -1: there is none."""
+    """Return the two cubes beside a square outside the volume (beyond the box: inside.size; -1: none)."""
     a, b = (normal + 1) % 3, (normal + 2) % 3
     if at[a] + 1 == shape[a] or at[b] + 1 == shape[b]:
         return np.int64(-1), np.int64(-1)
@@ -133,8 +133,10 @@ def _cubes(inside, square, normal, at, shape, step):  # type: ignore[no-untyped-
 
 @compiled
 def _scan(inside, starts, heights, loops, words, depth, height, width):  # type: ignore[no-untyped-def]
-    """Squares outside the volume in reverse order: those that join (bits of their first voxel), and those that close a
-    cycle with a word that is new."""
+    """Scan squares outside the volume in reverse order.
+
+    Returns the squares that join (bits of their first voxel), and those that close a cycle with a new word.
+    """
     shape, step = (depth, height, width), (height * width, width, 1)
     outer = inside.size
     parents = np.arange(outer + 1).astype(np.int32)
@@ -168,7 +170,10 @@ def _scan(inside, starts, heights, loops, words, depth, height, width):  # type:
 
 @compiled
 def _leave(tree, walls, directions, jumps, queue, depth, height, width):  # type: ignore[no-untyped-def]
-    """Steps of the tree out of the box: directions, jumps and queue of the cubes they begin at, and how many."""
+    """Find the tree's steps out of the box.
+
+    Returns directions, jumps and queue of the cubes that they begin at, and their number.
+    """
     step, ends = (height * width, width, 1), (depth - 1, height - 1, width - 1)
     starts, heights, _, words = walls
     count = 0
@@ -190,8 +195,11 @@ def _leave(tree, walls, directions, jumps, queue, depth, height, width):  # type
 
 @compiled
 def _paths(tree, starts, heights, loops, words, depth, height, width):  # type: ignore[no-untyped-def]
-    """The trees from their roots: each cube's direction to its parent (normal, +3: upwards; 6: a root; 7: in no tree),
-    and the nearest cube on the way (itself too) whose step to its parent passes a wall (-1: none)."""
+    """Follow the trees from their roots.
+
+    Returns each cube's direction to its parent (normal, +3: upwards; 6: a root; 7: in no tree), and the nearest cube on
+    the way, itself included, whose step to its parent passes a wall (-1: none).
+    """
     step, ends = (height * width, width, 1), (depth - 1, height - 1, width - 1)
     directions = np.full(tree.size, 7, np.uint8)
     jumps = np.full(tree.size, -1, np.int32)
@@ -199,7 +207,7 @@ def _paths(tree, starts, heights, loops, words, depth, height, width):  # type: 
     walls = (starts, heights, loops, words)
     head, tail = 0, _leave(tree, walls, directions, jumps, queue, depth, height, width)
     for start in range(-1, tree.size):
-        if start >= 0:  # what is left are cavities: trees without a way out
+        if start >= 0:  # the rest are cavities: trees without a way out
             cube = start // step[0] < ends[0] and start // width % height < ends[1] and start % width < ends[2]
             if not (cube and tree[start] and directions[start] == 7):
                 continue
@@ -227,7 +235,10 @@ def _paths(tree, starts, heights, loops, words, depth, height, width):  # type: 
 
 @compiled
 def _toggle(square, normal, height, width, starts, heights, loops, odd, touched, count):  # type: ignore[no-untyped-def]
-    """Changes the parity of the loops whose walls the square is in. Returns `touched` and its length, with them."""
+    """Change the parity of the loops whose walls contain the square.
+
+    Returns `touched` and its length, including these loops.
+    """
     column, level = _column(square, normal, height, width)
     if column < 0:
         return touched, count
@@ -244,7 +255,7 @@ def _toggle(square, normal, height, width, starts, heights, loops, odd, touched,
 
 @compiled
 def _link(candidates, directions, jumps, walls, depth, height, width, number):  # type: ignore[no-untyped-def]
-    """Loops with which each candidate's cycle is linked, in order: cycle k with linked[starts[k] : starts[k + 1]]."""
+    """Return the loops linked with each candidate's cycle, in order: cycle k with linked[starts[k] : starts[k + 1]]."""
     starts, heights, loops, _ = walls
     step, ends = (height * width, width, 1), (depth - 1, height - 1, width - 1)
     odd = np.zeros(number, np.uint8)

@@ -1,11 +1,11 @@
 """Loops of a binary volume: cycles of edges that are a basis of its first homology (with coefficients in Z/2).
 
 The foreground is a complex of voxels (vertices), edges, squares and cubes between them (6-connected). Removing a cell
-together with a face that no other cell has (a collapse), or one square of the wall around a cavity, leaves the first
-homology as it is. What cannot be collapsed further is nearly always a graph, whose cycles are easily listed.
+together with a face that no other cell has (a collapse), or one square of the wall around a cavity, keeps the first
+homology. If nothing more can be collapsed, the rest is nearly always a graph, whose cycles are easily listed.
 
-Cells are bits of one byte a voxel, the cell's first corner: bits 0–2 edges along the axes, bits 3–5 squares by the
-axis normal to them. A cell that would reach past the end of the volume is never set, so that an index that wraps
+Cells are bits of one byte per voxel, the cell's first corner: bits 0–2 are edges along the axes, bits 3–5 squares by
+the axis normal to them. A cell that would reach past the end of the volume is never set, so that an index that wraps
 around from the volume's beginning to its end (or from a row to the one before) finds nothing.
 """
 
@@ -21,7 +21,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Loops(NamedTuple):
-    """A basis: loop k is `edges[starts[k] : starts[k + 1]]`. An edge: 3 × index of its first voxel + its axis."""
+    """A basis: loop k is `edges[starts[k] : starts[k + 1]]`. An edge is 3 × index of its first voxel + its axis."""
 
     edges: Ints
     starts: Ints
@@ -32,10 +32,11 @@ class Loops(NamedTuple):
 
 
 def find_loops(mask: np.ndarray[Any, np.dtype[np.bool_]], cavities: Ints) -> Loops:
-    """A basis of the first homology of `mask` (z, y, x). `cavities`: the index of each cavity's first voxel.
+    """Return a basis of the first homology of `mask` (z, y, x).
 
-    The cube below a cavity's first voxel has a lower square within the foreground: what is still lower is another
-    cavity or the outside. Without that square the cavity is joined to it, and in the end to the outside.
+    `cavities` are the indices of the cavities' first voxels. The cube below a cavity's first voxel has a lower square
+    within the foreground: what is still lower is another cavity or the outside. Without that square the cavity is
+    joined to it, and in the end to the outside.
     """
     cells = np.empty(mask.size, np.uint8)
     _, height, width = mask.shape
@@ -52,7 +53,7 @@ def find_loops(mask: np.ndarray[Any, np.dtype[np.bool_]], cavities: Ints) -> Loo
 
 
 def _bounding(cells: np.ndarray[Any, Any], others: Ints, height: int, width: int) -> np.ndarray[Any, Any]:
-    """Which edges outside the tree are expressed by others through squares that were left over: seldom any."""
+    """Return the edges outside the tree that leftover squares express by others: seldom any."""
     step = (height * width, width, 1)
     place = {int(edge): k for k, edge in enumerate(others)}
     pivots: dict[int, set[int]] = {}
@@ -72,7 +73,10 @@ def _bounding(cells: np.ndarray[Any, Any], others: Ints, height: int, width: int
 
 @compiled
 def _build(mask, cells, depth, height, width):  # type: ignore[no-untyped-def]
-    """Cells of the foreground. Cubes are gone, each with its lower square (from the lowest up, that one is free)."""
+    """Set the cells of the foreground.
+
+    Cubes are already removed, each with its lower square (from the lowest up, that square is free).
+    """
     plane = height * width
     for z in range(depth):
         for y in range(height):
@@ -94,7 +98,7 @@ def _build(mask, cells, depth, height, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _collapse(cells, height, width):  # type: ignore[no-untyped-def]
-    """Removes squares with an edge that no other square has, until there is none. Returns how many squares are left."""
+    """Remove squares with an edge that no other square has, until there is none; return how many are left."""
     step = (height * width, width, 1)
     stack = np.empty(1 << 12, np.int64)
     left = 0
@@ -136,7 +140,7 @@ def _collapse(cells, height, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _edges_at(cells, i, step, found):  # type: ignore[no-untyped-def]
-    """Edges at a voxel into `found`; their number."""
+    """Write the edges at a voxel into `found` and return their number."""
     count = 0
     for axis in range(3):
         if cells[i] >> axis & 1:
@@ -151,7 +155,7 @@ def _edges_at(cells, i, step, found):  # type: ignore[no-untyped-def]
 
 @compiled
 def _prune(cells, height, width):  # type: ignore[no-untyped-def]
-    """Removes branches: edges at a voxel that has no other."""
+    """Remove branches: edges at a voxel that has no other."""
     step = (height * width, width, 1)
     found = np.empty(6, np.int64)
     for start in range(cells.size):
@@ -164,7 +168,7 @@ def _prune(cells, height, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _joints(cells, height, width):  # type: ignore[no-untyped-def]
-    """Voxels with an edge, in order."""
+    """Return the voxels with an edge, in order."""
     step = (height * width, width, 1)
     found = np.empty(6, np.int64)
     count = 0
@@ -181,8 +185,10 @@ def _joints(cells, height, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _grow(cells, vertices, height, width):  # type: ignore[no-untyped-def]
-    """Trees over the graph, breadth first: each vertex's edge to its parent (-1: a root), its depth, and the edges
-    that are in no tree."""
+    """Grow trees over the graph, breadth first.
+
+    Returns each vertex's edge to its parent (-1: a root), its depth, and the edges that are in no tree.
+    """
     step = (height * width, width, 1)
     number = vertices.size
     parents, depths = np.full(number, -2, np.int64), np.zeros(number, np.int64)
@@ -221,7 +227,7 @@ def _grow(cells, vertices, height, width):  # type: ignore[no-untyped-def]
 
 @compiled
 def _trace(vertices, parents, depths, others, height, width):  # type: ignore[no-untyped-def]
-    """The cycle that each edge closes with the trees."""
+    """Return the cycle that each edge closes with the trees."""
     step = (height * width, width, 1)
     starts = np.zeros(others.size + 1, np.int64)
     edges = np.empty(16 * others.size, np.int64)

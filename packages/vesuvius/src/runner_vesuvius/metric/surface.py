@@ -1,9 +1,9 @@
 """Surface Dice at a tolerance: the share of two surfaces that lies close to the other one.
 
-DeepMind's surface-distance (Nikolov et al. 2018, "Deep learning to achieve clinically applicable segmentation of head
-and neck anatomy for radiotherapy", arXiv 1809.04430): a surface element is a cell of 2 × 2 × 2 voxels of which some,
-but not all, are in the mask; its area is that of the marching cubes' triangles through the middles of the cell's edges;
-distances are those between cells. What lies outside of the volume is background.
+It equals DeepMind's surface-distance (Nikolov et al. 2018, "Deep learning to achieve clinically applicable segmentation
+of head and neck anatomy for radiotherapy", arXiv 1809.04430). A surface element is a cell of 2 × 2 × 2 voxels of which
+some, but not all, are in the mask; its area is that of the marching cubes' triangles through the middles of the cell's
+edges; distances are those between cells. Everything outside of the volume is background.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from runner_vesuvius.edt import squared_distance
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = 2
-"""Voxels; a distance of exactly so many is within."""
+"""Voxels; a distance of exactly this size is within the tolerance."""
 
 
 def surface_dice(predicted: Array, truth: Array) -> float:
-    """Area within the tolerance of the other surface, as a share of the area of both (bool volumes of one shape).
+    """Return the area within the tolerance of the other surface, as a share of the area of both.
 
-    1 where both are empty, 0 where one is. Takes 5 bytes a voxel beyond the masks.
+    Both are bool volumes of one shape. The result is 1 if both are empty, 0 if one is. Takes 5 bytes per voxel beyond
+    the masks.
     """
     if not predicted.any() or not truth.any():
         return float(not predicted.any() and not truth.any())
@@ -42,8 +43,10 @@ def surface_dice(predicted: Array, truth: Array) -> float:
 
 
 def _cells(mask: Array) -> Array:
-    """Code of each cell, (D+1, H+1, W+1) uint8: cell i has the voxels i - 1 and i of each axis; the bit 128 is the
-    first one's, then in the order of memory."""
+    """Return the code of each cell, (D+1, H+1, W+1) uint8.
+
+    Cell i has the voxels i - 1 and i of each axis; the bit 128 is the first one's, then in the order of memory.
+    """
     codes = np.empty([n + 1 for n in mask.shape], np.uint8)
     _encode(mask, codes)
     return codes
@@ -74,8 +77,10 @@ def _count(codes, squares, limit, counts):  # type: ignore[no-untyped-def]
 
 
 def _areas() -> Array:
-    """Areas of the 256 codes: those of the 13 ways to choose at most four corners of a cube, turned and mirrored, and
-    of what they leave out."""
+    """Return the areas of the 256 codes.
+
+    They are those of the 13 ways to choose at most four corners of a cube, turned and mirrored, and of the complements.
+    """
     ways = {
         0: 0.0,
         1: sqrt(3) / 8,  # one corner: a triangle

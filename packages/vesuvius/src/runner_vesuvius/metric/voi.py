@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Information(NamedTuple):
-    """Bits."""
+    """Split and merge in bits."""
 
     split: float
     """H(predicted | truth): true components in pieces."""
@@ -25,9 +25,10 @@ class Information(NamedTuple):
 
 
 def variation_of_information(predicted: Array, truth: Array) -> Information:
-    """Of the 26-connected components of two masks (z, y, x), over the voxels that are in one of them.
+    """Compare the 26-connected components of two masks (z, y, x), over the voxels that are in one of them.
 
-    Not to be in a mask counts as one more component of it. Both empty: 0. Takes about 9 bytes a voxel beyond the masks.
+    Voxels outside a mask count as one more component of it. If both are empty, the result is 0. Takes about 9 bytes per
+    voxel beyond the masks.
     """
     (ours, _), (theirs, number) = label26(predicted), label26(truth)
     pairs, voxels = _joint(ours, theirs, number)
@@ -41,9 +42,12 @@ def variation_of_information(predicted: Array, truth: Array) -> Information:
 
 
 def _joint(ours: Array, theirs: Array, number: int) -> tuple[Array, Array]:
-    """Pairs of labels that occur, except (0, 0), as ours × (number + 1) + theirs, and how many voxels each has."""
+    """Return the pairs of labels that occur and how many voxels each has.
+
+    A pair is ours × (number + 1) + theirs; (0, 0) is left out.
+    """
     found, voxels = [], []
-    for plane in range(len(ours)):  # one at a time: all runs of a noisy volume would take more than its labels
+    for plane in range(len(ours)):  # one at a time: all runs of a noisy volume would take more memory than its labels
         labels = ours[plane].reshape(-1), theirs[plane].reshape(-1)
         pairs, lengths = np.empty((2, labels[0].size), np.int64)
         runs = _runs(*labels, number, pairs, lengths)
@@ -61,7 +65,7 @@ def _entropy(shares: Array) -> float:
 
 @compiled
 def _runs(ours, theirs, number, pairs, lengths):  # type: ignore[no-untyped-def]
-    """Runs of voxels with the same two labels, not both 0, into `pairs` and `lengths`; how many they are."""
+    """Write runs of voxels with equal labels, not both 0, into `pairs` and `lengths`; return their number."""
     count = 0
     last = np.int64(0)
     for i in range(ours.size):

@@ -1,6 +1,6 @@
-"""Persistent homology of float volumes on their cubical complex, and Betti matching of two.
+"""Persistent homology of float volumes on their cubical complex, and Betti matching of two volumes.
 
-Exact, for crops of up to about 64³ (of binary volumes of whole scans, `metric` counts much faster).
+Exact, for crops of up to about 64³ (`metric` counts much faster in binary volumes of whole scans).
 
 - Wagner, Chen, Vuçini: Efficient computation of persistent homology for cubical data. Topological Methods in Data
   Analysis and Visualization II, 2012.

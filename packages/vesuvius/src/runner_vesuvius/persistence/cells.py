@@ -1,11 +1,11 @@
-"""The cells of a volume's cubical complex, and the order in which a filtration brings them.
+"""The cells of a volume's cubical complex, and their order in a filtration.
 
 Voxels are vertices (V-construction): edges, squares and cubes join neighbours along the axes, so that sublevel sets are
-6-connected. A cell is its anchor (the corner with the lowest coordinates) and its type: of an edge the axis along which
-it runs, of a square the axis that is its normal. Its number is 3 · anchor + type (edges, squares) or the anchor
-(vertices, cubes), with anchors counted in C order. Its value is the largest of its voxels'.
+6-connected. A cell is its anchor (the corner with the lowest coordinates) and its type: an edge's type is its axis, a
+square's the axis normal to it. Its number is 3 · anchor + type (edges, squares) or the anchor (vertices, cubes), with
+anchors counted in C order. Its value is the largest of its voxels'.
 
-Cells of one dimension are ordered by value, equal ones by number. Which classes match depends on this order even where
+Cells of one dimension are ordered by value, equal ones by number. The matching of classes depends on this order even if
 no two voxels are equal (two edges of one voxel are); it is that of Betti-Matching-3D, found by experiment.
 """
 
@@ -26,7 +26,7 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Order:
-    """Cells of one dimension, first come first: `rank[cells[i]] == i`; rank −1: no such cell at the volume's end."""
+    """Cells of one dimension in order: `rank[cells[i]] == i`; rank −1: no such cell at the volume's end."""
 
     cells: Ids
     rank: Ids
@@ -39,9 +39,9 @@ class Filtration:
         self.shape: Shape = (volume.shape[0], volume.shape[1], volume.shape[2])
         values, level = np.unique(volume, return_inverse=True)
         self.values = values
-        """The volume's distinct values: what a level stands for."""
+        """The volume's distinct values; a level is an index into them."""
         self.levels = [grid.ravel() for grid in cell_levels(level.reshape(volume.shape).astype(np.int32))]
-        """By dimension: the level of each cell, by number."""
+        """The level of each cell, by dimension and number."""
         self._orders: dict[int, Order] = {}
 
     def order(self, dimension: int) -> Order:
@@ -50,14 +50,17 @@ class Filtration:
         return self._orders[dimension]
 
     def voxels(self, dimension: int, cells: Ids) -> npt.NDArray[np.int64]:
-        """Number of the voxel that gives each cell its value; of several, the first in C order."""
+        """Return the number of the voxel that gives each cell its value; if several do, the first in C order."""
         corners = _corners(self.shape, dimension, cells)
         best = np.argmax(self.levels[0][corners], axis=0)
         return corners[best, np.arange(len(cells))]
 
 
 def cell_levels(level: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """Levels of vertices (D, H, W), edges (D, H, W, 3), squares (D, H, W, 3) and cubes (D, H, W) from the voxels'."""
+    """Return the levels of the cells from the voxels' levels.
+
+    The cells are vertices (D, H, W), edges (D, H, W, 3), squares (D, H, W, 3) and cubes (D, H, W).
+    """
     edges, squares = (np.full((*level.shape, 3), -1, np.int32) for _ in range(2))
     for axis in range(3):
         near, far = _neighbours(axis)
@@ -73,7 +76,7 @@ def cell_levels(level: Ids) -> tuple[Ids, Ids, Ids, Ids]:
 
 
 def _neighbours(axis: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Slices of all voxels but the last along an axis, and of those that follow them."""
+    """Return slices of all voxels but the last along an axis, and of those that follow them."""
     return (
         tuple(slice(-1) if each == axis else slice(None) for each in range(3)),
         tuple(slice(1, None) if each == axis else slice(None) for each in range(3)),
@@ -81,12 +84,12 @@ def _neighbours(axis: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
 
 
 def strides(shape: Shape) -> tuple[int, int, int]:
-    """By how much a voxel's number grows along each axis."""
+    """Return the steps of a voxel's number along each axis."""
     return shape[1] * shape[2], shape[2], 1
 
 
 def _corners(shape: Shape, dimension: int, cells: Ids) -> npt.NDArray[np.int64]:
-    """(2^dimension, n) voxels of the cells, in ascending order."""
+    """Return the voxels of the cells, (2^dimension, n), in ascending order."""
     step = np.array(strides(shape))
     if dimension in (0, 3):
         anchor, spans = cells.astype(np.int64), [*step[:dimension]]
@@ -101,7 +104,7 @@ def _corners(shape: Shape, dimension: int, cells: Ids) -> npt.NDArray[np.int64]:
 
 @compiled
 def counting_sort(level: Ids, levels: int) -> tuple[Ids, Ids]:
-    """Cells by level, equal ones by number, and their ranks; those of level −1 are left out."""
+    """Return cells by level, equal ones by number, and their ranks; level −1 is left out."""
     start = np.zeros(levels + 1, np.int64)
     for each in level:
         start[each + 1] += 1

@@ -1,4 +1,4 @@
-"""Barcodes, and which bars of two volumes are the same feature."""
+"""Barcodes, and the matching of bars of two volumes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from runner_vesuvius.persistence.reduction import loops
 
 Volume = npt.NDArray[np.floating[Any]]
 Cells = tuple[Ids, Ids]
-"""Of one dimension k: the k-cells at which classes are born and the (k+1)-cells at which they die."""
+"""Cells of one dimension k: the k-cells at which classes are born and the (k+1)-cells at which they die."""
 
 
 class Pairs(NamedTuple):
-    """Bars of one dimension: numbers, in C order, of the voxels whose values are their births and deaths (int64)."""
+    """Bars of one dimension: numbers (int64, in C order) of the voxels whose values are their births and deaths."""
 
     births: npt.NDArray[np.int64]
     deaths: npt.NDArray[np.int64]
 
 
 class Matching(NamedTuple):
-    """Bars of one dimension. Row i of `first` and row i of `second` are the same feature."""
+    """Bars of one dimension; row i of `first` and row i of `second` are the same feature."""
 
     first: Pairs
     second: Pairs
@@ -33,8 +33,9 @@ class Matching(NamedTuple):
 
 
 def barcode(volume: Volume) -> tuple[Pairs, Pairs, Pairs]:
-    """The bars of positive length of the sublevel filtration of `volume` (D, H, W), finite: components, loops and
-    cavities. The component that never dies (born at the first of the smallest voxels) is left out.
+    """Return the bars of positive length of the sublevel filtration: components, loops and cavities.
+
+    `volume` (D, H, W) is finite. The component that never dies (born at the first of the smallest voxels) is left out.
 
     >>> [len(bars.births) for bars in barcode(np.array([[[0.0, 2.0, 1.0]]]))]
     [1, 0, 0]
@@ -45,17 +46,17 @@ def barcode(volume: Volume) -> tuple[Pairs, Pairs, Pairs]:
 
 
 def match(first: Volume, second: Volume, elders: Volume | None = None) -> tuple[Matching, Matching, Matching]:
-    """Betti matching of two volumes (D, H, W) by dimension, through their comparison image min(first, second).
+    """Match two volumes (D, H, W) by dimension, through their comparison image min(first, second).
 
-    A bar of `first` and one of `second` match where their classes, carried over to the comparison image, die at the
-    same cell, and a bar of positive length ends there. Counts, values and the treatment of equal values are those of
-    the authors' Betti-Matching-3D.
+    A bar of `first` and one of `second` match if their classes, carried over to the comparison image, die at the same
+    cell, and a bar of positive length ends there. Counts, values and the treatment of equal values are those of the
+    authors' Betti-Matching-3D.
 
-    `elders` (D, H, W), default `first` itself: by whose order it is decided which of two classes of `first` goes on
-    where two components, or two cavities, merge; the other one's bar ends. Any choice gives bars with the Betti numbers
-    of `first` at every level; the usual one, that the more extreme one goes on, is a barcode.
+    If two components or two cavities of `first` merge, the order of `elders` (D, H, W) decides which class continues;
+    the bar of the other ends. The default is `first` itself. Any choice gives bars with the Betti numbers of `first` at
+    every level; with the usual one, in which the more extreme class continues, they are a barcode.
 
-    ValueError: shapes that differ, values that are not finite, or volumes that are not of three dimensions.
+    Raises ValueError if shapes differ, values are not finite, or volumes do not have three dimensions.
     """
     _checked(second)
     if _checked(first).shape != second.shape:
@@ -73,9 +74,12 @@ def match(first: Volume, second: Volume, elders: Volume | None = None) -> tuple[
 
 
 def _begins_as(binary: Filtration, both: Filtration) -> bool:
-    """Whether the lower of two values is where the comparison image is lowest: a truth, and a prediction that is less
-    than sure everywhere else. All births of bars are there, and what of its image is born there is what of the
-    comparison image is: of the other cells, in which the orders differ, only the set matters."""
+    """Return whether the comparison image is lowest exactly where the binary volume has the lower of its two values.
+
+    That is so for a truth and a prediction that is less than sure everywhere else. Then all births of bars are there,
+    and the births in its image are those in the comparison image. The orders differ in the other cells, but only their
+    set matters.
+    """
     return len(binary.values) == 2 and bool(((binary.levels[0] == 0) == (both.levels[0] == 0)).all())
 
 
@@ -86,15 +90,18 @@ def _homology(
     oldest_cubes: Filtration | None = None,
     squares: Ids | None = None,
 ) -> tuple[Cells, Cells, Cells]:
-    """Classes by dimension, those that die at once included: of a volume (`rows` and `columns` the same), or of the
-    image of `rows` in `columns`. `squares`: those at which cavities are born in `columns`, where they are known."""
+    """Return classes by dimension, including those that die at once.
+
+    They are those of a volume (`rows` and `columns` the same), or of the image of `rows` in `columns`. `squares` are
+    those at which cavities are born in `columns`, if they are known.
+    """
     holes = cavities(rows, oldest_cubes or columns)
     born = holes[0] if squares is None else squares
     return components(oldest_vertices or rows, columns), loops(rows, columns, born), holes
 
 
 def lasting(own: Filtration, dimension: int, cells: Cells) -> Cells:
-    """The classes that do not die at the level at which they are born."""
+    """Return the classes that do not die at the level of their birth."""
     births, deaths = cells
     keep = own.levels[dimension][births] < own.levels[dimension + 1][deaths]
     return births[keep], deaths[keep]
@@ -103,7 +110,10 @@ def lasting(own: Filtration, dimension: int, cells: Cells) -> Cells:
 def _matched(
     first: tuple[Filtration, Cells, Cells], second: tuple[Filtration, Cells, Cells], k: int, ends: Ids
 ) -> Matching:
-    """`first`, `second`: (filtration, own classes, image classes); `ends`: where bars of the comparison image end."""
+    """Match bars of dimension k.
+
+    `first` and `second` are (filtration, own classes, image classes); bars of the comparison image end at `ends`.
+    """
     (a, own_a, image_a), (b, own_b, image_b) = first, second
     bars_a, bars_b = lasting(a, k, own_a), lasting(b, k, own_b)
     of_a, of_b = _bars_at(ends, bars_a, image_a, a, k), _bars_at(ends, bars_b, image_b, b, k)
@@ -118,7 +128,7 @@ def _matched(
 
 
 def _bars_at(ends: Ids, bars: Cells, image: Cells, own: Filtration, k: int) -> npt.NDArray[np.int64]:
-    """For each end, the row of the bar whose class dies there in the comparison image; −1: none."""
+    """Return, for each end, the row of the bar whose class dies there in the comparison image; −1: none."""
     row = np.full(len(own.levels[k]), -1, np.int64)
     row[bars[0]] = np.arange(len(bars[0]))
     birth = np.full(len(own.levels[k + 1]), -1, np.int64)

@@ -1,11 +1,11 @@
-"""Persistence in dimensions 0 and 2: components of what has come, and of what is still to come.
+"""Persistence in dimensions 0 and 2: components of the cells that have come, and of those still to come.
 
 Dimension 2 is dimension 0 of the rest (Alexander duality): seen from the end of the filtration, cubes appear, squares
-join them, and what is outside the volume was there first. A cavity dies with the cube that is the first of its
-component from that end, and is born by the square that joins it to an older one.
+join them, and the outside of the volume was there first. A cavity dies with the cube that is the first of its component
+from that end, and is born by the square that joins it to an older one.
 
-Image persistence (of a volume in another that is nowhere larger) takes deaths from the other's order: `columns`;
-births from the volume's own: `rows`. With both the same, it is the volume's persistence.
+Image persistence (of a volume in another that is nowhere larger) takes deaths from the other's order, `columns`, and
+births from the volume's own, `rows`. If both are the same, it is the volume's persistence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from runner_vesuvius.persistence.cells import Filtration, Ids, strides
 
 
 def components(rows: Filtration, columns: Filtration) -> tuple[Ids, Ids]:
-    """Dimension 0: vertices at which components are born, edges at which they die; the one that stays is left out."""
+    """Return the vertices at which components are born and the edges at which they die (dimension 0).
+
+    The component that stays is left out.
+    """
     edges = columns.order(1).cells
     near = edges // 3
     far = near + np.array(strides(rows.shape), np.int32)[edges % 3]
@@ -26,7 +29,10 @@ def components(rows: Filtration, columns: Filtration) -> tuple[Ids, Ids]:
 
 
 def cavities(rows: Filtration, columns: Filtration) -> tuple[Ids, Ids]:
-    """Dimension 2: squares at which cavities are born, cubes at which they die, zero persistence included."""
+    """Return the squares at which cavities are born and the cubes at which they die (dimension 2).
+
+    Cavities of zero persistence are included.
+    """
     squares = rows.order(2).cells[::-1]
     rank = columns.order(3).rank
     outside = np.int32(len(rank))

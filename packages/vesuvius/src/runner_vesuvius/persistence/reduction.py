@@ -1,11 +1,11 @@
 """Persistence in dimension 1: the boundary matrix of the squares, reduced over Z/2.
 
-A column is a square, its entries are edges; adding earlier columns moves its youngest edge back until no earlier column
-has the same one: this edge is where a loop is born that dies with the square. Three things make it fast:
+A column is a square, its entries are edges. Adding earlier columns moves its youngest edge back until no earlier column
+has the same one; a loop is born at this edge and dies with the square. Three things make it fast:
 
 - Squares at which cavities are born have nothing left in their columns and are left out ("clearing": Chen and Kerber
   2011; here they are known from the components of dimension 2).
-- Where an edge is the youngest of a square, and this square the first that has the edge, they are a pair at once
+- If an edge is the youngest of a square, and this square the first that has the edge, they are a pair at once
   (an "apparent pair": Bauer, Ripser, 2021): its column is its boundary, and need not be kept.
 - The column at work is a tree of bits over the edges, youngest first: adding costs one flip an edge, finding the
   youngest three lookups (the bit-tree column of PHAT: Bauer, Kerber, Reininghaus, Wagner 2017).
@@ -24,13 +24,14 @@ DE_BRUIJN = 0x03F79D71B4CB0A89
 PLACES = np.array([((DE_BRUIJN << place) & (2**64 - 1)) >> 58 for place in range(64)]).argsort()
 Bits = npt.NDArray[np.int64]
 Column = tuple[Bits, Bits, Bits]
-"""Bits of the entries (youngest edge: 0), of the words of these that are not zero, and of the words of those."""
+"""Bits of the entries (youngest edge: 0), of their non-zero words, and of the non-zero words of those."""
 
 
 def loops(rows: Filtration, columns: Filtration, cavities: Ids) -> tuple[Ids, Ids]:
-    """Dimension 1: edges at which loops are born, squares at which they die, zero persistence included.
+    """Return the edges at which loops are born and the squares at which they die (dimension 1).
 
-    `cavities`: the squares at which cavities are born in `columns`. `rows` and `columns`: as in `merging`.
+    Loops of zero persistence are included. `cavities` are the squares at which cavities are born in `columns`; `rows`
+    and `columns` are as in `merging`.
     """
     squares = columns.order(2)
     alive = np.ones(len(squares.rank), np.bool_)
@@ -40,7 +41,7 @@ def loops(rows: Filtration, columns: Filtration, cavities: Ids) -> tuple[Ids, Id
 
 @compiled
 def boundary(square: int, i: int, j: int, k: int, faces: Ids) -> None:
-    """The four edges of a square; i, j, k: strides of the volume."""
+    """Write the four edges of a square; i, j, k are the strides of the volume."""
     anchor, normal = square // 3, square % 3
     along = 1 if normal == 0 else 0
     across = 1 if normal == 2 else 2
@@ -54,7 +55,7 @@ def boundary(square: int, i: int, j: int, k: int, faces: Ids) -> None:
 
 @compiled
 def first_square(edge: int, rank: Ids, i: int, j: int, k: int) -> int:
-    """Of the squares that have this edge, the one that comes first."""
+    """Return the first of the squares that have this edge."""
     anchor, along = edge // 3, edge % 3
     best = NONE
     for other in range(3):
@@ -73,7 +74,7 @@ def first_square(edge: int, rank: Ids, i: int, j: int, k: int) -> int:
 def reduce(
     squares: Ids, square_rank: Ids, alive: npt.NDArray[np.bool_], edges: Ids, edge_rank: Ids, i: int, j: int, k: int
 ) -> tuple[Ids, Ids]:
-    """Births (edges) and deaths (squares), by death."""
+    """Return births (edges) and deaths (squares), ordered by death."""
     births, deaths, found = np.empty(squares.size, np.int32), np.empty(squares.size, np.int32), 0
     owner = np.full(edge_rank.size, NONE, np.int32)  # by youngest edge: the square of an apparent pair, or −2 − column
     kept, start, columns = np.empty(1 << 16, np.int32), np.zeros(squares.size + 1, np.int64), 0
@@ -119,7 +120,7 @@ def add_faces(faces: Ids, edge_rank: Ids, edges: int, column: Column) -> None:
 
 @compiled
 def moved(column: Column, kept: Ids, end: int) -> tuple[Ids, int]:
-    """Empty the column to the end of what is kept; returns this, grown where it was full, and its new end."""
+    """Empty the column to the end of what is kept; return this, enlarged if it was full, and its new end."""
     entry = first(column)
     while entry >= 0:
         if end == kept.size:
@@ -133,7 +134,7 @@ def moved(column: Column, kept: Ids, end: int) -> tuple[Ids, int]:
 
 @compiled
 def flip(entry: int, column: Column) -> None:
-    """Toggle an entry; a word above has a bit for each word below that is not zero."""
+    """Toggle an entry; a word above has a bit for each non-zero word below."""
     low, middle, high = column
     word = entry >> 6
     before = low[word]
@@ -148,7 +149,7 @@ def flip(entry: int, column: Column) -> None:
 
 @compiled
 def first(column: Column) -> int:
-    """The smallest entry; −1: there is none."""
+    """Return the smallest entry; −1: there is none."""
     low, middle, high = column
     for top in range(high.size):
         if high[top] != 0:
@@ -160,5 +161,5 @@ def first(column: Column) -> int:
 
 @compiled
 def lowest(word: int) -> int:
-    """The place of the lowest bit that is set (de Bruijn multiplication: Leiserson, Prokop, Randall 1998)."""
+    """Return the place of the lowest set bit (de Bruijn multiplication: Leiserson, Prokop, Randall 1998)."""
     return PLACES[(((word & -word) * DE_BRUIJN) >> 58) & 63]

@@ -2,7 +2,7 @@
 
 import os
 
-# What these are set to is read when Keras and TensorFlow are imported, so before anything else here.
+# Keras and TensorFlow read these when they are imported, so they are set first.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow reports on the terminal that there is no GPU
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from runner_core.contract import Tensors
 from runner_core.engines.checkpoint import SafetensorsFiles
-from runner_core.protocols import Tensors
 
 
 class ArraysFormat(SafetensorsFiles):
-    """`protocols.CheckpointFormat` for NumPy arrays."""
+    """`CheckpointFormat` for NumPy arrays."""
 
     def save(self, tensors: Tensors, file: Path) -> None:
         save_file({name: np.asarray(array, order="C") for name, array in tensors.items()}, file)

@@ -1,4 +1,4 @@
-"""The Keras engine: the device, the backend's settings, and trained networks out of checkpoints."""
+"""The Keras engine: the device, the backend's settings, and trained networks from checkpoints."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.contract import Array, Device, State, Trained
+from runner_core.contract.project import Project
+from runner_core.contract.records import Statistics
+from runner_core.contract.setup import Data, Setup
+from runner_core.contract.team import Place, Team
 from runner_core.engines.export import describe
-from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, backend
+from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.backends import backend
 from runner_core.engines.keras.inference import make_infer
 from runner_core.engines.keras.network import assign, build, named, put
 from runner_core.engines.keras.state import unflatten
 from runner_core.engines.keras.trainer import KerasTrainer
 from runner_core.engines.memory import network_too_large
-from runner_core.project import Project, Statistics
-from runner_core.protocols import Array, Device, State, Trained
-from runner_core.setup import Data, Setup
-from runner_core.team import Place, Team
 
 
 class KerasEngine:
-    """`protocols.Engine` for Keras 3."""
+    """`Engine` for Keras 3."""
 
     name = "keras"
 
     def __init__(self, project: Project, config: RunConfig) -> None:
         if config.train.channels_last == "on":
             raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
+        if config.train.strategy != "auto":
+            raise BadInput(
+                f"train.strategy {config.train.strategy} is for PyTorch; Keras trains on one device: leave it out"
+            )
         self.project = project
         self.config = config
 
@@ -41,11 +47,11 @@ class KerasEngine:
         return backend()
 
     def device(self) -> Device:
-        """Where `train.device` says to compute; BadInput when that is not there."""
+        """Return the device that `train.device` names; raise BadInput if it does not exist."""
         return self.backend.device(self.config.train.device)
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> KerasTrainer:
-        """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        """Make a new model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         self._configure(setup)
         try:
             with self.backend.allocating():
@@ -54,38 +60,42 @@ class KerasEngine:
             raise network_too_large() from None
 
     def join(self, place: Place) -> Team:
-        """Raises BadInput: Keras distributes by its own means, which this engine does not use."""
+        """Raise BadInput, because Keras distributes by its own means, which this engine does not use."""
         raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Ordinary memory: both backends copy from it into their own before they return."""
+        """Allocate ordinary memory, because both backends copy from it before they return."""
         return np.empty(shape, dtype)
 
     def pin(self, memory: Array) -> None:
-        """Nothing: see `allocate`."""
+        """Do nothing; see `allocate`."""
 
     def load(self, setup: Setup, state: State) -> Trained:
-        """The network of a checkpoint (averaged weights where there are some), ready to predict.
+        """Return the network of a checkpoint (averaged weights if there are some), ready to predict.
 
-        It computes under `setup.precision`, set before the network is made; weights are float32 in every checkpoint.
+        It computes under `setup.precision`, which is set before the network is made. Weights are float32 in every
+        checkpoint.
         """
         self._configure(setup)
         return self._ready(setup, *self._network(setup, state))
 
     def untrained(self, setup: Setup, state: State) -> Trained:
-        """The network as it was before the first step of the run whose checkpoint this is, made anew from its seed."""
+        """Return the network before the first step of the checkpoint's run, made anew from its seed."""
         self._configure(setup)
         statistics = setup.project.statistics = unflatten(state)["statistics"]
         return self._ready(setup, build(setup.project, setup.precision, self.config.train.seed), statistics)
 
     def _ready(self, setup: Setup, network: keras.Model, statistics: Statistics) -> Trained:
-        """A network with what predicts with it."""
+        """Return a network with the function that predicts with it."""
         network.trainable = False
         infer = make_infer(setup.project, network, statistics, self.backend, self._xla(setup.device))
         return Trained(network, infer, statistics)
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
-        """As the project does, else model.keras (for `keras.models.load_model`) and model.json; the files written."""
+        """Export as the project does, else as model.keras (for `keras.models.load_model`) and model.json.
+
+        Returns the written files.
+        """
         network, statistics = self._network(setup, state)
         folder.mkdir(parents=True, exist_ok=True)
         written = setup.project.export(network, folder, statistics)
@@ -98,12 +108,15 @@ class KerasEngine:
         self.backend.configure(self.config.train, setup.device, setup.precision.compute == "tf32")
 
     def _xla(self, device: Device) -> bool:
-        """By default on a GPU only: on a CPU, XLA takes minutes to compile 3-D networks and then computes slower."""
+        """Return True if XLA compiles; by default only on a GPU.
+
+        On a CPU, XLA takes minutes to compile 3-D networks, and the result is slower.
+        """
         asked = self.config.train.compile
         return asked == "on" or (asked == "auto" and device.kind == "cuda")
 
     def _network(self, setup: Setup, state: State) -> tuple[keras.Model, Statistics]:
-        """The network with the weights that validation saw."""
+        """Return the network with the weights that validation saw."""
         saved = unflatten(state)
         setup.project.statistics = saved["statistics"]
         network = build(setup.project, setup.precision)
@@ -114,6 +127,6 @@ class KerasEngine:
 
 
 def _export(setup: Setup, network: keras.Model, statistics: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The network in Keras's own format, and what is needed to use it."""
+    """Write the network in Keras's own format, and what is needed to use it."""
     network.save(folder / "model.keras")
     return [folder / "model.keras", describe(setup, statistics, folder)]

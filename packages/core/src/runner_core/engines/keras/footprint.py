@@ -1,4 +1,4 @@
-"""What memory a network takes under training, counted before its first step."""
+"""Count the memory that training a network takes, before its first step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.contract import Arrays, Device
+from runner_core.contract.footprint import Footprint
 from runner_core.engines.keras.backend import Backend, Function
 from runner_core.engines.keras.learning import Learning
-from runner_core.memory.footprint import Footprint
-from runner_core.protocols import Arrays, Device
 
 _KERNELS = 1.5
-"""What is taken at once, over what the graph says: operations run side by side, and some have memory of their own."""
+"""Memory in use at the peak, as a multiple of the graph's count.
+
+Operations run side by side, and some have memory of their own.
+"""
 
 
 def footprint(
     learning: Learning, step: Function, batch: int, arrays: Arrays, backend: Backend, device: Device
 ) -> Footprint:
-    """`step`: as training calls it, of one batch, whose shapes those of `arrays` are but for the first axis. It is
-    traced here, once for both."""
+    """Count the memory of `step`, the function that training calls for one batch.
+
+    Only the first axis of a batch differs from `arrays`. The function is traced here once, also for training.
+    """
     gradients = _bytes(learning.trained)
     average = 0 if learning.average is None else _bytes(learning.average.variables)
     known: dict[str, Any] = {
@@ -36,7 +41,7 @@ def footprint(
     peak = backend.peak_bytes(step, (like, ((4,), np.dtype(np.uint32)), ((), np.dtype(np.float32))))
     if peak is None:
         return Footprint(**known)
-    # All of it grows with the micro-batch but the gradients: another size would be another trace.
+    # All except the gradients grows with the micro-batch; another size would need another trace.
     return Footprint(**known, sample=max(0, round(_KERNELS * peak) - gradients) // known["micro"], how="counted")
 
 

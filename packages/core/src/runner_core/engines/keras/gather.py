@@ -1,4 +1,4 @@
-"""The whole set on the device (`cache.mode: device`): a batch is one gather there."""
+"""Keep the whole data set on the device (`cache.mode: device`), so that a batch is one gather there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput, OutOfSpace
+from runner_core.base.errors import BadInput, OutOfSpace
+from runner_core.contract import Array, StoredArray, Tensors
+from runner_core.data.samples import RowSamples
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
-from runner_core.protocols import Array, StoredArray, Tensors
-from runner_core.samples import RowSamples
 
 
 class DeviceRows:
-    """Stored arrays on the device; `{"row", "record"}` → the fields of the samples (`samples.RowSamples`)."""
+    """Stored arrays on the device; maps `{"row", "record"}` to the fields of the samples (`RowSamples`)."""
 
     def __init__(self, samples: Any, backend: Backend) -> None:
-        """Raises BadInput for samples that are not rows, OutOfSpace when the set is larger than the memory."""
+        """Copy the arrays to the device.
+
+        Raises BadInput for samples that are not rows, and OutOfSpace if the set is larger than the memory.
+        """
         if not isinstance(samples, RowSamples):
             raise BadInput("cache.mode device needs samples that are rows (RowSamples); use cache.mode memmap")
         self._offsets = samples.fields
@@ -33,7 +36,7 @@ class DeviceRows:
         return [*self._arrays.values(), self._bounds]
 
     def __call__(self, batch: Tensors) -> Tensors:
-        """Fields (samples, offsets, …) and `record`; neighbours beyond a record's end are its last row."""
+        """Return fields (samples, offsets, …) and `record`; a neighbour beyond a record's end is its last row."""
         ops = keras.ops
         rows, records = ops.cast(batch["row"], "int32"), ops.cast(batch["record"], "int32")
         first = ops.take(self._bounds.value, records)[:, None]
@@ -51,7 +54,7 @@ def _variable(array: Array, name: str) -> keras.Variable:
 
 
 def _whole(array: StoredArray) -> Array:
-    """The concatenation of all records, copied record by record."""
+    """Return the concatenation of all records, copied record by record."""
     whole = np.empty((sum(shape[0] for shape in array.shapes), *array.shapes[0][1:]), array.dtype)
     begin = 0
     for record, shape in enumerate(array.shapes):

@@ -1,4 +1,4 @@
-"""The operations of a TensorFlow graph: what they compute, and what memory they touch."""
+"""List the operations of a TensorFlow graph: their computations and memory traffic."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from runner_core.engines.phases import Operation
+from runner_core.contract.phases import Operation
 
 _NOTHING = {
     *("Const", "Identity", "IdentityN", "NoOp", "Placeholder", "ReadVariableOp", "Reshape", "Shape", "VarHandleOp"),
     *("ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "Rank", "Size", "Enter", "Exit", "Merge", "Switch"),
 }
-"""Operations that move no data, or none that counts."""
+"""Operations that move no data, or hardly any."""
 
 
 def operations(graph: Any) -> list[Operation]:
-    """Of a traced function's graph, and of functions that it calls; the body of a loop once."""
+    """Return the operations of a traced function's graph and of the functions that it calls.
+
+    The body of a loop counts once.
+    """
     return list(_operations(graph))
 
 
@@ -35,7 +38,10 @@ def _operations(graph: Any) -> Iterator[Operation]:
 
 
 def _executed(graph: Any) -> Iterator[Any]:
-    """The operations on which what the graph gives or changes depends; unwanted gradients are traced too."""
+    """Yield the operations that the graph's outputs and side effects depend on.
+
+    Unused gradients are traced too, but are not among them.
+    """
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     seen: set[Any] = set()
     while waiting:
@@ -64,7 +70,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _flops(op: Any) -> int:
-    """Multiplications and additions of matrix products and convolutions, and of their gradients."""
+    """Return the multiplications and additions of matrix products and convolutions, and of their gradients."""
     count = _COUNTED.get(op.type)
     try:
         return 0 if count is None else 2 * count(op)
@@ -73,7 +79,7 @@ def _flops(op: Any) -> int:
 
 
 def _einsum(op: Any) -> int:
-    """Products of an einsum over two tensors: the sizes of all its letters together."""
+    """Return the products of an einsum over two tensors: the product of the sizes of all its letters."""
     sizes: dict[str, int] = {}
     equation = op.get_attr("equation").decode()
     for letters, tensor in zip(equation.partition("->")[0].split(","), op.inputs, strict=True):
@@ -87,7 +93,7 @@ def _count(tensor: Any) -> int:
 
 
 def _kernel(tensor: Any) -> int:
-    """Products that go into one value of a convolution's output: kernel sizes times input channels."""
+    """Return the products in one value of a convolution's output: kernel sizes times input channels."""
     return math.prod(int(size) for size in tensor.shape[:-1])
 
 
@@ -108,4 +114,4 @@ _COUNTED: dict[str, Callable[[Any], int]] = {
     **dict.fromkeys(("MatMul", "BatchMatMulV2", "BatchMatMulV3"), _product),
     "Einsum": _einsum,
 }
-"""Products that an operation sums up, by its type."""
+"""Functions that count the products of an operation, by its type."""

@@ -1,4 +1,4 @@
-"""A trained Keras network as a function from host arrays to host arrays."""
+"""Turn a trained Keras network into a function from host arrays to host arrays."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.contract import Arrays, Infer, Tensors
+from runner_core.contract.project import Project
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.network import Bound
-from runner_core.project import Project
-from runner_core.protocols import Arrays, Infer, Tensors
 
 
 def make_infer(
     project: Project, network: keras.Model, statistics: Mapping[str, Any], backend: Backend, xla: bool
 ) -> Infer:
-    """`protocols.Infer`."""
+    """Return the `Infer` function of a network."""
     bound = Bound(network, training=False)
 
     def forward(arrays: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""JAX under Keras: the same steps, compiled by XLA everywhere."""
+"""The JAX backend of Keras: the same steps, compiled by XLA everywhere."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import keras
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.contract import Array, Device
+from runner_core.contract.phases import Operation
 from runner_core.engines.device import cpu, gpu_number
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
-from runner_core.engines.phases import Operation
-from runner_core.protocols import Array, Device
 
 
 class Jax:
-    """`backend.Backend`. Compiled functions take the values of variables and give them back changed."""
+    """`Backend` for JAX; compiled functions take the values of variables and return the changed ones."""
 
     name = "jax"
     blocks = False
@@ -43,10 +43,10 @@ class Jax:
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if tf32 else "float32")
 
     def tensor(self, array: Array) -> Any:
-        return jax.device_put(array.copy())  # which may share memory with the array on a CPU
+        return jax.device_put(array.copy())  # a copy, because on a CPU it may share memory with the array
 
     def seed(self, words: Any) -> None:
-        """Nothing: in a compiled step Keras refuses to draw without a seed."""
+        """Do nothing; in a compiled step Keras refuses to draw without a seed."""
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
@@ -118,17 +118,17 @@ class Jax:
         return tensor.is_ready
 
     def free(self) -> None:
-        """What nobody refers to is free already."""
+        """Do nothing; JAX frees unused memory at once."""
 
     def peak_memory(self, device: Device) -> int:
         stats = jax.config.jax_default_device.memory_stats() if device.kind == "cuda" else None
         return int((stats or {}).get("peak_bytes_in_use", 0))
 
     def held(self, device: Device) -> int:
-        return 0  # its own part of the memory is all that `memory_stats` tells of
+        return 0  # `memory_stats` reports only this process's memory
 
     def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> None:
-        return None  # only the compiled step would tell, and compiling takes longest of all
+        return None  # only the compiled step could tell, and compiling takes too long
 
     def on_gpu(self) -> bool:
         return jax.default_backend() == "gpu"
@@ -137,7 +137,7 @@ class Jax:
         jax.block_until_ready(jax.live_arrays())
 
     def operations(self, function: Function, arguments: tuple[Any, ...]) -> list[Operation]:
-        return []  # XLA makes other operations of those that are traced
+        return []  # XLA replaces the traced operations by others
 
     @contextmanager
     def trace(self, folder: Path) -> Iterator[None]:

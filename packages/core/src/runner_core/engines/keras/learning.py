@@ -1,4 +1,4 @@
-"""One optimizer step of a Keras network, as it is traced and compiled."""
+"""One optimizer step of a Keras network, as traced and compiled."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput
-from runner_core._random import stream_seed
+from runner_core.base.errors import BadInput
+from runner_core.base.seeds import stream_seed
 from runner_core.config import TrainConfig
+from runner_core.contract import Arrays, Precision, Progress, Tensors
+from runner_core.contract.project import Project, overrides
 from runner_core.engines.keras.backend import Backend
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Average, Bound
 from runner_core.engines.memory import wrong_first_axis
 from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.steplog import GRADIENT_NORM
-from runner_core.project import Project, overrides
-from runner_core.protocols import Arrays, Precision, Progress, Tensors
 
 _WORD = (1 << 32) - 1
 _INSTEAD = {
@@ -27,13 +27,13 @@ _INSTEAD = {
     "gradient_accumulation_steps": "train.accumulate",
     "loss_scale_factor": "precision.mode float16",
 }
-"""Options of Keras's optimizers that would get in the way of the runner's settings."""
+"""Options of Keras's optimizers that would conflict with the runner's settings."""
 
 
 class Learning:
-    """A network, its optimizer and average, and the function that takes them one step on.
+    """A network, its optimizer and average, and the function that takes one step.
 
-    `size`: samples of a micro-batch; change it before the function is compiled.
+    `size` is the number of samples in a micro-batch; change it before the function is compiled.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class Learning:
         self.project, self.config, self.network, self.statistics = project, config, network, statistics
         self.steps, self._gather = steps, gather
         self.size = config.batch_size
-        self.untaught: dict[str, int] = {}
-        """Trained weights without a gradient, and how many numbers each is; known once a step is traced."""
+        self.weights_without_gradient: dict[str, int] = {}
+        """Trained weights without a gradient, with their number of elements; known once a step is traced."""
         self.names: list[str] = []
-        """Of the numbers that a step gives, in their order; known once it is traced."""
+        """Names of the numbers that a step returns, in order; known once it is traced."""
         self._backend = backend
         self._bound = Bound(network, training=True)
         self.trained, self.frozen = _variables(project, network)
         self._inner = build_optimizer(project, self.trained, config)
         self.optimizer = keras.optimizers.LossScaleOptimizer(self._inner) if precision.loss_scaling else self._inner
         self.optimizer.build(self.trained)
-        self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without float32's further digits
+        self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without the extra digits of float32
         self.average = None if config.ema is None else Average(network, config.ema)
         self._rng = keras.random.SeedGenerator(0)
         self._after_step = project.after_step if overrides(project, "after_step") else None
@@ -68,19 +68,22 @@ class Learning:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """All that a step may change."""
+        """All variables that a step may change."""
         own = [*self.network.variables, *self.optimizer.variables, self._begun, self._rng.state]
         cached = [] if self._gather is None else self._gather.variables
         return own + cached + ([] if self.average is None else self.average.variables)
 
     def updating(self, step: int) -> bool:
-        """Had the update of weights of the step that follows `step` finished ones begun, when it failed?"""
+        """Return True if the failed step after `step` finished ones had begun to update the weights."""
         return int(keras.ops.convert_to_numpy(self._begun.value)) == step
 
     # ------------------------------------------------------------ traced
 
     def __call__(self, arrays: Tensors, moment: Any, rate: Any) -> Any:
-        """(numbers,) float32 of one step, `names` in order. `moment`: as `moment_of` makes it; `rate`: of learning."""
+        """Return (numbers,) float32 of one step, in the order of `names`.
+
+        `moment` comes from `moment_of`, and `rate` is the learning rate.
+        """
         ops = keras.ops
         step = ops.cast(moment[0], "int32")
         progress = Progress(ops.cast(step, "float32"), self.steps, ops.cast(moment[1], "float32"))
@@ -103,19 +106,19 @@ class Learning:
         return ops.stack([ops.cast(value, "float32") for value in values.values()])
 
     def trial(self, arrays: Tensors, moment: Any) -> Any:
-        """A step without its update: does the memory suffice?"""
+        """Compute a step without its update, to test if the memory suffices."""
         gradients, values = self.gradients(self.prepared(arrays, moment), Progress(0, self.steps, 0))
         return values["loss"], [gradient for gradient in gradients if gradient is not None]
 
     def prepared(self, arrays: Tensors, moment: Any) -> Tensors:
-        """On the device as the project's `step` gets them."""
+        """Return the tensors on the device that the project's `step` receives."""
         self._rng.state.assign(moment[2:4])
         self._backend.seed(moment[2:4])
         tensors = dict(arrays) if self._gather is None else self._gather(arrays)
         return self.project.on_device(tensors, dict(self.statistics), self._rng)
 
     def gradients(self, tensors: Tensors, progress: Progress) -> tuple[list[Any], dict[str, Any]]:
-        """Of the mean loss over the batch, in micro-batches of `size` one after another; loss and terms."""
+        """Return gradients, loss and terms of the mean loss over the batch, in micro-batches of `size`."""
         count, size = _samples(tensors), self.size
         if count <= size:
             return self._part(tensors, progress, 1.0)
@@ -129,21 +132,21 @@ class Learning:
             there = [g for g in more if g is not None]
             return [a + b for a, b in zip(total[0], there, strict=True)], {n: v + terms[n] for n, v in total[1].items()}
 
-        # a loop, which XLA compiles once and cannot run side by side: that would need the memory of the whole batch
+        # a loop, which XLA compiles once and cannot run in parallel, which would need the memory of the whole batch
         total = [g for g in gradients if g is not None], values
         sums, values = self._backend.fold(add, total, (count - first) // size)
         found = iter(sums)
         return [None if g is None else next(found) for g in gradients], values
 
     def _part(self, tensors: Tensors, progress: Progress, share: float) -> tuple[list[Any], dict[str, Any]]:
-        """Gradients, loss and terms of a micro-batch, times its share of the batch."""
+        """Return gradients, loss and terms of a micro-batch, times its share of the batch."""
 
         def loss() -> tuple[Any, dict[str, Any]]:
             step = self.project.step(self._bound, tensors, progress)
             refuse_no_step(self.project, step)
             total, terms, *_ = step
             values = dict(terms)
-            if extra := self.network.losses:  # of regularisers, and what layers add
+            if extra := self.network.losses:  # from regularisers and layers
                 values["regularization"] = sum(extra)
                 total = total + values["regularization"]
             values = {"loss": total, **values}
@@ -154,7 +157,7 @@ class Learning:
         if all(gradient is None for gradient in gradients):
             raise detached(self.project)
         silent = [variable for variable, gradient in zip(self.trained, gradients, strict=True) if gradient is None]
-        self.untaught = {variable.path: math.prod(variable.shape) for variable in silent}
+        self.weights_without_gradient = {variable.path: math.prod(variable.shape) for variable in silent}
         return gradients, values
 
     def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:
@@ -168,13 +171,13 @@ class Learning:
 
 
 def moment_of(step: int, epoch: int, seed: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """What differs between steps besides batch and rate: step, epoch, and 64 bits of seed for what is random."""
+    """Return what differs between steps besides batch and rate: step, epoch, and 64 bits of random seed."""
     random = stream_seed(seed, step)
     return np.array([step, epoch, random & _WORD, random >> 32], np.uint32)
 
 
 def build_optimizer(project: Project, trained: list[keras.Variable], config: TrainConfig) -> keras.optimizers.Optimizer:
-    """The project's optimizer, or AdamW. Raises BadInput for one that would do what is the runner's to do."""
+    """Return the project's optimizer, or AdamW; raise BadInput if it would do the runner's work."""
     optimizer = project.optimizer(trained)
     if optimizer is None:
         return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
@@ -190,13 +193,13 @@ def build_optimizer(project: Project, trained: list[keras.Variable], config: Tra
 
 
 def host_arrays(batch: Arrays, backend: Backend) -> Tensors:
-    """On the device. Raises OutOfDeviceMemory."""
+    """Copy a batch to the device; raise OutOfDeviceMemory."""
     with backend.allocating():
         return {name: backend.tensor(array) for name, array in batch.items()}
 
 
 def _variables(project: Project, network: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """Those that the optimizer changes (`Project.parameter_groups` may name them), and all others."""
+    """Return the variables that the optimizer changes (`Project.parameter_groups` may name them), and the others."""
     chosen = project.parameter_groups(network)
     trained = list(network.trainable_variables if chosen is None else chosen)
     own = {id(variable) for variable in trained}
@@ -213,7 +216,10 @@ def _samples(tensors: Tensors) -> int:
 
 
 def _cut(tensors: Tensors, count: int, first: int, size: int) -> tuple[Tensors, Tensors]:
-    """The `first` samples; the others, as (parts, size, …). BadInput for a first axis that is not the batch's."""
+    """Return the `first` samples, and the others as (parts, size, …).
+
+    Raises BadInput if a tensor's first axis is not the batch's.
+    """
     begin, rest = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
         if len(tensor.shape):

@@ -1,4 +1,4 @@
-"""What Keras reaches on a device through its backend."""
+"""Measure what Keras reaches on a device through its backend."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import keras
 
+from runner_core.contract.phases import Limits
 from runner_core.engines.keras.backend import Backend
-from runner_core.engines.phases import Limits
-from runner_core.measure.limits import chunks
+from runner_core.engines.limits import chunks
 
 _CHAIN = 200
 
 
 def limits(backend: Backend, precision: str, seconds: float = 0.3) -> Limits:
-    """`seconds` for each number."""
+    """Measure the limits, with `seconds` for each number."""
     ops = keras.ops
     gpu = backend.on_gpu()
     size, copied = (4096, 2**28) if gpu else (1024, 2**26)

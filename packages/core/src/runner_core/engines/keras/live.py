@@ -1,4 +1,4 @@
-"""How much memory a TensorFlow graph takes while it is executed: counted from its operations, nothing is computed."""
+"""Count the memory that a TensorFlow graph takes while it runs, from its operations, without computing anything."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ _IN_PLACE = {
     *("Add", "AddV2", "AddN", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "BiasAdd", "SelectV2", "Pow"),
     *("ReluGrad", "LeakyReluGrad", "SigmoidGrad", "TanhGrad", "SquaredDifference", "Cast"),
 }
-"""Those that write into an input's memory where nobody else needs it any more."""
+"""Operations that write into an input's memory if nothing else needs it any more."""
 _NOTHING = {"Placeholder", "ReadVariableOp", "Const"}
-"""The batch and variables are there before; constants are few."""
+"""Operations without memory of their own: the batch and variables exist before, and constants are few."""
 _INSIDE = ("f", "body", "then_branch", "else_branch", "branches")
-"""Attributes that name the functions which an operation runs."""
+"""Attributes with the names of functions that an operation runs."""
 
 
 def peak_bytes(graph: Any) -> int:
-    """Most bytes that the tensors of `graph` hold at once, executed in the order in which it was made; those whose
-    shape is not known count as nothing."""
+    """Return the most bytes that the tensors of `graph` hold at once, executed in the order of its creation.
+
+    Tensors of unknown shape count as 0.
+    """
     order = graph.get_operations()
     roots: dict[str, str] = {}
     last: dict[str, int] = {}
@@ -73,7 +75,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def _inner(graph: Any, operation: Any) -> list[int]:
-    """What the functions take that an operation runs; of branches the largest."""
+    """Return the bytes of the functions that an operation runs; of branches only the largest."""
     sizes = []
     for name in operation.node_def.attr if operation.node_def.attr else ():
         if name not in _INSIDE:

@@ -1,4 +1,4 @@
-"""What the loss costs without the network: a project's step, in which the network's answers are played back."""
+"""Measure the cost of the loss without the network, by a step in which recorded network outputs are replayed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.contract import Progress, Tensors
+from runner_core.contract.project import Project
 from runner_core.engines.keras.backend import Backend
 from runner_core.engines.keras.network import Bound
-from runner_core.project import Project
-from runner_core.protocols import Progress, Tensors
 
 
 def loss_seconds(
     project: Project, bound: Bound, tensors: Tensors, progress: Progress, count: int, backend: Backend, xla: bool
 ) -> float | None:
-    """Mean seconds of `project.step` and of its gradient as far as the network's outputs, over `count` times.
-    `tensors`: what `on_device` returned. None for a step that computes its loss from something else than what it calls
-    the network, or layers of it, for.
+    """Return the mean seconds of `project.step` and its gradient back to the network's outputs, over `count` runs.
 
-    The network runs once, in training mode.
+    `tensors` is the result of `on_device`. Returns None if the step computes its loss from anything other than results
+    of calling the network or its layers. The network runs once, in training mode.
     """
     tape = _Tape()
     played: Any = _Played(bound, tape)
@@ -49,7 +48,7 @@ def loss_seconds(
 
 
 class _Tape:
-    """Outputs of the network's calls in one step, in their order; each tensor is kept in a variable of `answers`."""
+    """Outputs of the network's calls in one step, in order; each tensor is kept in a variable of `answers`."""
 
     def __init__(self) -> None:
         self.recording = True
@@ -76,7 +75,7 @@ class _Tape:
 
 
 class _Played:
-    """A network, or a layer or method of one, that answers from the tape when it is called."""
+    """A network, or a layer or method of one, that returns recorded outputs when it is called."""
 
     def __init__(self, real: Any, tape: _Tape) -> None:
         self._real, self._tape = real, tape
@@ -97,7 +96,7 @@ def _value(kept: Any) -> Any:
 
 
 def _settled(tensors: list[Any]) -> list[Any]:
-    """Once the device has computed them."""
+    """Return the tensors once the device has computed them."""
     for tensor in tensors:
         np.asarray(keras.ops.convert_to_numpy(keras.ops.reshape(tensor, (-1,))[:1]))
     return tensors

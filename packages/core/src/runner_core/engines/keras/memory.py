@@ -1,4 +1,4 @@
-"""When device memory runs out in a step: smaller micro-batches where they learn the same, else words that help."""
+"""Handle a lack of device memory in a step: smaller micro-batches if they learn the same, else a helpful message."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import keras
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.contract import Device, Tensors
+from runner_core.contract.project import Project
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.learning import Learning
 from runner_core.engines.memory import micro_batch, no_room, smaller, too_large
-from runner_core.project import Project
-from runner_core.protocols import Device, Tensors
 
 CAN_RUN_OUT = {"cuda"}
-"""Kinds of devices whose memory can run out before the host's does: elsewhere nothing is kept for a retry."""
+"""Kinds of devices whose memory can run out before the host's; elsewhere nothing is kept for a retry."""
 
 
 class MicroBatch:
-    """The size of micro-batches, and what a failed step changed before it failed."""
+    """The size of micro-batches, and a copy of what a failed step may have changed."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class MicroBatch:
         device: Device,
         say: Callable[[str], None],
     ) -> None:
-        """Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
+        """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self._learning, self._backend, self._say, self._config = learning, backend, say, config
         self._retry = project.splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
-        frozen = learning.frozen  # copied in one call: one call for each would take longer than many a step
+        frozen = learning.frozen  # copied in one call: a call for each could take longer than a step
         self._copy = backend.compiled(lambda: [keras.ops.copy(v.value) for v in frozen], frozen, False)
         self._kept: list[Any] = []
         self.size = micro_batch(project, config)
@@ -53,7 +53,7 @@ class MicroBatch:
             self._kept = self._copy()
 
     def shrink(self, tensors: Tensors, moment: Any, step: int) -> None:
-        """Halve the micro-batch and undo what the failed step did; BadInput where that is not possible."""
+        """Halve the micro-batch and undo the failed step; raise BadInput if that is not possible."""
         self._backend.free()
         if self._learning.updating(step):
             raise no_room("the optimizer's step", self._config.batch_size)
@@ -67,7 +67,7 @@ class MicroBatch:
         self._say(smaller(tried, self.size, step + 1))
 
     def _largest(self, tensors: Tensors, moment: Any, size: int) -> int | None:
-        """The largest of size, size / 2, … samples that a step has memory for; 0: none; None: that cannot be said."""
+        """Return the largest of size, size / 2, … samples that fit in a step; 0 for none, None for unknown."""
         learning = self._learning
         learning.size = size
         while size:

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core.protocols import Tensors
+from runner_core.contract import Tensors
 
 
-class Function:
+class KerasFunctionMetric:
     """Mean over samples of a function (prediction, batch) → its mean over that batch (0-d tensor).
 
-    Both are as the project's `step` and `on_device` left them.
+    The prediction is the one that the project's `step` returns, and the batch the one that `on_device` returns.
     """
 
     def __init__(self, name: str, function: Callable[[Any, Tensors], Any]) -> None:
@@ -31,6 +31,6 @@ class Function:
         self._counts.append(next(int(t.shape[0]) for t in batch.values() if len(t.shape)))
 
     def compute(self) -> dict[str, float]:
-        """Waits for the device."""
+        """Return the mean; waits for the device."""
         values = keras.ops.convert_to_numpy(keras.ops.stack(self._values))
         return {self.name: float(np.average(np.asarray(values, np.float64), weights=self._counts))}

@@ -9,17 +9,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.contract import Array, Precision
+from runner_core.contract.project import Project
+from runner_core.contract.run import OtherWeights
 from runner_core.engines.keras import precision
-from runner_core.project import Project
-from runner_core.protocols import Array, Precision
 
 
 class Bound:
-    """A network bound to training or to evaluation: what a project's `step` and `infer` receive.
+    """A network bound to training or to evaluation, for a project's `step` and `infer`.
 
-    So are its layers, however they are reached: called by themselves, Keras would have them evaluate in training too.
-    (Not what its own methods call: they pass `training` on.)
+    Its layers are bound too, however they are reached; called by themselves, Keras would run them in evaluation mode
+    even in training. Calls inside the network's own methods are not bound, because those pass `training` on.
     """
 
     def __init__(self, network: keras.Layer, training: bool) -> None:
@@ -43,10 +44,9 @@ class Bound:
 
 
 def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
-    """A fresh network under `policy`; names of layers do not depend on what this process made before. With `seed`: as a
-    training begins with it.
+    """Return a new network under `policy`, with the initial weights of a training if `seed` is given.
 
-    Raises BadInput for a network without weights yet.
+    Layer names do not depend on what this process made before. Raises BadInput for a network without weights.
     """
     keras.utils.clear_session(free_memory=False)
     if seed is not None:
@@ -65,7 +65,7 @@ def build(project: Project, policy: Precision, seed: int | None = None) -> keras
 
 
 def named(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
-    """Variables by path, with dots; one that has the path of another gets a number."""
+    """Return variables by path, with dots; a repeated path gets a number."""
     found: dict[str, keras.Variable] = {}
     for variable in variables:
         path = name = variable.path.replace("/", ".")
@@ -77,19 +77,19 @@ def named(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
 
 
 def arrays(variables: Mapping[str, keras.Variable]) -> dict[str, Array]:
-    """Copies on the host."""
+    """Return copies on the host."""
     return {name: np.array(keras.ops.convert_to_numpy(v.value)) for name, v in variables.items()}
 
 
 def assign(variables: Mapping[str, keras.Variable], values: Mapping[str, Any]) -> None:
-    """Raises BadInput when names or shapes differ."""
+    """Assign values to variables; raise OtherWeights if names or shapes differ."""
     missing = [name for name in variables if name not in values]
     unknown = [name for name in values if name not in variables]
     wrong = [n for n, v in variables.items() if n in values and tuple(v.shape) != tuple(np.shape(values[n]))]
     if missing or unknown or wrong:
         parts = [("it lacks", missing), ("it has besides", unknown), ("of other shapes are", wrong)]
-        told = "; ".join(f"{what} {_few(names)}" for what, names in parts if names)
-        raise BadInput(f"the checkpoint's weights do not fit this project's network: {told}")
+        faults = "; ".join(f"{what} {_few(names)}" for what, names in parts if names)
+        raise OtherWeights(f"the weights do not fit this project's network: {faults}")
     for name, variable in variables.items():
         variable.assign(values[name])
 
@@ -103,17 +103,17 @@ def is_float(variable: keras.Variable) -> bool:
 
 
 class Average:
-    """average ← d·average + (1 − d)·weights after each step, over weights and floating-point state (BatchNorm's).
+    """Moving average of the weights and floating-point state (BatchNorm's), updated after each step.
 
-    d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's average forgets the initial weights
-    (tf.train.ExponentialMovingAverage).
+    average ← d·average + (1 − d)·weights, with d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's
+    average forgets the initial weights (tf.train.ExponentialMovingAverage).
     """
 
     def __init__(self, network: keras.Model, decay: float) -> None:
         self.decay = decay
         self._live = {name: v for name, v in named(network.variables).items() if is_float(v)}
         with keras.name_scope("average"):
-            self._kept = {  # copies: of a TensorFlow variable Keras would make another name
+            self._kept = {  # copies, because Keras would rename a TensorFlow variable
                 name: keras.Variable(
                     keras.ops.copy(v.value), dtype=v.dtype, trainable=False, name=name.replace(".", "_")
                 )
@@ -125,7 +125,7 @@ class Average:
         return list(self._kept.values())
 
     def update(self, step: Any, finite: Any | None = None) -> None:
-        """After optimizer step number `step` (from 0); where `finite` (0-d, bool) is False the average stays."""
+        """Update after optimizer step `step` (from 0), unless `finite` (0-d, bool) is False."""
         ops = keras.ops
         t = ops.cast(step, "float32")
         weight = 1 - ops.minimum(self.decay, (2 + t) / (11 + t))
@@ -136,7 +136,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network computes with the average inside, with its own weights again afterwards."""
+        """Put the average into the network inside this context, and its own weights back afterwards."""
         self._swap()
         try:
             yield

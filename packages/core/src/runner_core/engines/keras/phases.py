@@ -1,8 +1,8 @@
-"""The steps of a Keras trainer, taken apart.
+"""Measure the parts of a Keras trainer's steps.
 
-All that the device does in a step is one compiled function, in which no clock runs. So functions are compiled that end
-earlier (after augmentation, network, loss, gradients): what each takes more than the one before is its part's share of
-the whole step.
+All that the device does in a step is one compiled function, which cannot contain clocks. So functions that end earlier
+(after augmentation, network, loss, gradients) are compiled. The additional time of each is its part's share of the
+whole step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from runner_core.engines.keras.backend import Backend, Function
-from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
-from runner_core.engines.keras.limits import limits
-from runner_core.engines.keras.lossalone import loss_seconds
-from runner_core.engines.keras.network import Bound
-from runner_core.engines.phases import (
+from runner_core.contract import HostBatch, Progress, Step, Tensors
+from runner_core.contract.phases import (
     AUGMENT,
     BACKWARD,
     FORWARD,
@@ -34,29 +30,33 @@ from runner_core.engines.phases import (
     Operation,
     unnoticed,
 )
-from runner_core.project import Project
-from runner_core.protocols import HostBatch, Progress, Step, Tensors
+from runner_core.contract.project import Project
+from runner_core.engines.keras.backend import Backend, Function
+from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
+from runner_core.engines.keras.limits import limits
+from runner_core.engines.keras.lossalone import loss_seconds
+from runner_core.engines.keras.network import Bound
 
 if TYPE_CHECKING:
     from runner_core.engines.keras.trainer import KerasTrainer
 
 _FEWEST, _MOST, _SECONDS = 4, 60, 6.0
-"""How often each function is timed, and how long that may take in all."""
+"""Least and largest number of runs of each function, and the seconds for all of them."""
 _LOSS_SECONDS = 90.0
-"""After which no further term is compiled by itself."""
+"""Seconds after which no further term is compiled by itself."""
 _LOSS_TIMES = 10
-"""How often each term is computed to time it."""
+"""Number of runs of each term when it is timed."""
 
 
 class KerasPhases:
-    """`phases.Phases`. `whole`: a training step (arrays, moment, rate), as it is compiled."""
+    """`Phases` for Keras; `whole` is the compiled training step (arrays, moment, rate)."""
 
     def __init__(self, trainer: KerasTrainer, learning: Learning, backend: Backend, xla: bool, whole: Function) -> None:
         self._trainer, self._learning, self._backend, self._xla, self._whole = trainer, learning, backend, xla, whole
         self._shares: dict[str, float] = {OPTIMIZER: 1.0}
-        """Of what the device does in a step, by part."""
+        """Share of each part in the device's work of a step."""
         self._shapes: list[tuple[tuple[int, ...], str]] = []
-        """Shapes and dtypes of what the network gives to the loss."""
+        """Shapes and dtypes of the network's outputs, from which the loss is computed."""
         self._steps: list[dict[str, float]] = []
         self._mark = 0.0
 
@@ -76,7 +76,7 @@ class KerasPhases:
             OPTIMIZER: lambda: self._whole(tensors, moment, rate),
         }
         until[FORWARD]()
-        if not self._shapes:  # `step` reaches into the network: what is network and what is loss is not seen
+        if not self._shapes:  # `step` reaches into the network, so network and loss cannot be separated
             del until[FORWARD]
         seconds = self._usual(until)
         augment = seconds[AUGMENT]
@@ -123,8 +123,10 @@ class KerasPhases:
     # ------------------------------------------------------------ what a step is made of
 
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
-        """Each term with its gradient at the network's output, computed by itself from outputs that are there already:
-        a difference of two whole steps would be noise."""
+        """Return the cost of each term with its gradient at the network's output.
+
+        Each term is computed by itself from existing outputs, because a difference of two whole steps would be noise.
+        """
         if not self._shapes:
             return {}
         learning = self._learning
@@ -160,7 +162,7 @@ class KerasPhases:
 
     @contextmanager
     def trace(self, folder: Path) -> Iterator[None]:
-        """For TensorBoard's profiler plugin."""
+        """Write a trace for TensorBoard's profiler plugin."""
         with self._backend.trace(folder):
             yield
             self.settle()
@@ -168,7 +170,7 @@ class KerasPhases:
     # ------------------------------------------------------------ traced
 
     def _stepped(self, arrays: Tensors, moment: Any, shifts: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
-        """What the project's `step` returns of a micro-batch, and what the network gave to it."""
+        """Return the result of the project's `step` for a micro-batch, and the network's outputs in it."""
         learning = self._learning
         few = self._few(learning.prepared(arrays, moment))
         network = _Listening(learning.network, shifts)
@@ -181,7 +183,7 @@ class KerasPhases:
     # ------------------------------------------------------------ timing
 
     def _few(self, tensors: Tensors) -> Tensors:
-        """Of a micro-batch."""
+        """Return the samples of one micro-batch."""
         size = self._learning.size
         return {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
 
@@ -195,7 +197,10 @@ class KerasPhases:
         return lambda: run(*arguments)
 
     def _usual(self, work: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-        """Seconds of each, which they take by turns: the lower quartile, above which something else was in the way."""
+        """Return the usual seconds of each function, which take turns: the lower quartile.
+
+        Slower runs were disturbed by something else.
+        """
         taken: dict[str, list[float]] = {name: [] for name in work}
         for run in work.values():  # traced and compiled
             run()
@@ -212,7 +217,7 @@ class KerasPhases:
 
 
 class _Term:
-    """A project of which one term is the loss."""
+    """A project whose loss is one of its terms."""
 
     def __init__(self, project: Project, name: str) -> None:
         self._project, self._name = project, name
@@ -223,7 +228,7 @@ class _Term:
 
 
 class _Pull:
-    """Norm of a term's gradient at what the network gives to the loss: with respect to zeros that are added there."""
+    """Norm of a term's gradient at the network's output, computed with respect to zeros that are added there."""
 
     def __init__(self, phases: KerasPhases, name: str, names: list[str]) -> None:
         self._phases, self._name, self._names = phases, name, names
@@ -247,7 +252,7 @@ class _Pull:
 
 
 class _Listening(Bound):
-    """A network in training that keeps what it gives; `shifts` are added to it."""
+    """A network in training mode that keeps its outputs; `shifts` are added to them."""
 
     def __init__(self, network: keras.Layer, shifts: Sequence[Any]) -> None:
         super().__init__(network, training=True)
@@ -266,8 +271,11 @@ class _Listening(Bound):
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Of the last part's end, which is the whole, what each part takes more than the one before. Ends that come before
-    the one before, by noise, become one with it."""
+    """Return the share of each part in the total time, from the seconds at the end of each part.
+
+    A part's time is the difference to the part before. If noise makes an end earlier than the one before, both become
+    one.
+    """
     levels: list[tuple[float, int]] = []
     for end in seconds.values():
         level = end, 1

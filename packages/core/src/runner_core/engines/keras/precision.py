@@ -1,4 +1,4 @@
-"""Precision policies applied to Keras, and the precision that layers were seen to compute in."""
+"""Apply precision policies to Keras, and observe the precision in which layers compute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
-from runner_core._errors import BadInput, did_you_mean
-from runner_core.protocols import Precision
+from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.contract import Precision
 
 layers = keras.layers
 OBSERVED = (
@@ -32,7 +32,7 @@ OBSERVED = (
 
 
 def policy_name(precision: Precision) -> str:
-    """Keras's name of the policy; tf32 is a mode of float32 arithmetic.
+    """Return Keras's name of the policy; tf32 is a mode of float32 arithmetic.
 
     >>> policy_name(Precision("bfloat16")), policy_name(Precision("tf32"))
     ('mixed_bfloat16', 'float32')
@@ -41,14 +41,14 @@ def policy_name(precision: Precision) -> str:
 
 
 def set_policy(precision: Precision) -> None:
-    """The policy of every layer made from now on that names none of its own."""
+    """Set the policy of every layer made from now on that has none of its own."""
     keras.config.set_dtype_policy(policy_name(precision))
 
 
 def keep_float32(network: keras.Model, precision: Precision) -> None:
     """Make the layers that the policy names (and all below them) compute in float32.
 
-    Raises BadInput when a name matches none.
+    Raises BadInput if a name matches no layer.
     """
     if not precision.mixed:
         return
@@ -63,7 +63,7 @@ def keep_float32(network: keras.Model, precision: Precision) -> None:
 
 
 def _named_layers(layer: keras.Layer, outer: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """The layers inside, as block/conv; two may have one name."""
+    """Yield the layers inside, with names like block/conv; two may have the same name."""
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         yield outer + inner.name, inner
         yield from _named_layers(inner, f"{outer}{inner.name}/")
@@ -71,8 +71,10 @@ def _named_layers(layer: keras.Layer, outer: str = "") -> Iterator[tuple[str, ke
 
 @contextmanager
 def observed(network: keras.Model, seen: Counter[str], policy: Precision) -> Iterator[None]:
-    """Count, in `seen`, the layers that compute matrix products by the dtype of what they return, while the network
-    is traced. A layer that was made for another policy than the network's (a float32 head) does not count."""
+    """Count, in `seen`, the output dtypes of layers with matrix products while the network is traced.
+
+    A layer that was made for another policy than the network's (a float32 head) does not count.
+    """
     dtypes: dict[int, str] = {}
     name = policy_name(policy)
     watched = [

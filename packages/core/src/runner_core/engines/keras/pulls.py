@@ -1,4 +1,4 @@
-"""Where the loss pulls: its terms' gradients with respect to the network's answers, beside the compiled step."""
+"""Gradient norms of loss terms with respect to the network's output, measured beside the compiled step."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.contract import Metric, Progress, Tensors
+from runner_core.contract.project import Project, overrides
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, Tape
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
 from runner_core.engines.pulls import HALF_SCALE, MEASURED_AT, Measured, PullLog, changed
-from runner_core.project import Project, overrides
-from runner_core.protocols import Metric, Progress, Tensors
 
 _AT_ONCE = 8_000_000
-"""Bytes of samples that are looked at; one sample, where that has more. Uncompiled, a network and its losses keep all
-that they compute: of two volumes that is more than a training step takes."""
+"""Most bytes of samples that are measured; one sample if it has more. Uncompiled, a network and its losses keep all
+that they compute: for two volumes that is more than a training step takes."""
 
 
 class Pulls(PullLog):
-    """Measures at `MEASURED_AT`, where the backend can: on the step's batch, in evaluation mode, uncompiled. `metrics`
-    are those of the validation, which forget what they know."""
+    """Measure at the steps `MEASURED_AT`, if the backend can: on the step's batch, in evaluation mode, uncompiled.
+
+    `metrics`: those of the validation; they are reset.
+    """
 
     def __init__(
         self,
@@ -41,11 +43,11 @@ class Pulls(PullLog):
         self._possible = backend.tape() is not None
 
     def due(self, number: int) -> bool:
-        """Is it measured in the step that follows `number` finished ones?"""
+        """Return whether the step after `number` finished ones is measured."""
         return self._possible and number in MEASURED_AT
 
     def measure(self, arrays: Tensors, size: int, progress: Progress) -> None:
-        """Of the first `size` samples at most, on the device. Waits for it."""
+        """Measure at most the first `size` samples on the device, and wait for it."""
         tape = self._backend.tape()
         assert tape is not None
         few = {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in arrays.items()}
@@ -76,7 +78,7 @@ class Pulls(PullLog):
         return found
 
     def _at_ignored(self, tape: Tape, loss: Any, prediction: Any, batch: Tensors) -> dict[str, Any] | None:
-        """None where nothing is ignored, or the loss does not depend on the prediction."""
+        """Return None if nothing is ignored, or if the loss does not depend on the prediction."""
         marked = self._project.ignored(batch)
         gradient = None if marked is None else _gradient(tape, loss, prediction)
         if gradient is None:
@@ -92,7 +94,7 @@ class Pulls(PullLog):
 
 
 def _few(tensors: Tensors) -> Tensors:
-    """The first samples, as many as `_AT_ONCE` allows."""
+    """Return the first samples, as many as `_AT_ONCE` allows."""
     whole = {name: tensor for name, tensor in tensors.items() if len(tensor.shape)}
     dtypes = {name: np.dtype(keras.backend.standardize_dtype(tensor.dtype)) for name, tensor in whole.items()}
     one = sum(math.prod(tensor.shape[1:]) * dtypes[name].itemsize for name, tensor in whole.items())
@@ -100,7 +102,7 @@ def _few(tensors: Tensors) -> Tensors:
 
 
 class _Watched(Bound):
-    """Bound to evaluation; what the network answers is kept, and the tape records from there on."""
+    """The network in evaluation mode; its outputs are kept, and the tape records from there on."""
 
     def __init__(self, network: keras.Layer, tape: Tape) -> None:
         super().__init__(network, training=False)
@@ -117,13 +119,13 @@ class _Watched(Bound):
 
 
 def _pull(tape: Tape, term: Any, answers: Sequence[Any]) -> float | None:
-    """Norm of the gradient, all answers together; None where the term does not depend on any of them."""
+    """Return the norm of the gradient over all outputs; None if the term does not depend on any of them."""
     found = [gradient for answer in answers if (gradient := _gradient(tape, term, answer)) is not None]
     return float(np.sqrt(sum(float(np.square(gradient).sum()) for gradient in found))) if found else None
 
 
 def _gradient(tape: Tape, value: Any, tensor: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:
-    """On the host; None where the value does not depend on the tensor."""
+    """Return the gradient on the host; None if the value does not depend on the tensor."""
     scale = HALF_SCALE if keras.backend.standardize_dtype(tensor.dtype) == "float16" else 1.0
     found = tape.gradient(value, tensor, output_gradients=keras.ops.full_like(value, scale))
     if found is None:

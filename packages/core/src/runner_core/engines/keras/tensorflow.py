@@ -1,4 +1,4 @@
-"""TensorFlow under Keras."""
+"""The TensorFlow backend of Keras."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ import numpy as np
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.contract import Array, Device
+from runner_core.contract.phases import Operation
 from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.keras import graph, live
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
-from runner_core.engines.phases import Operation
-from runner_core.measure.devices import Gpu
-from runner_core.protocols import Array, Device
+from runner_core.engines.usage import Gpu
 
-# Besides ResourceExhaustedError: cuDNN, cuBLAS and XLA say it in other words, in errors of other kinds.
+# Messages for a lack of memory from cuDNN, cuBLAS and XLA, whose errors are not ResourceExhaustedError.
 _OUT_OF_MEMORY = re.compile(r"(?i)RESOURCE_EXHAUSTED|out of memory|OOM when|ALLOC_FAILED|No algorithm worked")
 
 
 class TensorFlow:
-    """`backend.Backend`."""
+    """`Backend` for TensorFlow."""
 
     name = "tensorflow"
     blocks = True
@@ -41,7 +41,7 @@ class TensorFlow:
         self._watch: _Watch | None = None
 
     def device(self, asked: str) -> Device:
-        """The GPU that computes is made the only one that TensorFlow sees, and takes memory as it needs it."""
+        """Return the device; its GPU becomes the only one that TensorFlow sees, and takes memory as it needs it."""
         gpus = tf.config.list_physical_devices("GPU")
         unseen = "" if gpus else _unseen()
         index = gpu_number(asked, len(gpus), "TensorFlow", unseen)
@@ -82,7 +82,7 @@ class TensorFlow:
         raise OutOfDeviceMemory
 
     def compiled(self, function: Function, variables: Sequence[keras.Variable], xla: bool) -> Function:
-        # tf.function looks up which trace an argument fits, which takes longer than a small step: done here by shape
+        # tf.function's search for a fitting trace takes longer than a small step, so this looks it up by shape
         traces: dict[Any, Any] = {}
 
         def trace(arguments: tuple[Any, ...], tensors: list[Any]) -> Any:
@@ -136,14 +136,17 @@ class TensorFlow:
         return self._watch(tensor)
 
     def free(self) -> None:
-        """TensorFlow's allocator uses again what nobody refers to; cycles around an exception may still do so."""
+        """Collect garbage, because cycles around an exception may still hold memory.
+
+        TensorFlow's allocator reuses memory without references by itself.
+        """
         gc.collect()
 
     def peak_memory(self, device: Device) -> int:
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"]) if device.kind == "cuda" else 0
 
     def held(self, device: Device) -> int:
-        """Where nvidia-ml-py says it."""
+        """Return the bytes held by others according to nvidia-ml-py, or 0."""
         gpu = Gpu.find(device)
         return (
             0
@@ -152,7 +155,7 @@ class TensorFlow:
         )
 
     def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> int | None:
-        """From the graph as it is traced: what XLA or Grappler fuse takes less."""
+        """Count from the traced graph; what XLA or Grappler fuse takes less."""
         arguments = _specs(like)
         return live.peak_bytes(function.trace(arguments, tf.nest.flatten(arguments)).graph)  # type: ignore[attr-defined]
 
@@ -163,7 +166,7 @@ class TensorFlow:
         tf.test.experimental.sync_devices()
 
     def operations(self, function: Function, arguments: tuple[Any, ...]) -> list[Operation]:
-        """Of the graph as it is traced: what XLA or Grappler fuse is counted apart."""
+        """Return the operations of the traced graph; what XLA or Grappler fuse is counted separately."""
         tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(arguments)]
         return graph.operations(_trace(function, arguments, tensors, False).graph)
 
@@ -182,7 +185,7 @@ class TensorFlow:
 
 
 def _trace(function: Function, arguments: tuple[Any, ...], tensors: list[Any], xla: bool) -> Any:
-    """`function` compiled for arguments like these, as a function of their tensors."""
+    """Compile `function` for arguments like these, as a function of their tensors."""
     structure = tf.nest.map_structure(lambda _: None, arguments)  # the arguments themselves would stay in memory
 
     def flat(*given: Any) -> Any:
@@ -193,7 +196,7 @@ def _trace(function: Function, arguments: tuple[Any, ...], tensors: list[Any], x
 
 
 def _specs(like: Any) -> Any:
-    """(shape, dtype) → TensorSpec, in nested tuples and dictionaries."""
+    """Convert (shape, dtype) to TensorSpec, in nested tuples and dictionaries."""
     if isinstance(like, dict):
         return {name: _specs(value) for name, value in like.items()}
     if isinstance(like[1], np.dtype):
@@ -202,7 +205,7 @@ def _specs(like: Any) -> Any:
 
 
 class _Watch:
-    """Tells when tensors are computed. TensorFlow has no question for that which does not wait, so a thread waits."""
+    """Tells when tensors are computed; a thread waits, because TensorFlow has no query that does not wait."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[Any, threading.Event]] = queue.SimpleQueue()
@@ -216,14 +219,14 @@ class _Watch:
     def _wait(self) -> None:
         while True:
             tensor, done = self._asked.get()
-            with suppress(tf.errors.OpError):  # whoever reads the tensor will be told
+            with suppress(tf.errors.OpError):  # reading the tensor raises the error
                 np.asarray(tensor)
             done.set()
             del tensor, done
 
 
 def _see(gpus: list[Any]) -> None:
-    """These GPUs and no others, with memory taken as it is needed. Once TensorFlow has started, they must be those."""
+    """Make only these GPUs visible, and take memory as needed; a started TensorFlow must already use them."""
     try:
         if tf.config.get_visible_devices("GPU") != gpus:
             tf.config.set_visible_devices(gpus, "GPU")
@@ -238,7 +241,7 @@ def _see(gpus: list[Any]) -> None:
 
 
 def _unseen() -> str:
-    """What to do when the machine has an NVIDIA GPU that TensorFlow cannot use; else an empty string."""
+    """Return a message if the machine has an NVIDIA GPU that TensorFlow cannot use, else ""."""
     why = (
         "it did not find CUDA's libraries, or the driver is too old; install tensorflow[and-cuda]"
         if tf.test.is_built_with_cuda()
@@ -248,8 +251,10 @@ def _unseen() -> str:
 
 
 def _gpu_memory(index: int) -> int:
-    """Bytes; 0 where the driver does not say. It numbers GPUs as TensorFlow does; nvidia-smi does not, where
-    CUDA_VISIBLE_DEVICES is set or GPUs differ."""
+    """Return the bytes of a GPU's memory, or 0 if the driver does not tell.
+
+    The driver numbers GPUs as TensorFlow does. nvidia-smi does not, if CUDA_VISIBLE_DEVICES is set or GPUs differ.
+    """
     device, size = ctypes.c_int(), ctypes.c_size_t()
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

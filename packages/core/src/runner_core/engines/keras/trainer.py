@@ -1,4 +1,4 @@
-"""A Keras network under training: what `runner_core.loop` drives."""
+"""A Keras network under training, driven by `runner_core.training.loop`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core import metrics, watched
-from runner_core._errors import BadInput, Unhealthy
-from runner_core._nonfinite import not_finite, weight_not_finite
+from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.contract.footprint import Footprint
+from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, Phases, unnoticed
+from runner_core.contract.setup import Data, Setup
+from runner_core.engines import metrics, returned
 from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.footprint import footprint
@@ -26,16 +29,12 @@ from runner_core.engines.keras.recall import apart, checksum, distance, other_we
 from runner_core.engines.keras.state import flatten, unflatten
 from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
-from runner_core.engines.phases import MOVE, OPTIMIZER, WAIT, Phases, unnoticed
 from runner_core.engines.schedule import Schedule
-from runner_core.engines.steplog import GRADIENT_NORM, StepLog
-from runner_core.memory.footprint import Footprint
-from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
-from runner_core.setup import Data, Setup
+from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
 
 
 class KerasTrainer:
-    """`protocols.Trainer`. A step is one call of a compiled function; `block` of them are one call too."""
+    """`Trainer` for Keras: a step is one call of a compiled function, and so is a block of steps."""
 
     strategy = "single"
 
@@ -81,8 +80,10 @@ class KerasTrainer:
     # ------------------------------------------------------------ steps
 
     def train_step(self, batch: HostBatch, step: int) -> None:
-        """One optimizer step, or its part of a block; releases the batch. Raises BadInput when memory does not
-        suffice."""
+        """Take one optimizer step, or its part of a block, and release the batch.
+
+        Raises BadInput if memory does not suffice.
+        """
         self.phase(WAIT)
         epoch = step // self._per_epoch
         self._rate = self._learning.base_rate * self._schedule(Progress(step, self.steps, epoch))
@@ -115,8 +116,11 @@ class KerasTrainer:
         self.phase(OPTIMIZER)
 
     def _measure_pulls(self, tensors: Tensors, step: int) -> None:
-        """After the step was taken: only then is it known, in every start alike, which weights have a gradient."""
-        self._pulls.look(self._learning.untaught)
+        """Measure after the step, because only then it is known which weights have a gradient.
+
+        So the result is the same in every start of the run.
+        """
+        self._pulls.look(self._learning.weights_without_gradient)
         with self._undisturbed():
             self._pulls.measure(tensors, self._micro.size, Progress(step, self.steps, step // self._per_epoch))
 
@@ -155,7 +159,7 @@ class KerasTrainer:
 
     @contextmanager
     def _observing(self) -> Iterator[None]:
-        """While the first step is traced, with an eye on the precision that layers compute in."""
+        """Observe the precision in which layers compute while the first step is traced."""
         if self._seen is not None:
             yield
             return
@@ -166,13 +170,12 @@ class KerasTrainer:
     # ------------------------------------------------------------ numbers and validation
 
     def read_log(self) -> dict[str, Any]:
-        """Means since the last call. Waits for the device."""
+        """Return means since the last call; waits for the device."""
         self._settle()
         bad = self._log.first_nonfinite()
-        facts: dict[str, Any] = {"highest_rate": self._rate}
+        facts: dict[str, Any] = dict(self._pulls.take(self._log.every()))
         if self.config.clip is not None:
             facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
-        facts |= self._pulls.take(self._log.every())
         values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate, "facts": facts}
         if bad is not None:
             values["nonfinite_step"], values["nonfinite_term"] = bad
@@ -187,19 +190,23 @@ class KerasTrainer:
                 self._log.add(step + offset, dict(zip(self._learning.names, row, strict=True)))
 
     def checksum(self) -> int | None:
-        """Another number once any bit of the weights that are trained is; None while the learning rate is 0. Waits for
-        the device."""
+        """Return a number that changes with any bit of the trained weights, or None while the learning rate is 0.
+
+        Waits for the device.
+        """
         return checksum(self._learning.trained) if self._rate else None
 
     def losses(self) -> list[float]:
-        """The loss of each step since the last `read_log`. Waits for the device."""
+        """Return the loss of each step since the last `read_log`; waits for the device."""
         self._settle()
         self._log.settle()
         return self._log.of("loss")
 
     def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
-        """Of a step, what its loss takes, forward and back to the network's output: mean over `count` times, None where
-        it cannot be told apart. Runs the network once; only measuring asks for it."""
+        """Return the mean seconds of a step's loss, forward and back to the network's output, over `count` runs.
+
+        It is None if the loss cannot be separated. This runs the network once; only measurements call it.
+        """
         epoch = step // self._per_epoch
         tensors = host_arrays(batch.arrays, self._backend)
         tensors = self._learning.prepared(tensors, moment_of(step, epoch, self.config.seed))
@@ -207,13 +214,13 @@ class KerasTrainer:
         return loss_seconds(self.project, bound, tensors, progress, count, self._backend, self._xla)
 
     def notes(self) -> list[str]:
-        """What the user should know, since the last call."""
+        """Return messages for the user since the last call."""
         told = self._notes.copy()
         self._notes.clear()
         return told
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
-        """Means over samples, metrics, extremes of the decision; training's random streams do not notice."""
+        """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
         for metric in self._metrics:
             metric.reset()
         totals = Totals()
@@ -233,7 +240,7 @@ class KerasTrainer:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """With averaged weights where the run keeps them; the network's random streams afterwards as they were."""
+        """Use averaged weights, if the run keeps them, and restore the network's random streams afterwards."""
         frozen = {name: v for name, v in named(self._learning.frozen).items() if not is_float(v)}
         before, average = arrays(frozen), self._learning.average
         try:
@@ -247,14 +254,16 @@ class KerasTrainer:
         return tensors, Step(numbers, {}, prediction)
 
     def watch(self) -> Arrays:
-        """What the project watches of the network that validation saw; copies on the host."""
+        """Return what the project watches in the network that validation saw, as copies on the host."""
         average = self._learning.average
         with nullcontext() if average is None else average.in_place():
-            return watched.watch(self.project, self.network)
+            return returned.watch(self.project, self.network)
 
     def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
-        """What the project draws of these samples. Raises Unhealthy rather than draw NaN, BadInput when memory does not
-        suffice."""
+        """Return the project's pictures of these samples.
+
+        Raises Unhealthy instead of drawing NaN, and BadInput if memory does not suffice.
+        """
         self._refuse_nonfinite()
         try:
             with self._undisturbed(), self._backend.allocating():
@@ -265,8 +274,10 @@ class KerasTrainer:
     # ------------------------------------------------------------ checkpoints
 
     def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
-        """How the network that `state` gives back differs from the one that validation saw, on these samples: facts for
-        health rules; None where there is no memory for both. Training does not notice."""
+        """Return how the network from `state` differs from the validated one on these samples: facts for health rules.
+
+        Returns None if there is no memory for both. Training is not affected.
+        """
 
         def step(validating: Validating) -> Step:
             return validating.step(host_arrays(arrays, self._backend))[1]
@@ -281,7 +292,7 @@ class KerasTrainer:
             return None
 
     def state(self) -> State:
-        """Copies on the host. Raises Unhealthy rather than give out NaN."""
+        """Return copies on the host; raise Unhealthy instead of returning NaN."""
         self._refuse_nonfinite()
         learning = self._learning
         tree = {
@@ -299,7 +310,7 @@ class KerasTrainer:
         return State({"keras": values}, tensors)
 
     def load_state(self, state: State) -> None:
-        """Raises BadInput for a checkpoint of another precision policy or network."""
+        """Restore the state; raise BadInput for a checkpoint of another precision policy or network."""
         saved = unflatten(state)
         policy = precision.policy_name(self._policy)
         if saved["policy"] != policy:
@@ -335,7 +346,7 @@ class KerasTrainer:
     # ------------------------------------------------------------ the device
 
     def phases(self) -> Phases:
-        """What takes this trainer's steps apart."""
+        """Return the object that measures the parts of this trainer's steps."""
         from runner_core.engines.keras.phases import KerasPhases
 
         learning, backend = self._learning, self._backend
@@ -343,7 +354,7 @@ class KerasTrainer:
         return KerasPhases(self, learning, backend, self._xla, whole)
 
     def footprint(self, arrays: Arrays) -> Footprint:
-        """What training takes of memory, from the graph of a step, which is traced for it: the first step's own."""
+        """Return the memory that training takes, from the graph of a step, which is the first step's own."""
         learning, backend = self._learning, self._backend
         with self._observing():
             step = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)

@@ -1,4 +1,4 @@
-"""A validation batch through the network, as it is traced; and sums over a split, read once."""
+"""Run a validation batch through the network, as traced, and sum over a split, read once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 import keras
 import numpy as np
 
+from runner_core.contract import Array, Progress, Step, Tensors
+from runner_core.contract.project import Project
 from runner_core.engines import marks
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
-from runner_core.engines.returned import refuse_no_step
-from runner_core.project import Project
-from runner_core.protocols import Array, Progress, Step, Tensors
-from runner_core.snapshots import snapshots
+from runner_core.engines.returned import refuse_no_step, snapshots
 
 
 class Validating:
-    """(arrays) → (tensors, prediction, numbers): loss and terms, then the extremes of the project's decision: of its
-    values, and of a number for each sample (`marks`)."""
+    """Maps arrays to (tensors, prediction, numbers).
+
+    The numbers are loss and terms, then the extremes of the project's decision: of its values, and of one number per
+    sample (`marks`).
+    """
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class Validating:
         self._project, self._statistics, self._progress, self._gather = project, statistics, progress, gather
         self._bound = Bound(network, training=False)
         self.names: list[str] = []
-        """Of the numbers, in their order; known once it is traced."""
+        """Names of the numbers, in order; known once it is traced."""
 
     def __call__(self, arrays: Tensors) -> tuple[Tensors, Any, Any]:
         ops = keras.ops
@@ -51,18 +53,18 @@ class Validating:
         return tensors, prediction, ops.stack([ops.cast(value, "float32") for value in values.values()])
 
     def step(self, arrays: Tensors) -> tuple[Tensors, Step]:
-        """The tensors and what the project's `step` says of them."""
+        """Return the tensors, and the result of the project's `step` for them."""
         tensors = self._tensors(arrays)
         step = self._project.step(self._bound, tensors, self._progress)
         refuse_no_step(self._project, step)
         return tensors, step
 
     def of(self, project: Project, network: keras.Model) -> Validating:
-        """The same for another network, by the statistics that its project knows."""
+        """Return the same function for another network, with the statistics that its project holds."""
         return Validating(project, network, project.statistics, self._progress, self._gather)
 
     def snapshots(self, arrays: Tensors) -> Mapping[str, Array]:
-        """What the project draws of a batch; not compiled."""
+        """Return the project's pictures of a batch; not compiled."""
         return snapshots(self._project, self._bound, self._tensors(arrays))
 
     def _tensors(self, arrays: Tensors) -> Tensors:
@@ -77,16 +79,16 @@ class Totals:
         self._numbers: list[Any] = []
         self._counts: list[int] = []
         self.predicted = False
-        """Was there any prediction for metrics to read?"""
+        """True if there was any prediction for metrics to read."""
 
     def add(self, step: Step, count: int) -> None:
-        """`step.loss` holds the numbers of a batch of `count` samples."""
+        """Add a batch of `count` samples, whose numbers are in `step.loss`."""
         self._numbers.append(step.loss)
         self._counts.append(count)
         self.predicted |= step.prediction is not None
 
     def read(self, names: list[str]) -> dict[str, float]:
-        """Waits for the device."""
+        """Return the values by name; waits for the device."""
         table = np.asarray(keras.ops.convert_to_numpy(keras.ops.stack(self._numbers)), np.float64)
         found: dict[str, float] = {}
         for name, column in zip(names, table.T, strict=True):
@@ -103,12 +105,12 @@ class Totals:
 
 
 def _marked(decision: Any) -> bool:
-    """Has it values of each sample, as many as can be known while it is traced?"""
+    """Return True if the decision has values for each sample, and their number is known during tracing."""
     return len(decision.shape) > 0 and None not in decision.shape
 
 
 def _mark(decision: Any) -> Any:
-    """(samples,) float32: `marks`."""
+    """Return one number per sample from `marks`: (samples,) float32."""
     ops = keras.ops
     weights = marks.weights(tuple(decision.shape[1:]))
     return ops.mean(ops.reshape(ops.cast(decision, "float32") * weights, (decision.shape[0], -1)), axis=1)

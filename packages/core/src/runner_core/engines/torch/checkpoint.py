@@ -7,12 +7,12 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from runner_core.contract import Tensors
 from runner_core.engines.checkpoint import SafetensorsFiles
-from runner_core.protocols import Tensors
 
 
 class SafetensorsFormat(SafetensorsFiles):
-    """`protocols.CheckpointFormat` for torch."""
+    """`CheckpointFormat` for torch."""
 
     def save(self, tensors: Tensors, file: Path) -> None:
         save_file(tensors, file)
@@ -25,7 +25,7 @@ class SafetensorsFormat(SafetensorsFiles):
 
 
 def apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-    """Tensors that share no memory, each contiguous; and names of those that are the same as another one."""
+    """Return contiguous tensors that share no memory, and the names of those that equal another one."""
     own: Tensors = {}
     shared: dict[str, str] = {}
     first: dict[Any, str] = {}

@@ -1,4 +1,4 @@
-"""What the terms of a loss cost and how hard each pulls: measured by the project, kept until the log is written."""
+"""Time and gradient norm of loss terms: measured by the project, kept until the log is written."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.contract import Cost, Json
+from runner_core.contract.project import Project
 from runner_core.engines.pulls import HALF_SCALE
 from runner_core.engines.torch.steplog import read
-from runner_core.project import Project
-from runner_core.protocols import Cost, Json
 
 
 def measured(
     term: Callable[[], Tensor], prediction: Tensor | Sequence[Tensor], weight: float = 1.0
 ) -> tuple[Tensor, Cost]:
-    """A term of the loss, as `term()` computes it from `prediction`, and its `Cost`: for the project's `step`.
+    """Return a loss term, as `term()` computes it from `prediction`, and its `Cost`, for the project's `step`.
 
     The value (0-d) keeps its graph, to be added to the loss. `Cost.gradient` (0-d float32) is the norm of `weight`
     times its gradient with respect to the prediction, all tensors together where there are several (the answers of
@@ -49,27 +49,27 @@ def measured(
 
 
 def norm(gradient: Tensor) -> Tensor:
-    """In float32, of a float64 gradient too; summed in float32 or better."""
+    """Return the norm in float32, summed in float32 or better."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
     return torch.linalg.vector_norm(gradient, dtype=wide).float()
 
 
 def _now(tensor: Tensor) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Return the time in seconds, once the device has finished its work."""
     if tensor.device.type == "cuda":
         torch.cuda.synchronize(tensor.device)
     return perf_counter()
 
 
 class Costs:
-    """The newest that a project's `step` returned, until they are taken; on the device until somebody reads them."""
+    """The newest costs that a project's `step` returned; they stay on the device until they are read."""
 
     def __init__(self, project: Project) -> None:
         self._project = project.name
         self._newest: dict[str, Cost] = {}
 
     def keep(self, costs: Mapping[str, Cost]) -> None:
-        """Raises BadInput for what is no `Cost`."""
+        """Keep the costs of a step. Raises BadInput for a value that is no `Cost`."""
         for name, cost in costs.items():
             if not isinstance(cost, Cost):
                 raise BadInput(
@@ -82,7 +82,7 @@ class Costs:
             }
 
     def take(self) -> dict[str, Json] | None:
-        """What the log says of those that are new since the last call; waits for the device where there are any."""
+        """Return the log's entry for costs that are new since the last call; wait for the device if there are any."""
         self._settle()
         newest, self._newest = self._newest, {}
         if not newest:
@@ -94,7 +94,7 @@ class Costs:
         }
 
     def state(self) -> Json:
-        """For the checkpoint: those that no log has seen yet; what follows from the clock under "timing"."""
+        """Return the costs that no log has yet, for the checkpoint; those that follow from the clock under "timing"."""
         self._settle()
         parts = {"gradient": 0, "timing": 1}
         return {part: {name: cost[i] for name, cost in self._newest.items()} for part, i in parts.items()}

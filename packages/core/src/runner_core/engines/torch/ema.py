@@ -8,15 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from runner_core.contract import Tensors
 from runner_core.engines.torch.parallel import divided, own
-from runner_core.protocols import Tensors
 
 
 class Average:
-    """average ← d·average + (1 − d)·weights after each step, over parameters and floating-point buffers.
+    """Moving average of the parameters and floating-point buffers, updated after each step.
 
-    d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's average forgets the initial weights
-    (tf.train.ExponentialMovingAverage). Other buffers (counters) are those of the network itself.
+    average ← d·average + (1 − d)·weights, with d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's
+    average forgets the initial weights (tf.train.ExponentialMovingAverage). Other buffers (counters) are the network's
+    own.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
@@ -27,7 +28,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, skipped: torch.Tensor | None = None) -> None:
-        """After optimizer step number `step` (from 0); where `skipped` (0-d, 0 or 1) is 1 the average stays."""
+        """Update after optimizer step `step` (from 0), unless `skipped` (0-d, 0 or 1) is 1."""
         weight = 1 - min(self.decay, (2 + step) / (11 + step))
         average, live = self._pair
         if skipped is None:
@@ -38,7 +39,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network computes with the average inside, with its own weights again afterwards."""
+        """Put the average into the network inside this context, and its own weights back afterwards."""
         self._swap()
         try:
             yield
@@ -60,7 +61,7 @@ class Average:
 
 
 def averaged(network: nn.Module) -> Tensors:
-    """Parameters and floating-point buffers by name, those with several names once."""
+    """Return parameters and floating-point buffers by name, each once."""
     named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     return {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
 

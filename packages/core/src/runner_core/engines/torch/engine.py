@@ -1,4 +1,4 @@
-"""The PyTorch engine: the device, the backends' settings, and trained networks out of checkpoints."""
+"""The PyTorch engine: the device, the backends' settings, and trained networks from checkpoints."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
+from runner_core.contract import Array, Device, State, Trained
+from runner_core.contract.project import Project
+from runner_core.contract.records import Statistics
+from runner_core.contract.run import OtherWeights
+from runner_core.contract.setup import Data, Setup
+from runner_core.contract.team import Place
 from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.export import describe, let_others_read
 from runner_core.engines.torch import ema, precision
 from runner_core.engines.torch.checkpoint import apart
 from runner_core.engines.torch.inference import make_infer
 from runner_core.engines.torch.oom import network_fits
-from runner_core.engines.torch.placement import fresh, place
-from runner_core.engines.torch.state import read_generators, seed_generators, unflatten, write_generators
+from runner_core.engines.torch.parallel import fresh, place
+from runner_core.engines.torch.state import (
+    read_generators,
+    refuse_other_dtypes,
+    seed_generators,
+    unflatten,
+    write_generators,
+)
 from runner_core.engines.torch.team import TorchTeam
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
-from runner_core.project import Project, Statistics
-from runner_core.protocols import Array, Device, State, Trained
-from runner_core.setup import Data, Setup
-from runner_core.team import Place
 
 
 class TorchEngine:
-    """`protocols.Engine` for PyTorch."""
+    """`Engine` for PyTorch."""
 
     name = "torch"
 
@@ -47,7 +55,7 @@ class TorchEngine:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     def device(self) -> Device:
-        """Where `train.device` says to compute; BadInput when that is not there."""
+        """Return the device that `train.device` names; raise BadInput if it does not exist."""
         asked = self.config.train.device
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         number = gpu_number(asked, found, "PyTorch", _unseen())
@@ -58,12 +66,12 @@ class TorchEngine:
         return cpu(_unseen() if asked == "auto" else "")
 
     def join(self, place: Place) -> TorchTeam:
-        """Meet the other processes of a training. Raises BadInput where there is no device for each."""
+        """Meet the other processes of a training; raise BadInput if there is no device for each."""
         self._place = place
         return TorchTeam(place, torch_device(self.device()))
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
-        """A fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        """Make a new model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         train = self.config.train
         if train.threads is not None:
             torch.set_num_threads(train.threads)
@@ -75,19 +83,19 @@ class TorchEngine:
             return TorchTrainer(setup, data, steps, torch_device(setup.device))
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Host memory that copies to the device fast (page-locked on CUDA)."""
+        """Allocate host memory that copies to the device fast (page-locked on CUDA)."""
         return allocate(shape, dtype, torch_device(self.device()))
 
     def pin(self, memory: Array) -> None:
-        """On CUDA, page-lock memory for as long as this engine lives; on a CPU, nothing."""
+        """Page-lock memory on CUDA for as long as this engine lives; do nothing on a CPU."""
         pin(memory, torch_device(self.device()), self)
 
     def load(self, setup: Setup, state: State) -> Trained:
-        """The network of a checkpoint (averaged weights where there are some), ready to predict."""
+        """Return the network of a checkpoint (averaged weights if there are some), ready to predict."""
         return self._ready(setup, *self._network(setup, state))
 
     def untrained(self, setup: Setup, state: State) -> Trained:
-        """The network as it was before the first step of the run whose checkpoint this is, made anew from its seed."""
+        """Return the network before the first step of the checkpoint's run, made anew from its seed."""
         statistics = setup.project.statistics = unflatten(state.values["torch"], state.tensors)["statistics"]
         device = torch_device(setup.device)
         generators = read_generators(device)
@@ -99,7 +107,7 @@ class TorchEngine:
         return self._ready(setup, network, statistics)
 
     def _ready(self, setup: Setup, network: nn.Module, statistics: Statistics) -> Trained:
-        """A network, in evaluation mode on the device, with what predicts with it."""
+        """Return a network, in evaluation mode on the device, with the function that predicts with it."""
         device = torch_device(setup.device)
         with network_fits():
             place(network, setup.project, device).eval().requires_grad_(False)
@@ -110,7 +118,7 @@ class TorchEngine:
         return Trained(network, infer, statistics)
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
-        """As the project does, else model.safetensors and model.json; the files written."""
+        """Export as the project does, else as model.safetensors and model.json; return the written files."""
         network, statistics = self._network(setup, state)
         folder.mkdir(parents=True, exist_ok=True)
         written = setup.project.export(network.eval(), folder, statistics)
@@ -119,28 +127,32 @@ class TorchEngine:
         return written
 
     def versions(self) -> dict[str, str]:
-        """Of torch, CUDA and cuDNN, and the number of threads, on which sums depend in their last bits."""
+        """Return the versions of torch, CUDA and cuDNN, and the thread count (which changes the last bits of sums)."""
         found = {"torch": torch.__version__, "torch threads": str(torch.get_num_threads())}
         if torch.cuda.is_available():
             found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         return found
 
     def _network(self, setup: Setup, state: State) -> tuple[nn.Module, Statistics]:
-        """The network on the host, with the weights that validation saw."""
+        """Return the network on the host, with the weights that validation saw."""
         saved = unflatten(state.values["torch"], state.tensors)
         setup.project.statistics = saved["statistics"]
         network = setup.project.model(setup.precision)
         try:
+            refuse_other_dtypes(saved["model"], network.state_dict())
             network.load_state_dict(saved["model"])
             if saved["ema"] is not None:
                 ema.put(network, saved["ema"])
         except (RuntimeError, KeyError) as error:
-            raise BadInput(f"the checkpoint's weights do not fit this project's network: {error}") from error
+            raise OtherWeights(f"the weights do not fit this project's network: {error}") from error
         return network, saved["statistics"]
 
 
 def torch_device(device: Device) -> torch.device:
-    """The device; a GPU becomes torch's current one, so that streams, events and page-locked memory are its own."""
+    """Return the device, after making a GPU torch's current one.
+
+    Streams, events and page-locked memory then belong to it.
+    """
     if device.kind == "cpu":
         return torch.device("cpu")
     found = torch.device(device.kind, device.index)
@@ -149,7 +161,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def _gpu_of(place: Place, asked: str, found: int) -> int | None:
-    """Number of this process's GPU; None: all compute on the CPU. Raises BadInput, in every process."""
+    """Return the number of this process's GPU, or None if all compute on the CPU; raise BadInput in every process."""
     several = f"train.devices {place.count}"
     if asked == "cpu":
         return None
@@ -175,7 +187,7 @@ def _gpu(index: int) -> Device:
 
 
 def _unseen() -> str:
-    """What to do when the machine has an NVIDIA GPU that torch cannot use; else an empty string."""
+    """Return a message if the machine has an NVIDIA GPU that torch cannot use, else ""."""
     if torch.cuda.is_available():
         return ""
     why = (
@@ -187,7 +199,7 @@ def _unseen() -> str:
 
 
 def _export(setup: Setup, network: nn.Module, statistics: Statistics, folder: Path) -> list[Path]:
-    """Weights, and what is needed to use them: the project, its settings and the statistics of its training data."""
+    """Write the weights and what is needed to use them: project, settings and statistics of its training data."""
     tensors, shared = apart(network.state_dict())
     save_file(tensors, folder / "model.safetensors")
     return [folder / "model.safetensors", describe(setup, statistics, folder, shared=shared)]

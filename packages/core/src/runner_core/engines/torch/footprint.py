@@ -1,4 +1,4 @@
-"""What memory a network takes under training, found out before its first step."""
+"""Measure the memory that training a network takes, before its first step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from runner_core.contract.footprint import Footprint
 from runner_core.engines.torch.ema import Average
 from runner_core.engines.torch.oom import Rewind, free
 from runner_core.engines.torch.parallel import own
-from runner_core.memory.footprint import Footprint
 
 Loss = Callable[[int], torch.Tensor]
-"""The loss of that many samples, with its graph: everything from a batch in host memory on is done in the call."""
+"""Returns the loss of that many samples, with its graph; the call starts from a batch in host memory."""
 
 
 def footprint(
@@ -30,7 +30,10 @@ def footprint(
     micro: int,
     loss: Loss | None,
 ) -> Footprint:
-    """`loss` None: a step is not measured. What the measuring changes (buffers, generators) is as before afterwards."""
+    """Measure the memory of training; with `loss` None no step is measured.
+
+    Buffers and generators are restored afterwards.
+    """
     weights = _bytes({*network.parameters(), *network.buffers()})
     gradients = _bytes(p for p in trained if p.requires_grad)
     known: dict[str, Any] = {
@@ -52,7 +55,7 @@ def footprint(
             except torch.OutOfMemoryError:
                 too_large = True
                 break
-            except Exception:  # one sample is too few for BatchNorm, say: whatever is wrong, the first step says it
+            except Exception:  # for example, one sample is too few for BatchNorm; the first step reports any real error
                 continue
             finally:
                 free(device)
@@ -61,26 +64,26 @@ def footprint(
     if not taken:
         return Footprint(**known, too_large=True, how="measured") if too_large else Footprint(**known)
     (fewest, first), (most, last) = min(taken.items()), max(taken.items())
-    # A single measurement says nothing of what does not grow with the batch: all of it does then.
+    # A single measurement cannot show what is constant, so all counts as growing with the batch.
     sample = (last - first) // (most - fewest) if most > fewest else max(0, last - gradients) // most
     fixed = max(0, last - most * sample - gradients)
     return Footprint(**known, fixed=fixed, sample=max(0, sample), how="measured")
 
 
 def _sizes(micro: int) -> tuple[int, ...]:
-    """Batches to try, smallest first, until two could be: where two samples do not fit, one may."""
+    """Return batch sizes to try, smallest first, until two succeed; if two samples do not fit, one may."""
     return tuple(size for size in (1, 2, 4) if size <= micro)
 
 
 def _measured(loss: Loss, samples: int, network: nn.Module, trained: list[nn.Parameter], device: torch.device) -> int:
-    """Bytes that a forward and backward pass of `samples` takes at most: activations, gradients, the batch."""
+    """Return the peak bytes of a forward and backward pass of `samples`: activations, gradients, the batch."""
     learned = [p for p in trained if p.requires_grad]
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         torch.autograd.grad(loss(samples), learned, allow_unused=True)
         peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.reset_peak_memory_stats(device)  # what training takes at most counts from here
+        torch.cuda.reset_peak_memory_stats(device)  # training's peak counts from here
         return peak
     with Live([*network.parameters(), *network.buffers()]) as live:
         torch.autograd.grad(loss(samples), learned, allow_unused=True)
@@ -88,8 +91,10 @@ def _measured(loss: Loss, samples: int, network: nn.Module, trained: list[nn.Par
 
 
 class Live(TorchDispatchMode):
-    """Inside, `peak` is the most bytes that tensors made inside held at once. What kernels take for themselves is not
-    seen."""
+    """Tracks in `peak` the most bytes that tensors made inside this context hold at once.
+
+    Memory that kernels allocate for themselves is not counted.
+    """
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -120,8 +125,10 @@ class Live(TorchDispatchMode):
 
 @contextmanager
 def _undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Buffers, generators and modes afterwards as before; meanwhile no kernels are searched for, nor compiled: that
-    takes memory (and time) of its own."""
+    """Restore buffers, generators and modes after this context, and avoid kernel search and compilation inside.
+
+    Both take memory (and time) of their own.
+    """
     rewind, search = Rewind(network, device), torch.backends.cudnn.benchmark
     rewind.mark()
     torch.backends.cudnn.benchmark = False
@@ -134,14 +141,17 @@ def _undisturbed(network: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Of its state after a step: what a twin of it makes for parameters of these shapes that have no memory; Adam's two
-    averages where that cannot be tried."""
+    """Return the bytes of the optimizer's state after a step.
+
+    They are measured on a twin of the optimizer with parameters of the same shapes but without memory. If that fails,
+    Adam's two averages are assumed.
+    """
     found = [value for state in optimizer.state.values() for value in state.values()]
     if found:
         return _bytes(v for v in found if isinstance(v, torch.Tensor))
     try:
         return _of_twin(optimizer)
-    except Exception:  # an optimizer of a kind that is made or goes otherwise
+    except Exception:  # an optimizer that is made or works differently
         return 2 * _bytes(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
 
 
@@ -163,7 +173,7 @@ def _of_twin(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of divided tensors (FSDP) this process's part."""
+    """Return the bytes of tensors; of sharded tensors (FSDP) only this process's part."""
     return sum(t.numel() * t.element_size() for t in map(own, tensors))
 
 

@@ -1,4 +1,4 @@
-"""The whole set on the device (`cache.mode: device`): a batch is one `index_select` there."""
+"""Keep the whole data set on the device (`cache.mode: device`), so that a batch is one `index_select` there."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner_core._errors import BadInput, OutOfSpace
-from runner_core.protocols import StoredArray, Tensors
-from runner_core.samples import RowSamples
+from runner_core.base.errors import BadInput, OutOfSpace
+from runner_core.contract import StoredArray, Tensors
+from runner_core.data.samples import RowSamples
 
 
 class DeviceRows:
-    """Stored arrays on the device; `{"row", "record"}` → the fields of the samples (`samples.RowSamples`)."""
+    """Stored arrays on the device; maps `{"row", "record"}` to the fields of the samples (`RowSamples`)."""
 
     def __init__(self, samples: Any, device: torch.device) -> None:
-        """Raises BadInput for samples that are not rows, OutOfSpace when the set is larger than the memory."""
+        """Copy the arrays to the device.
+
+        Raises BadInput for samples that are not rows, and OutOfSpace if the set is larger than the memory.
+        """
         if not isinstance(samples, RowSamples):
             raise BadInput("cache.mode device needs samples that are rows (RowSamples); use cache.mode memmap")
         self._bounds = torch.from_numpy(samples.record_rows).to(device)
@@ -27,7 +30,7 @@ class DeviceRows:
         self._offsets = {name: torch.tensor(o, device=device) for name, o in samples.fields.items()}
 
     def __call__(self, batch: Tensors) -> Tensors:
-        """Fields (samples, offsets, …) and `record`; neighbours beyond a record's end are its last row."""
+        """Return fields (samples, offsets, …) and `record`; a neighbour beyond a record's end is its last row."""
         rows, records = batch["row"], batch["record"]
         first, last = self._bounds[records, None], self._bounds[records + 1, None] - 1
         fields: Tensors = {"record": records}
@@ -38,7 +41,7 @@ class DeviceRows:
 
 
 def _load(array: StoredArray, device: torch.device) -> torch.Tensor:
-    """The concatenation of all records, copied record by record."""
+    """Return the concatenation of all records, copied record by record."""
     rows = sum(shape[0] for shape in array.shapes)
     empty = torch.from_numpy(np.empty(0, array.dtype))
     whole = torch.empty((rows, *array.shapes[0][1:]), dtype=empty.dtype, device=device)

@@ -1,4 +1,4 @@
-"""A trained network as a function from host arrays to host arrays."""
+"""Turn a trained network into a function from host arrays to host arrays."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import nn
 
+from runner_core.contract import Array, Arrays, Infer
+from runner_core.contract.project import Project
+from runner_core.contract.records import Statistics
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.ema import Average
 from runner_core.engines.torch.state import read_generators, write_generators
-from runner_core.project import Project, Statistics
-from runner_core.protocols import Array, Arrays, Infer
 
 
 @contextmanager
 def evaluating(network: nn.Module, average: Average | None) -> Iterator[None]:
-    """Evaluation mode, with the averaged weights where there are some; every submodule's own mode afterwards."""
+    """Use evaluation mode, with the averaged weights if there are some; restore every submodule's mode afterwards."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -30,7 +31,7 @@ def evaluating(network: nn.Module, average: Average | None) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(network: nn.Module, average: Average | None, device: torch.device) -> Iterator[None]:
-    """`evaluating`, without gradients, each process for itself; all random generators afterwards as they were."""
+    """Enter `evaluating` without gradients and with each process alone; restore all random generators afterwards."""
     generators = read_generators(device)
     try:
         with torch.no_grad(), ranks.apart(), evaluating(network, average):
@@ -48,7 +49,10 @@ def make_infer(
     cast: AbstractContextManager[object] | None,
     mode: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Infer:
-    """`protocols.Infer`. `cast`: the precision's autocast context; `mode`: entered around every call."""
+    """Return the `Infer` function of a network.
+
+    `cast` is the precision's autocast context. `mode` is entered around every call.
+    """
 
     @torch.no_grad()
     def infer(arrays: Arrays) -> Arrays:

@@ -1,4 +1,4 @@
-"""What PyTorch reaches on a device, and what operations a step is made of."""
+"""Measure what PyTorch reaches on a device, and list the operations of a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from runner_core.engines.phases import Limits, Operation
-from runner_core.measure.limits import chunks
+from runner_core.contract.phases import Limits, Operation
+from runner_core.engines.limits import chunks
 
 DTYPES = {
     "float32": torch.float32,
@@ -19,11 +19,11 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""Of matrix products, by precision."""
+"""Dtypes of matrix products, by precision."""
 
 
 def limits(device: torch.device, precision: str, seconds: float = 0.3) -> Limits:
-    """Of `precision`, and of bfloat16 where the device could compute in it; `seconds` for each number."""
+    """Measure the limits in `precision`, and in bfloat16 if the device can use it; `seconds` for each number."""
     gpu = device.type == "cuda"
     others = ("tf32", "bfloat16") if gpu else ("bfloat16",)
     size = 4096 if gpu else 1024
@@ -38,7 +38,7 @@ def limits(device: torch.device, precision: str, seconds: float = 0.3) -> Limits
 
 
 def matrix_rate(device: torch.device, precision: str, size: int, seconds: float) -> float:
-    """Floating-point operations a second of a product of square matrices."""
+    """Return the floating-point operations per second of a product of square matrices."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
@@ -50,21 +50,21 @@ def matrix_rate(device: torch.device, precision: str, size: int, seconds: float)
 
 
 def copy_rate(device: torch.device, size: int, seconds: float) -> float:
-    """Bytes a second, read and written, of a copy of `size` bytes within the device."""
+    """Return the bytes per second, read and written, of a copy of `size` bytes within the device."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / min(chunks(lambda: target.copy_(source), waiter(device), 1, seconds))
 
 
 def transfer_rate(device: torch.device, size: int, seconds: float) -> float:
-    """Bytes a second from page-locked memory to a GPU."""
+    """Return the bytes per second from page-locked memory to a GPU."""
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=device)
     return size / min(chunks(lambda: there.copy_(host, non_blocking=True), waiter(device), 1, seconds))
 
 
 def operation_seconds(device: torch.device, seconds: float) -> float:
-    """Of the smallest operation there is, in a row of them that is differentiated too."""
+    """Return the seconds of the smallest operation, in a chain that is also differentiated."""
     one = torch.ones(1, device=device, requires_grad=True)
 
     def some() -> None:
@@ -78,13 +78,15 @@ def operation_seconds(device: torch.device, seconds: float) -> float:
 
 
 def waiter(device: torch.device) -> Callable[[], object]:
-    """What waits until the device has done all it was given."""
+    """Return a function that waits until the device has done all its work."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
 
 
 def operations(work: Callable[[], None]) -> list[Operation]:
-    """Every operation that `work` starts on tensors, in its order, without views, which do nothing. Kernels of others
-    (Triton, extensions) count by their tensors alone."""
+    """Return every operation on tensors that `work` starts, in order, without views, which do nothing.
+
+    Foreign kernels (Triton, extensions) count only by their tensors.
+    """
     with _Counted() as counted:
         work()
     return counted.operations

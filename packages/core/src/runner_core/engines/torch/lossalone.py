@@ -1,4 +1,4 @@
-"""What the loss costs without the network: a project's step, in which the network's answers are played back."""
+"""Measure the cost of the loss without the network, by a step in which recorded network outputs are replayed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from runner_core.project import Project
-from runner_core.protocols import Progress, Tensors
+from runner_core.contract import Progress, Tensors
+from runner_core.contract.project import Project
 
 
 def loss_seconds(
@@ -23,11 +23,10 @@ def loss_seconds(
     count: int,
     cast: AbstractContextManager[object],
 ) -> float | None:
-    """Mean seconds of `project.step` and of its backward pass as far as the network's outputs, over `count` times.
-    `tensors`: what `on_device` returned. None for a step that computes its loss from something else than what it calls
-    the network, or parts and methods of it, for.
+    """Return the mean seconds of `project.step` and its backward pass to the network's outputs, over `count` runs.
 
-    The network runs once, in training mode.
+    `tensors` is the result of `on_device`. Returns None if the step computes its loss from anything other than results
+    of calling the network, or its parts and methods. The network runs once, in training mode.
     """
     tape = _Tape()
     network_played: Any = _Played(network, tape)
@@ -48,7 +47,7 @@ def loss_seconds(
 
 
 class _Tape:
-    """Outputs of the network's calls in one step, in their order. Each is given out as a leaf: gradients end there."""
+    """Outputs of the network's calls in one step, in order; each is returned as a leaf, where gradients end."""
 
     def __init__(self) -> None:
         self.recording = True
@@ -71,7 +70,7 @@ class _Tape:
 
 
 class _Played:
-    """A network, or a part or method of one, that answers from the tape when it is called."""
+    """A network, or a part or method of one, that returns recorded outputs when it is called."""
 
     def __init__(self, real: Any, tape: _Tape) -> None:
         self._real, self._tape = real, tape

@@ -1,6 +1,6 @@
-"""Metrics that accumulate on the device and are read once: overlap per record, confusion of classes, and adapters.
+"""Metrics that accumulate on the device and are read once: record overlap, class confusion, and adapters.
 
-All take the project's prediction and the batch as `Project.on_device` left it.
+All take the project's prediction and the batch that `Project.on_device` returned.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from runner_core._errors import BadInput
-from runner_core.protocols import Tensors
+from runner_core.base.errors import BadInput
+from runner_core.contract import Tensors
 
 Read = Callable[[Any, Tensors], tuple[Any, Any]]
-"""(prediction, batch) → what the metric compares: (predicted, true)."""
+"""Maps (prediction, batch) to the two things that the metric compares: (predicted, true)."""
 
 
-class Function:
+class TorchFunctionMetric:
     """Mean over samples of a function (prediction, batch) → its mean over that batch (0-d tensor)."""
 
     def __init__(self, name: str, function: Callable[[Any, Tensors], torch.Tensor]) -> None:
@@ -39,11 +39,11 @@ class Function:
 
 
 class Overlap:
-    """Dice and IoU of whole records from slices that come in any order and in any batch.
+    """Dice and IoU of whole records, from slices in any order and any batch.
 
-    Per record, voxels predicted and true (tp), predicted (p) and true (t) are counted on the device; Dice =
-    2tp / (p + t) and IoU = tp / (p + t - tp), 1 where both are empty, averaged over the records that were seen.
-    `read` gives two boolean tensors (samples, …); `batch["record"]` says whose they are. Names: PREFIXdice, PREFIXiou.
+    Per record, voxels predicted and true (tp), predicted (p) and true (t) are counted on the device; Dice = 2tp / (p +
+    t) and IoU = tp / (p + t - tp), 1 if both are empty, averaged over the records seen. `read` returns two boolean
+    tensors (samples, …); `batch["record"]` holds the record of each sample. The names are PREFIXdice and PREFIXiou.
     """
 
     def __init__(self, read: Read, prefix: str = "") -> None:
@@ -59,10 +59,10 @@ class Overlap:
         predicted, true = self._read(prediction, batch)
         counts = [count_true(mask) for mask in (predicted & true, predicted, true)]
         self._counts.append(torch.stack(counts, dim=1))
-        self._records.append(batch["record"].clone())  # the loader fills its memory anew
+        self._records.append(batch["record"].clone())  # a copy, because the loader reuses its memory
 
     def compute(self) -> dict[str, float]:
-        """NaN where nothing was seen."""
+        """Return the metrics; NaN if nothing was seen."""
         if not self._records:
             return {f"{self._prefix}dice": float("nan"), f"{self._prefix}iou": float("nan")}
         records, place = torch.cat(self._records).unique(return_inverse=True)
@@ -77,17 +77,19 @@ class Overlap:
 
 
 class Confusion:
-    """One confusion matrix over all pixels (voxels, samples) of the split: counts of K × K classes on the device.
+    """One confusion matrix over all pixels (voxels, samples) of the split: K × K classes, counted on the device.
 
-    `read` gives two integer tensors of one shape: the predicted class, 0…K-1, and the true one, -1 where there is
-    none (not annotated: ignored). With tp of a class, and p and t pixels predicted as it and truly of it:
+    `read` returns two integer tensors of the same shape: the predicted class, 0…K-1, and the true one. A predicted
+    class of -1 is no answer (the pixel counts as missed). A true class of -1 is not annotated (the pixel is ignored).
+    For each class, tp pixels are predicted and true, p predicted, and t true:
 
     - miou: mean of tp / (p + t - tp) over the classes that occur, in the truth or in the prediction
-    - macro_f1: mean of 2tp / (p + t) over the same
-    - accuracy: share of the pixels that are right
+    - macro_f1: mean of 2tp / (p + t) over the same classes
+    - accuracy: share of correct pixels
     - iou_NAME, recall_NAME (tp / t) of each class in `classes`
 
-    All begin with `prefix`. NaN where there is no pixel to count. `compute` raises BadInput for classes beyond K-1.
+    All names begin with `prefix`. Values are NaN if there is no pixel to count. `compute` raises BadInput for classes
+    beyond K-1.
     """
 
     def __init__(self, classes: Sequence[str], read: Read, prefix: str = "") -> None:
@@ -103,25 +105,26 @@ class Confusion:
         predicted, true = self._read(prediction, batch)
         if predicted.shape != true.shape:
             raise BadInput(f"predicted classes have the shape {tuple(predicted.shape)}, true ones {tuple(true.shape)}")
-        number = len(self._classes)
-        cell = true.long() * number + predicted
-        wrong = (true >= number) | (predicted < 0) | (predicted >= number)
-        cell = torch.where(wrong, number * number, cell)
-        cell = torch.where(true < 0, number * number + 1, cell).flatten()
+        number, predicted = len(self._classes), predicted.long()
+        size = number * (number + 1)
+        cell = true.long() * (number + 1) + torch.where(predicted == -1, number, predicted)
+        wrong = (true >= number) | (predicted < -1) | (predicted >= number)
+        cell = torch.where(wrong, size, cell)
+        cell = torch.where(true < 0, size + 1, cell).flatten()
         if self._counts is None:
-            self._counts = torch.zeros(number * number + 2, dtype=torch.int64, device=cell.device)
+            self._counts = torch.zeros(size + 2, dtype=torch.int64, device=cell.device)
         self._counts.scatter_add_(0, cell, torch.ones_like(cell))  # not bincount, which waits for the device
 
     def compute(self) -> dict[str, float]:
         number = len(self._classes)
-        counts = torch.zeros(number * number + 2) if self._counts is None else self._counts.cpu()
+        counts = torch.zeros(number * (number + 1) + 2) if self._counts is None else self._counts.cpu()
         if counts[-2]:
             raise BadInput(
                 f"{int(counts[-2])} pixels have a predicted class outside 0…{number - 1}, or a true one above it: a "
                 f"confusion of {number} classes ({', '.join(self._classes)}) cannot count them"
             )
-        matrix = counts[:-2].double().view(number, number)
-        tp, p, t = matrix.diagonal(), matrix.sum(0), matrix.sum(1)
+        matrix = counts[:-2].double().view(number, number + 1)
+        tp, p, t = matrix.diagonal(), matrix[:, :-1].sum(0), matrix.sum(1)
         occurs = p + t > 0
         iou, recall = tp / (p + t - tp), tp / t
         values = {
@@ -135,7 +138,7 @@ class Confusion:
 
 
 class TorchMetric:
-    """A torchmetrics metric (or collection). `read` gives its arguments (preds, target)."""
+    """A torchmetrics metric (or collection); `read` returns its arguments (preds, target)."""
 
     def __init__(self, metric: Any, read: Read, name: str = "") -> None:
         self._metric = metric
@@ -155,7 +158,7 @@ class TorchMetric:
 
 
 class MonaiMetric:
-    """A MONAI CumulativeIterationMetric. `read` gives its arguments (y_pred, y), channels first and one-hot."""
+    """A MONAI CumulativeIterationMetric; `read` returns its arguments (y_pred, y), channels first and one-hot."""
 
     def __init__(self, metric: Any, read: Read, name: str = "") -> None:
         self._metric = metric
@@ -174,7 +177,7 @@ class MonaiMetric:
 
 
 def _named(value: Any, name: str) -> dict[str, float]:
-    """A scalar, a vector (NAME_0, NAME_1, …) or a mapping as named numbers."""
+    """Return a scalar, a vector (NAME_0, NAME_1, …) or a mapping as named numbers."""
     if isinstance(value, Mapping):
         return {key: float(item) for key, item in value.items()}
     numbers = torch.as_tensor(value).double().flatten().tolist()
@@ -182,10 +185,10 @@ def _named(value: Any, name: str) -> dict[str, float]:
 
 
 def count_true(mask: torch.Tensor) -> torch.Tensor:
-    """True elements of each sample of a boolean tensor (samples, …), int64.
+    """Count the true elements of each sample of a boolean tensor (samples, …), int64.
 
-    Where it can, it adds eight bytes at once as one integer, at most 255 of them, so that no byte overflows into the
-    next: on a CPU 15 times as fast as `mask.sum()`.
+    If possible, it adds eight bytes at once as one integer, at most 255 of them, so that no byte overflows into the
+    next. On a CPU this is 15 times as fast as `mask.sum()`.
     """
     flat = mask.flatten(1)
     samples, size = flat.shape

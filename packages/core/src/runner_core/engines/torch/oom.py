@@ -1,4 +1,4 @@
-"""When device memory runs out: smaller parts of a batch where they learn the same, else words that help."""
+"""Handle a lack of device memory: smaller parts of a batch if they learn the same, else a helpful message."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.contract import Progress, Tensors
+from runner_core.contract.project import Project
 from runner_core.engines.memory import micro_batch, network_too_large, no_room, smaller, too_large, wrong_first_axis
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.state import read_generators, write_generators
-from runner_core.project import Project
-from runner_core.protocols import Progress, Tensors
 
 CAN_RUN_OUT = {"cuda"}
-"""Kinds of devices on which PyTorch raises OutOfMemoryError: elsewhere nothing has to be kept for a retry."""
+"""Kinds of devices on which PyTorch raises OutOfMemoryError; elsewhere nothing is kept for a retry."""
 
 Backward = Callable[[Tensors, Progress, float], dict[str, Any]]
-"""Adds `share` times the gradients of the mean loss over a batch; loss and terms, times `share`."""
+"""Adds `share` times the gradients of the mean loss over a batch; returns loss and terms, times `share`."""
 
 
 class Never(Exception):
-    """What is tried again where nothing is: of several processes, the others are in the middle of the same."""
+    """Stands for the errors to retry if nothing is retried.
+
+    With several processes, the others are in the middle of the same step.
+    """
 
 
 class Rewind:
-    """What a step changes besides gradients: buffers (BatchNorm's running statistics) and default generators."""
+    """A copy of what a step changes besides gradients: buffers (BatchNorm's statistics) and default generators."""
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -50,9 +53,9 @@ class Rewind:
 
 
 class MicroBatches:
-    """Gradients of a batch in parts of `size` samples; smaller parts once the memory has run out.
+    """Computes gradients of a batch in parts of `size` samples, and in smaller parts once memory has run out.
 
-    `forget` drops the gradients so far; `say` is told of a smaller size.
+    `forget` drops the gradients so far. `say` gets a message when the size shrinks.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class MicroBatches:
         forget: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        """Raises BadInput for `train.accumulate` of a project whose batches may not be cut."""
+        """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self.size = micro_batch(project, config)
         self._batch_size, self._alone = config.batch_size, ranks.count() == 1
         again = project.splittable and self._alone and device.type in CAN_RUN_OUT
@@ -73,7 +76,7 @@ class MicroBatches:
         self._device, self._backward, self._forget, self._say = device, backward, forget, say
 
     def gradients(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
-        """Add the gradients of the mean loss over `count` samples; loss and terms."""
+        """Add the gradients of the mean loss over `count` samples; return loss and terms."""
         while True:
             if self._rewind is not None:
                 self._rewind.mark()
@@ -86,7 +89,7 @@ class MicroBatches:
             self._shrink(tensors, count, progress)
 
     def _in_parts(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
-        """Micro-batches, each weighing as much as it has samples (the last may have fewer)."""
+        """Compute micro-batches, each weighted by its number of samples (the last may have fewer)."""
         total: dict[str, Any] = {}
         for begin in range(0, count, self.size):
             end = min(count, begin + self.size)
@@ -95,7 +98,7 @@ class MicroBatches:
         return total
 
     def _shrink(self, tensors: Tensors, count: int, progress: Progress) -> None:
-        """Halve the micro-batch and undo what the failed step did; BadInput where that is not possible."""
+        """Halve the micro-batch and undo the failed step; raise BadInput if that is not possible."""
         self._free()
         if not self._alone:
             raise no_room("the network", self._batch_size)
@@ -107,7 +110,7 @@ class MicroBatches:
         self._say(smaller(tried, self.size, progress.step + 1))
 
     def _largest(self, tensors: Tensors, count: int, size: int, progress: Progress) -> int | None:
-        """The largest of size, size / 2, … samples that a step has memory for; 0: none; None: that cannot be said."""
+        """Return the largest of size, size / 2, … samples that fit in a step; 0 for none, None for unknown."""
         while size:
             try:
                 self._backward(part(tensors, count, 0, size), progress, 1.0)
@@ -125,7 +128,7 @@ class MicroBatches:
 
 
 def part(tensors: Tensors, count: int, begin: int, end: int) -> Tensors:
-    """Samples begin…end of a batch of `count`. Raises BadInput for a tensor whose first axis is not the batch's."""
+    """Return samples begin…end of a batch of `count`; raise BadInput if a tensor's first axis is not the batch's."""
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.ndim and len(tensor) != count:
             raise wrong_first_axis(name, tensor.shape, count)
@@ -143,7 +146,7 @@ def free(device: torch.device) -> None:
 
 @contextmanager
 def network_fits() -> Iterator[None]:
-    """Placing a network on the device, where no batch is involved yet."""
+    """Report a lack of memory while a network is placed on the device, before any batch is involved."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,4 +1,4 @@
-"""The optimizer, the course of its learning rate, and the clipping of gradients."""
+"""The optimizer, its learning rate, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
+from runner_core.contract import Progress
+from runner_core.contract.project import Project, overrides
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.torch.parallel import gathered
-from runner_core.project import Project, overrides
-from runner_core.protocols import Progress
 
 
 def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The project's optimizer, or AdamW with the kernel that updates all weights at once."""
+    """Return the project's optimizer, or AdamW with the kernel that updates all weights at once."""
     groups = project.parameter_groups(network)
     groups = [p for p in network.parameters() if p.requires_grad] if groups is None else list(groups)
     if not groups:
@@ -30,8 +30,10 @@ def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -
 
 
 class LearningRate:
-    """Sets the learning rate of every group to its own base times the schedule's factor: a function of the step. Then
-    the project adjusts what it likes of the groups."""
+    """Sets each group's learning rate to its base times the schedule's factor, a function of the step.
+
+    The project may then adjust the groups.
+    """
 
     def __init__(self, project: Project, optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
         self._groups = optimizer.param_groups
@@ -42,7 +44,7 @@ class LearningRate:
 
     def set(self, progress: Progress) -> None:
         value = self._schedule(progress)
-        if value != self._factor or self._adjust is not None:  # what was adjusted is set back first
+        if value != self._factor or self._adjust is not None:  # undoes earlier adjustments first
             self._factor = value
             for group, base in zip(self._groups, self._bases, strict=True):
                 group["lr"] = base * value
@@ -50,24 +52,27 @@ class LearningRate:
             self._adjust(self._groups, progress)
 
     @property
-    def value(self) -> float:
-        """Learning rate of the first group in the last step."""
-        return float(self._groups[0]["lr"])
+    def logged(self) -> dict[str, float]:
+        """Learning rates of the last step.
 
-    @property
-    def highest(self) -> float:
-        """The largest of all groups in the last step."""
-        return max(float(group["lr"]) for group in self._groups)
+        `learning_rate` is the highest of all parameter groups. If they differ, `learning_rate_lowest` is the lowest.
+        """
+        rates = [float(group["lr"]) for group in self._groups]
+        highest, lowest = max(rates), min(rates)
+        return {"learning_rate": highest} | ({"learning_rate_lowest": lowest} if lowest < highest else {})
 
     def restored(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's state was loaded: it has new groups."""
+        """Use the new groups of an optimizer whose state was loaded."""
         self._groups = optimizer.param_groups
         self._factor = None
 
 
 def quick_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """`optimizer.step` without the label that PyTorch puts around it for its profiler, which takes longer than the
-    update of a small network. With the label whenever somebody looks: a profiler, a hook, a wrapped `step`."""
+    """Return `optimizer.step` without the label that PyTorch adds for its profiler.
+
+    The label takes longer than the update of a small network. It stays if anything observes the step: a profiler, a
+    hook, a wrapped `step`.
+    """
     unlabelled = getattr(type(optimizer).step, "__wrapped__", None)
     if unlabelled is None or not getattr(type(optimizer).step, "hooked", False):
         return optimizer.step
@@ -80,7 +85,7 @@ def quick_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         for moment in ("pre", "post")
     ]
     profiling = getattr(torch.autograd, "_profiler_enabled", None)
-    if profiling is None or None in hooks:  # another PyTorch than those this was written for
+    if profiling is None or None in hooks:  # an unknown PyTorch version
         return optimizer.step
 
     def step() -> Any:
@@ -96,7 +101,7 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def same_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded optimizer state the memory layout of its parameters (channels last), as it had when saved."""
+    """Give loaded optimizer state the memory layout of its parameters (channels last), as when it was saved."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
@@ -104,5 +109,5 @@ def same_layout(optimizer: torch.optim.Optimizer) -> None:
 
 
 def clip(parameters: list[nn.Parameter], norm: float) -> Any:
-    """Scale gradients down to this global norm; the norm they had (a tensor on the device)."""
+    """Scale gradients down to this global norm; return their norm before (a tensor on the device)."""
     return gathered(torch.nn.utils.clip_grad_norm_(parameters, norm))

@@ -1,10 +1,9 @@
-"""How one network trains in several processes: whole in each (DDP), or a part of every weight in each (FSDP).
+"""Train one network in several processes: a whole copy in each (DDP), or a part of every weight in each (FSDP).
 
-Either way a project's `step` runs inside the forward pass of one module around the network, so that it sees the network
-itself, with all its attributes and methods, and may call it, or parts of it, as often as it likes.
-
-Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020; Zhao et al., "PyTorch
-FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
+In both cases a project's `step` runs inside the forward pass of one module around the network. So it sees the network
+itself, with all its attributes and methods, and may call it, or parts of it, as often as it likes. Li et al., "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020; Zhao et al., "PyTorch FSDP: Experiences on
+Scaling Fully Sharded Data Parallel", VLDB 2023.
 """
 
 from __future__ import annotations
@@ -16,20 +15,23 @@ import torch
 from torch import distributed, nn
 from torch.func import functional_call
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.project import Project
-from runner_core.protocols import Precision, Step, Tensors
+from runner_core.contract import Precision, Step, Tensors
+from runner_core.contract.project import Project
 
 _BYTES_A_WEIGHT = 16
-"""In float32: the weight, its gradient, and Adam's two averages."""
+"""Bytes of a float32 weight, its gradient, and Adam's two averages."""
 _SHARE_OF_MEMORY = 0.25
-"""Of a device's, that these may take before `auto` divides them."""
+"""Share of a device's memory that these may take before `auto` shards them."""
 
 
 class Parallel(Protocol):
-    """`train` and `evaluate` call `function(*arguments)`, which computes with the network; `read` calls one that reads
-    its weights, and computes nothing."""
+    """Way to run functions on the network.
+
+    `train` and `evaluate` call `function(*arguments)`, which computes with the network. `read` calls a function that
+    reads its weights and computes nothing.
+    """
 
     name: str
 
@@ -41,7 +43,7 @@ class Parallel(Protocol):
 
 
 class Single:
-    """One process: nothing is put in between."""
+    """One process: functions are called directly."""
 
     name = "single"
 
@@ -58,8 +60,8 @@ class Replicated:
 
     def __init__(self, network: nn.Module) -> None:
         around = _Around(network, _only_to_learn_from)
-        # What a step leaves out (a mask token when nothing is masked) is noticed, rather than waited for. As there is
-        # always something, PyTorch does not warn that there is nothing.
+        # A weight that a step does not use (a mask token when nothing is masked) is found, rather than waited for. This
+        # parameter is never used, so PyTorch does not warn that all are.
         around.unused = nn.Parameter(torch.zeros(1, device=next(network.parameters()).device))
         self._wrapped = nn.parallel.DistributedDataParallel(around, find_unused_parameters=True)
 
@@ -73,13 +75,16 @@ class Replicated:
 
 
 class Sharded:
-    """Every process keeps a part of each weight, its gradient and its optimizer state (`fully_shard`). The weights of
-    one of the project's `shard_units` are gathered while it computes; the others' for the whole step."""
+    """Every process keeps a part of each weight, its gradient and its optimizer state (`fully_shard`).
+
+    The weights of each of the project's `shard_units` are gathered while it computes, the other weights for the whole
+    step.
+    """
 
     name = "fsdp"
 
     def __init__(self, project: Project, network: nn.Module, device: torch.device, precision: Precision) -> None:
-        """Raises BadInput for what cannot be divided."""
+        """Shard the network; raise BadInput for weights that cannot be sharded."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -94,7 +99,7 @@ class Sharded:
         self._root = _Around(network)
         for unit in project.shard_units(network):
             fully_shard(unit, mesh=mesh)
-        # Resharded always: the root's weights would otherwise stay whole after a validation, and not be seen to change.
+        # Always reshard: otherwise the root's weights would stay whole after a validation, and not show changes.
         fully_shard(self._root, mesh=mesh, reshard_after_forward=True)
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -109,7 +114,7 @@ class Sharded:
 
 
 class _Around(nn.Module):
-    """A module whose forward pass is whatever it is asked to do with the network."""
+    """A module whose forward pass runs any function on the network."""
 
     def __init__(self, network: nn.Module, returned: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__()
@@ -121,7 +126,7 @@ class _Around(nn.Module):
 
 
 def _only_to_learn_from(step: Any) -> Any:
-    """The loss keeps its graph; of a weight on which only a prediction depends no gradient is waited for."""
+    """Return the step with a graph only for the loss, so that DDP awaits no gradient for a weight of the prediction."""
     if not isinstance(step, Step):
         return step
     terms = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in step.terms.items()}
@@ -131,7 +136,10 @@ def _only_to_learn_from(step: Any) -> Any:
 def parallel(
     project: Project, network: nn.Module, device: torch.device, precision: Precision, memory: int, ranks: int
 ) -> Parallel:
-    """How `train.strategy` says; `memory`: bytes of one device. The network's parameters may be other objects then."""
+    """Return the way that `train.strategy` selects; `memory` is the bytes of one device.
+
+    The network's parameters may be other objects afterwards.
+    """
     if ranks == 1:
         return Single()
     strategy = chosen(project.config.train, network, memory)
@@ -139,7 +147,7 @@ def parallel(
 
 
 def chosen(config: TrainConfig, network: nn.Module, memory: int) -> str:
-    """auto: ddp, or fsdp where what belongs to the weights would take more than a quarter of a device's memory."""
+    """Return the strategy; auto means ddp, or fsdp if the weights' data would take over a quarter of the memory."""
     if config.strategy != "auto":
         return config.strategy
     learned = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
@@ -150,20 +158,22 @@ def chosen(config: TrainConfig, network: nn.Module, memory: int) -> str:
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a divided tensor, on every process, which all must ask for; others as they are."""
+    """Return the whole of a sharded tensor, on every process, which all must call; others are returned as they are."""
     full = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a divided tensor, in the same memory; others as they are."""
+    """Return this process's part of a sharded tensor, in the same memory; others are returned as they are."""
     local = getattr(tensor, "to_local", None)
     return tensor if local is None else local()
 
 
 def divided(whole: Tensors, like: Tensors) -> Tensors:
-    """Tensors that every process has, divided as those of the same names in `like` are; as they are where those are
-    not, or have other shapes."""
+    """Return whole tensors, sharded like those of the same names in `like`.
+
+    Tensors stay as they are if those are not sharded or have other shapes.
+    """
     return {name: _divided(tensor, like.get(name)) for name, tensor in whole.items()}
 
 
@@ -174,3 +184,24 @@ def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(whole.to(like.device), mesh, like.placements)
+
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def fresh(project: Project, policy: Precision) -> nn.Module:
+    """Return a network in its initial state for training."""
+    network: nn.Module = project.model(policy)
+    project.initialise(network)
+    return network
+
+
+def place(network: nn.Module, project: Project, device: torch.device) -> nn.Module:
+    """Move the network to the device, with its convolutions' weights channels last if the settings ask for it."""
+    network.to(device)
+    if project.config.train.channels_last == "on":
+        for parameter in network.parameters():
+            layout = CHANNELS_LAST.get(parameter.ndim)
+            if layout is not None:
+                parameter.data = parameter.data.contiguous(memory_format=layout)
+    return network

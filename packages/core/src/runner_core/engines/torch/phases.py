@@ -1,7 +1,8 @@
-"""The steps of a PyTorch trainer, taken apart.
+"""Measure the parts of a PyTorch trainer's steps.
 
-On a CPU everything is done when a call returns, and the host's clock tells. On a GPU each mark is an event in the
-stream of its work: the parts are what the device did from one to the next, gaps included, and nothing waits for it.
+On a CPU everything is done when a call returns, and the host's clock measures it. On a GPU each mark is an event in the
+stream of its work. The parts are what the device did from one mark to the next, gaps included, and nothing waits for
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from runner_core.engines.phases import (
+from runner_core.contract import HostBatch
+from runner_core.contract.phases import (
     AUGMENT,
     BACKWARD,
     FORWARD,
@@ -31,7 +33,6 @@ from runner_core.engines.phases import (
 )
 from runner_core.engines.torch.limits import limits, operations
 from runner_core.engines.torch.oom import free
-from runner_core.protocols import HostBatch
 
 if TYPE_CHECKING:
     from runner_core.engines.torch.trainer import TorchTrainer
@@ -40,7 +41,7 @@ _TRIES = 3
 
 
 class TorchPhases:
-    """`phases.Phases`."""
+    """`Phases` for PyTorch."""
 
     def __init__(self, trainer: TorchTrainer) -> None:
         self._trainer = trainer
@@ -48,10 +49,10 @@ class TorchPhases:
         self._clock = _Clock(self._cuda)
         self._watched = ExitStack()
         self._outer: list[nn.Module] = [trainer.network]
-        """The modules of the network that the project's `step` calls itself; the others run inside these."""
+        """Modules of the network that the project's `step` calls itself; the others run inside these."""
 
     def prepare(self, batch: HostBatch, step: int) -> int:
-        """One step, with an eye on which modules `step` calls. A network that is compiled is called as a whole."""
+        """Take one step to find the modules that `step` calls; a compiled network is called as a whole."""
         if self._compiled:
             return 0
         found: dict[nn.Module, None] = {}
@@ -79,8 +80,10 @@ class TorchPhases:
         return perf_counter() - begun
 
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
-        """The gradient of each term at what the network gave to the loss; of `loss`, which is all of them together,
-        the term itself too. Terms without a graph are left out."""
+        """Return the cost of each term's gradient at the network's output; for `loss`, the sum of all, the term too.
+
+        Terms without a graph are left out.
+        """
         try:
             return self._losses(batch, step)
         except torch.OutOfMemoryError:
@@ -103,7 +106,7 @@ class TorchPhases:
         return found
 
     def _gradient(self, term: Tensor, outputs: Sequence[Tensor]) -> tuple[float, float | None]:
-        """Seconds (the shortest of some times), and the norm of the gradient."""
+        """Return seconds (the shortest of several runs), and the norm of the gradient."""
         taken, norm = float("inf"), None
         for _ in range(_TRIES):
             self.settle()
@@ -116,7 +119,7 @@ class TorchPhases:
         return taken, norm
 
     def operations(self, batch: HostBatch, step: int) -> list[Operation]:
-        """None of a compiled network: what it starts is not seen from here."""
+        """Return the operations of a step, or [] for a compiled network, whose operations cannot be seen here."""
         return [] if self._compiled else operations(lambda: self._trainer.train_step(_kept(batch), step))
 
     def limits(self, precision: str) -> Limits:
@@ -125,7 +128,7 @@ class TorchPhases:
 
     @contextmanager
     def trace(self, folder: Path) -> Iterator[None]:
-        """trace.json: for chrome://tracing, Perfetto, and TensorBoard's profiler plugin."""
+        """Write trace.json for chrome://tracing, Perfetto, and TensorBoard's profiler plugin."""
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self._cuda:
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -144,7 +147,10 @@ class TorchPhases:
     def _watching(
         self, modules: Sequence[nn.Module], told: Callable[[nn.Module, Any], Any] = lambda module, output: None
     ) -> Iterator[None]:
-        """The trainer's marks go to the clock, and those of the outermost `modules`; `told` learns what these gave."""
+        """Send the trainer's marks, and those of the outermost `modules`, to the clock.
+
+        `told` gets the output of each of these modules.
+        """
         trainer, clock = self._trainer, self._clock
         network, depth = trainer.network, 0
 
@@ -176,7 +182,7 @@ class TorchPhases:
                 for module in modules:
                     hooks.callback(module.register_forward_pre_hook(before).remove)
                     hooks.callback(module.register_forward_hook(after).remove)
-            else:  # hooks would have it compiled anew
+            else:  # hooks would cause a new compilation
                 network._compiled_call_impl = compiled
             trainer.phase = clock
             try:
@@ -186,16 +192,16 @@ class TorchPhases:
 
 
 class _Clock:
-    """Marks the ends of parts; afterwards, what lies between."""
+    """Marks the ends of parts, and returns the time between them."""
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
         self.inside = False
-        """Is the project's `step` running? Networks compute outside too: in the backward pass (recomputed layers)."""
+        """True while the project's `step` runs; networks also compute in the backward pass (recomputed layers)."""
         self._marks: list[tuple[str, int, Any]] = []
 
     def __call__(self, part: str) -> None:
-        """From the trainer."""
+        """Note the end of a part, called by the trainer."""
         self.mark(part)
         self.inside = part in (AUGMENT, BACKWARD)  # after a micro-batch's backward pass comes the next
 
@@ -207,12 +213,12 @@ class _Clock:
         self._marks.append((part, perf_counter_ns(), event))
 
     def clear(self) -> None:
-        """Time runs from here."""
+        """Start the clock."""
         self._marks, self.inside = [], False
         self.mark("")
 
     def read(self) -> list[dict[str, float]]:
-        """Seconds by part of each step; waits for the device."""
+        """Return seconds by part of each step; waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
         steps: list[dict[str, float]] = []
@@ -226,7 +232,7 @@ class _Clock:
 
 
 def _kept(batch: HostBatch) -> HostBatch:
-    """The same batch, of which the trainer may take as many steps as it likes."""
+    """Return the batch in a form from which the trainer may take any number of steps."""
     return HostBatch(batch.arrays, batch.count, lambda: None)
 
 
@@ -235,7 +241,7 @@ def _differentiable(output: Any) -> Iterator[Tensor]:
 
 
 def _last(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Those from which no other was computed: what the network gives to the loss, not to its own next part."""
+    """Return outputs from which no other was computed: the network's results, not inputs of its own next part."""
     kept: list[Tensor] = []
     before: set[Any] = set()
     for tensor in reversed(outputs):

@@ -1,4 +1,4 @@
-"""Precision policies applied to PyTorch, and the precision that layers were seen to compute in."""
+"""Apply precision policies to PyTorch, and observe the precision in which layers compute."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from runner_core._errors import BadInput, did_you_mean
-from runner_core.protocols import Precision
+from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.contract import Precision
 
 OBSERVED = (
     nn.Linear,
@@ -30,14 +30,14 @@ OBSERVED = (
 
 
 def set_backends(precision: Precision) -> None:
-    """Allow or forbid tf32: forbidden in float32, where cuDNN would otherwise use it unasked."""
+    """Allow or forbid tf32; it is forbidden in float32, because cuDNN would otherwise use it."""
     tf32 = precision.compute == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast | None:
-    """The context in which the network computes; None where none is needed. May be entered again and again."""
+    """Return the reusable context in which the network computes, or None if none is needed."""
     if not precision.mixed:
         return None
     return torch.autocast(device.type, getattr(torch, precision.compute))
@@ -48,9 +48,9 @@ def grad_scaler(precision: Precision, device: torch.device) -> torch.amp.GradSca
 
 
 def skipped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """1 (0-d, on the device) when a gradient overflowed, so that the scaler let the optimizer's step do nothing.
+    """Return 1 (0-d, on the device) if a gradient overflowed, so that the scaler skipped the optimizer's step.
 
-    To be asked between the scaler's `step` and its `update`.
+    Call it between the scaler's `step` and its `update`.
     """
     found: dict[torch.device, torch.Tensor] = scaler._found_inf_per_device(optimizer)
     return next(iter(found.values()))
@@ -59,7 +59,7 @@ def skipped(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> t
 def keep_float32(network: nn.Module, precision: Precision, device: torch.device) -> set[nn.Module]:
     """Make the submodules that the policy names (and all below them) compute in float32, inputs included.
 
-    Gives all of them. Raises BadInput when a name matches none.
+    Returns all of them. Raises BadInput if a name matches no submodule.
     """
     kept: set[nn.Module] = set()
     if not precision.mixed:
@@ -93,9 +93,9 @@ def _float32(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def observed(network: nn.Module, seen: Counter[str], kept: Set[nn.Module] = frozenset()) -> Iterator[None]:
-    """Count, in `seen`, the layers that compute matrix products by the dtype of what they return ("torch.bfloat16").
+    """Count, in `seen`, the output dtypes ("torch.bfloat16") of layers with matrix products.
 
-    Layers in `kept` (those of `keep_float32`) do not count; one that runs several times counts once.
+    Layers in `kept` (those of `keep_float32`) do not count. A layer that runs several times counts once.
     """
     dtypes: dict[nn.Module, str] = {}
 

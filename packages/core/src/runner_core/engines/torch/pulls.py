@@ -1,4 +1,4 @@
-"""Where the loss pulls: its terms' gradients with respect to the prediction, in the step itself."""
+"""Gradient norms of loss terms with respect to the prediction, measured in the training step itself."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner_core.contract import Metric, Step, Tensors
+from runner_core.contract.project import Project, overrides
 from runner_core.engines.pulls import HALF_SCALE, MEASURED_AT, Measured, PullLog, changed
 from runner_core.engines.torch.costs import norm
-from runner_core.project import Project, overrides
-from runner_core.protocols import Metric, Step, Tensors
 
 
 class Pulls(PullLog):
-    """Measures at `MEASURED_AT`; waits for the device there. `metrics`: those of the validation, which forget what they
-    know."""
+    """Measure at the steps `MEASURED_AT`, and wait for the device there.
+
+    `metrics`: those of the validation; they are reset.
+    """
 
     def __init__(self, project: Project, metrics: Sequence[Metric]) -> None:
         super().__init__()
@@ -26,8 +28,7 @@ class Pulls(PullLog):
         self._measured: int | None = None
 
     def measure(self, number: int, step: Step, batch: Tensors) -> None:
-        """Once in the step that follows `number` finished ones: of its first micro-batch. `step` has its graph, which
-        it keeps."""
+        """Measure once in the step after `number` finished ones, on its first micro-batch. `step` keeps its graph."""
         if number not in MEASURED_AT or number == self._measured:
             return
         self._measured = number
@@ -37,8 +38,10 @@ class Pulls(PullLog):
             torch.cuda.empty_cache()
 
     def taught(self, number: int, network: nn.Module, trained: Sequence[nn.Parameter]) -> None:
-        """Once in the same steps, after the backward pass: which of the weights that are trained have no gradient;
-        frozen ones (`requires_grad`) may be among an optimizer's."""
+        """Note once in the same steps, after the backward pass, which trained weights have no gradient.
+
+        An optimizer may also hold frozen weights (`requires_grad`), which do not count.
+        """
         if number in MEASURED_AT:
             silent = {id(parameter) for parameter in trained if parameter.requires_grad and parameter.grad is None}
             named = network.named_parameters() if silent else ()
@@ -59,7 +62,7 @@ class Pulls(PullLog):
         return found
 
     def _at_ignored(self, loss: Tensor, prediction: Tensor, batch: Tensors) -> dict[str, Any] | None:
-        """None where nothing is ignored, or the loss does not depend on the prediction."""
+        """Return None if nothing is ignored, or if the loss does not depend on the prediction."""
         marked = self._project.ignored(batch)
         if marked is None or not marked.any():
             return None
@@ -77,13 +80,13 @@ class Pulls(PullLog):
 
 
 def _pull(term: Tensor, parts: Sequence[Tensor]) -> float | None:
-    """Norm of the gradient, all parts together; None where the term does not depend on any of them."""
+    """Return the norm of the gradient over all parts; None if the term does not depend on any of them."""
     found = [gradient for gradient in _gradients(term, parts) if gradient is not None]
     return float(torch.stack([norm(gradient) for gradient in found]).norm()) / _scale(parts) if found else None
 
 
 def _gradients(value: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Of `_scale` times the value."""
+    """Return the gradients of `_scale` times the value."""
     if not parts:
         return ()
     outer = torch.full_like(value, _scale(parts))
@@ -95,7 +98,7 @@ def _scale(parts: Sequence[Tensor]) -> float:
 
 
 def tensors_in(prediction: Any) -> Iterator[Tensor]:
-    """The tensors in a prediction: one, or several by name or in a row."""
+    """Return the tensors in a prediction: one, or several by name or in a row."""
     if isinstance(prediction, Tensor):
         yield prediction
     elif isinstance(prediction, Mapping):

@@ -1,7 +1,7 @@
-"""What a project's `step` may ask of the processes that train together, one a device ("ranks"); true of one, too.
+"""Functions for a project's `step` about the processes that train together, one per device ("ranks").
 
-Where a loss looks at the whole batch (contrastive losses, KoLeo, Sinkhorn), that is the batch of all devices: gather
-the features and compute as one process would.
+They also work with one process. A loss that looks at the whole batch (contrastive losses, KoLeo, Sinkhorn) needs the
+batch of all devices: gather the features, and compute as one process would.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ _apart = ContextVar("apart", default=False)
 
 
 def count() -> int:
-    """Processes that train together; 1 where one trains alone, and in validation, where each sees every sample."""
+    """Return the number of processes that train together.
+
+    It is 1 for a single process, and in validation, where each process sees every sample.
+    """
     if _apart.get() or not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return distributed.get_world_size()
 
 
 def number() -> int:
-    """This process's number among them, from 0."""
+    """Return this process's number among them, from 0."""
     return distributed.get_rank() if count() > 1 else 0
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """(B, …) of every rank in their order: (count·B, …), the same on all. B is the same on all.
+    """Return (B, …) of every rank, in rank order, as (count·B, …), the same on all; B is the same on all.
 
-    Gradients flow back to every rank's part. The ranks' gradients of the weights are averaged afterwards, so that a
-    loss of what was gathered has the gradient that one process with the whole batch has, if its mean over the ranks is
-    that process's loss: each may compute the same whole, or its own share of a mean.
+    Gradients flow back to every rank's part. The ranks' gradients of the weights are averaged afterwards. So a loss of
+    the gathered tensor has the gradient of one process with the whole batch if its mean over the ranks is that
+    process's loss: each rank may compute the same whole, or its own share of a mean.
     """
     return tensor if count() == 1 else _Gathered.apply(tensor)
 
 
 @torch.no_grad()
 def summed(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum over the ranks, a new tensor without gradient; `tensor` itself where there is one."""
+    """Return the sum over the ranks, a new tensor without gradient; with one process, `tensor` detached."""
     if count() == 1:
         return tensor.detach()
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -51,7 +54,7 @@ def summed(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Inside, every process computes for itself: `count` is 1, nothing is gathered."""
+    """Make every process compute for itself inside: `count` is 1, and nothing is gathered."""
     before = _apart.set(True)
     try:
         yield
@@ -60,7 +63,7 @@ def apart() -> Iterator[None]:
 
 
 class _Gathered(torch.autograd.Function):
-    """All-gather; its transpose sums what all ranks' losses say of each part."""
+    """All-gather; its transpose sums the gradients of all ranks' losses for each part."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""A trained network for use without runner: weights, how to build, feed and read it, and the class they belong to."""
+"""Export a trained network for use without runner: weights, description, and the class they belong to.
+
+The description says how to build, feed and read the network.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from types import ModuleType
 from safetensors.torch import save_file
 from torch import nn
 
-from runner_core.protocols import Json
+from runner_core.contract import Json
 
 
-def standalone(network: nn.Module, folder: Path, description: Mapping[str, Json], source: ModuleType) -> list[Path]:
-    """Write model.safetensors, model.json (`description`) and network.py, a copy of `source`; the files written.
+def export_standalone(
+    network: nn.Module, folder: Path, description: Mapping[str, Json], source: ModuleType
+) -> list[Path]:
+    """Write model.safetensors, model.json (`description`) and network.py, a copy of `source`; return the files.
 
     `source` is the module of the network's class, and imports nothing but PyTorch.
     """

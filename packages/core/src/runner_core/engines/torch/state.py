@@ -1,4 +1,4 @@
-"""Training state of torch as JSON and named tensors; and the state of the default random generators."""
+"""Training state of torch as JSON and named tensors, and the state of the default random generators."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner_core._random import stream_seed
+from runner_core.base.seeds import stream_seed
+from runner_core.contract import Json, Tensors
+from runner_core.contract.run import OtherWeights
+from runner_core.contract.team import Team
 from runner_core.engines import state
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.parallel import gathered, own
-from runner_core.protocols import Json, Tensors
-from runner_core.team import Team
 
 
 def flatten(tree: Any) -> tuple[Json, Tensors]:
-    """`engines.state.flatten` for torch's tensors. Of several processes all must call it: tensors that are divided
-    among them are put together, in the first one's host memory; the others get empty ones in their place.
+    """Flatten a tree of torch's tensors; see `engines.state.flatten`.
+
+    With several processes all must call it. Sharded tensors are put together in the first one's host memory; the others
+    get empty ones instead.
 
     >>> flatten({"a": torch.ones(2), "b": [1, None]})[0]
     {'a': {'__tensor__': 'a'}, 'b': [1, None]}
@@ -37,8 +40,17 @@ def _whole(leaf: Any) -> torch.Tensor | None:
 
 
 def unflatten(json: Json, tensors: Tensors) -> Any:
-    """The nested state that `flatten` was given."""
+    """Return the nested state that `flatten` was given."""
     return state.unflatten(json, tensors, lambda tensor: tensor.cpu().numpy())
+
+
+def refuse_other_dtypes(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadInput if a saved weight has another dtype than the network's, to which it would be cast silently."""
+    for name, tensor in saved.items():
+        if name in own and tensor.dtype != own[name].dtype:
+            raise OtherWeights(
+                f"the weights do not fit this project's network: {name} is {tensor.dtype}, not {own[name].dtype}"
+            )
 
 
 def seed_generators(seed: int) -> None:
@@ -49,7 +61,7 @@ def seed_generators(seed: int) -> None:
 
 
 def read_generators(device: torch.device, everything: bool = True) -> dict[str, Any]:
-    """State of torch's default generators (host and device) and, with `everything`, of NumPy's and Python's."""
+    """Return the state of torch's default generators (host and device); `everything` adds NumPy's and Python's."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -60,7 +72,7 @@ def read_generators(device: torch.device, everything: bool = True) -> dict[str, 
 
 
 def write_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put generators back to where `read_generators` saw them."""
+    """Set generators to the state from `read_generators`."""
     torch.set_rng_state(state["torch"].cpu())
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
@@ -70,9 +82,9 @@ def write_generators(state: dict[str, Any], device: torch.device) -> None:
 
 
 class Generators:
-    """The default generators of this process, one of `team`: in a checkpoint, those of all.
+    """Default generators of this process, one of `team`; a checkpoint holds those of all.
 
-    The first process's are those of a training by itself; the others draw other numbers.
+    The first process has the generators of a single-process training; the others draw different numbers.
     """
 
     def __init__(self, team: Team, device: torch.device, seed: int) -> None:
@@ -84,7 +96,7 @@ class Generators:
             seed_generators(stream_seed(self._seed, step, self._team.number))
 
     def read(self) -> dict[str, Any]:
-        """For the checkpoint: `generators`, and where there are more processes `others`, theirs in order."""
+        """Return the state for the checkpoint: `generators`, and with more processes `others`, theirs in order."""
         own = read_generators(self._device)
         if self._team.count == 1:
             return {"generators": own}
@@ -93,7 +105,7 @@ class Generators:
         return {"generators": own, "others": [_unpacked(*packed) for packed in every[1:]]}
 
     def write(self, saved: Mapping[str, Any], step: int) -> None:
-        """Go on where the checkpoint of `step` steps, if it is of as many processes, left them; else start anew."""
+        """Restore the state in the checkpoint of `step` steps, or start anew if its number of processes differs."""
         others = saved.get("others", [])
         if self._team.first:
             write_generators(saved["generators"], self._device)

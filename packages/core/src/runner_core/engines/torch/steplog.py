@@ -1,4 +1,4 @@
-"""Losses as numbers, and weights that must stay finite."""
+"""Read losses as numbers, and check that weights stay finite."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from runner_core._errors import BadInput
+from runner_core.base.errors import BadInput
+from runner_core.contract import Tensors
+from runner_core.contract.project import Project
+from runner_core.contract.team import Team
 from runner_core.engines.torch.parallel import own
-from runner_core.project import Project
-from runner_core.protocols import Tensors
-from runner_core.team import Team
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Numbers of 0-d tensors; one wait for the device."""
+    """Return the numbers of 0-d tensors; waits for the device once."""
     try:
         return torch.stack(list(tensors)).tolist()
-    except RuntimeError:  # of several shapes or devices
+    except RuntimeError:  # several shapes or devices
         return [float(tensor) for tensor in tensors]
 
 
@@ -45,7 +45,7 @@ class Weights:
         self._tensors = {name: t for name, t in parts.items() if t.numel() and bool(t.isfinite().all())}
 
     def first_nonfinite(self) -> str | None:
-        """Name of the first tensor that holds NaN or an infinity; one wait for the device."""
+        """Return the name of the first tensor with NaN or an infinity, or None; waits for the device once."""
         if not self._tensors:
             return None
         largest = torch._foreach_norm(list(self._tensors.values()), float("inf"))

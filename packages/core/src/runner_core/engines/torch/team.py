@@ -1,4 +1,4 @@
-"""`team.Team` with torch.distributed: gloo for what the hosts tell each other, nccl between GPUs."""
+"""`Team` with torch.distributed: gloo for messages between hosts, nccl between GPUs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import distributed
 
-from runner_core.protocols import Json
-from runner_core.team import Place
+from runner_core.contract import Json
+from runner_core.contract.team import Place
 
 _HOSTS = timedelta(days=30)
-"""Longer than the first process prepares data: a process that ends is noticed at once, whatever this is."""
+"""Timeout longer than the first process prepares data; an ended process is noticed at once anyway."""
 _DEVICES = timedelta(hours=2)
-"""Longer than a checkpoint takes: of nccl nothing else ends a wait for a process on another machine that is gone."""
+"""Timeout longer than a checkpoint takes; only this ends nccl's wait for a lost process on another machine."""
 
 
 class TorchTeam:
-    """Made in every process, it waits for all; torch's default process group is there until `leave`."""
+    """A team of processes; its construction waits for all, and torch's default process group exists until `leave`."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self.number, self.count, self.first = place.number, place.count, place.number == 0
@@ -42,7 +42,7 @@ class TorchTeam:
             timeout=_HOSTS if device.type == "cpu" else _DEVICES,
             device_id=None if device.type == "cpu" else device,
         )
-        # A group of their own: what the hosts agree on does not queue behind gradients.
+        # Separate groups, so that messages between hosts do not wait behind gradients.
         self._hosts = distributed.new_group(backend="gloo", timeout=_HOSTS)
 
     def share(self, value: Json) -> Json:
@@ -76,7 +76,7 @@ class TorchTeam:
     def speaks(self) -> bool:
         try:
             return self._store.add("spoken", 1) == 1
-        except RuntimeError:  # who kept the store is gone: it is that process's end that matters
+        except RuntimeError:  # the process with the store is gone, and its end is what matters
             return False
 
     def lost(self, error: BaseException) -> bool:
@@ -86,13 +86,13 @@ class TorchTeam:
 
     def leave(self) -> None:
         self._settled()
-        distributed.barrier(self._hosts)  # nobody is waited for any more when the first connection closes
+        distributed.barrier(self._hosts)  # so that no process is waiting when the first connection closes
         distributed.destroy_process_group()
 
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """gloo writes into standard output who has met whom: not in here."""
+    """Suppress gloo's messages in standard output about connections."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,4 +1,4 @@
-"""A network under training in plain PyTorch: what `runner_core.loop` drives."""
+"""A network under training in plain PyTorch, driven by `runner_core.training.loop`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core import metrics, watched
-from runner_core._errors import Unhealthy
-from runner_core._nonfinite import not_finite, weight_not_finite
-from runner_core._random import stream_seed
+from runner_core.base.errors import Unhealthy
+from runner_core.base.seeds import stream_seed
+from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.contract.footprint import Footprint
+from runner_core.contract.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, Phases, unnoticed
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.setup import Data, Setup
+from runner_core.engines import metrics, returned
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
-from runner_core.engines.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, Phases, unnoticed
-from runner_core.engines.returned import detached, refuse_no_step
-from runner_core.engines.steplog import GRADIENT_NORM, StepLog
+from runner_core.engines.returned import detached, refuse_no_step, snapshots
+from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
 from runner_core.engines.torch import precision
 from runner_core.engines.torch.costs import Costs
 from runner_core.engines.torch.ema import Average, averaged
@@ -36,23 +39,17 @@ from runner_core.engines.torch.optim import (
     same_layout,
     trained_parameters,
 )
-from runner_core.engines.torch.parallel import divided, parallel
-from runner_core.engines.torch.placement import fresh, place, wanted
+from runner_core.engines.torch.parallel import divided, fresh, parallel, place
 from runner_core.engines.torch.pulls import Pulls
 from runner_core.engines.torch.recall import checksum, distance, other_weights
-from runner_core.engines.torch.state import Generators, flatten, seed_generators, unflatten
+from runner_core.engines.torch.state import Generators, flatten, refuse_other_dtypes, seed_generators, unflatten
 from runner_core.engines.torch.steplog import Means, Weights, read
 from runner_core.engines.torch.transfer import feed
 from runner_core.engines.torch.validation import Totals
-from runner_core.memory.footprint import Footprint
-from runner_core.project import Project, overrides
-from runner_core.protocols import Array, Arrays, HostBatch, Progress, State, Step, Tensors
-from runner_core.setup import Data, Setup
-from runner_core.snapshots import snapshots
 
 
 class TorchTrainer:
-    """`protocols.Trainer`; one of `setup.team`, all of which must call the same methods in the same order."""
+    """`Trainer` for PyTorch, one of `setup.team`; all must call the same methods in the same order."""
 
     block = 1
 
@@ -65,7 +62,7 @@ class TorchTrainer:
         seed_generators(config.seed)
         self.network: nn.Module = place(fresh(project, setup.precision), project, device)
         self._kept = precision.keep_float32(self.network, setup.precision, device)
-        self._compile = wanted("compile", project, device)
+        self._compile = project.config.train.compile == "on"
         self._cast = precision.autocast(setup.precision, device)
         self._scaler = precision.grad_scaler(setup.precision, device)
         memory = setup.device.memory_bytes
@@ -101,7 +98,7 @@ class TorchTrainer:
     # ------------------------------------------------------------ one step
 
     def train_step(self, batch: HostBatch, step: int) -> None:
-        """One optimizer step; releases the batch. Raises BadInput when memory does not suffice."""
+        """Take one optimizer step and release the batch; raise BadInput if memory does not suffice."""
         self.phase(WAIT)
         doing = "bringing the batch to the device"
         try:
@@ -134,9 +131,9 @@ class TorchTrainer:
         return tensors if self._gather is None else self._gather(tensors)
 
     def _first(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
-        """The first step, with an eye on the precision that layers compute in.
+        """Take the first step, and observe the precision in which layers compute.
 
-        A compiled network cannot be observed: it is run once before it is compiled, which leaves no trace.
+        A compiled network cannot be observed, so it runs once before it is compiled, which leaves no trace.
         """
         self._seen = Counter()
         if not self._compile:
@@ -153,7 +150,7 @@ class TorchTrainer:
         return self._micro.gradients(tensors, count, progress)
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
-        """Add `share` times the gradients; loss and terms (times `share`), without their graph."""
+        """Add `share` times the gradients; return loss and terms (times `share`), without their graph."""
         step = self._step(self._parallel.train, tensors, progress)
         self.phase(LOSS)
         loss, terms, _, costs = step
@@ -183,7 +180,7 @@ class TorchTrainer:
         return step
 
     def _prove(self, step: Step) -> None:
-        """Once: BadInput for a step that nothing can be learned from."""
+        """Raise BadInput, once, if nothing can be learned from the step."""
         refuse_no_step(self.project, step)
         if torch.is_grad_enabled():
             self._unproven = False
@@ -191,7 +188,7 @@ class TorchTrainer:
                 raise detached(self.project)
 
     def _update(self, progress: Progress) -> None:
-        """Clip, step, average; gradients are gone afterwards."""
+        """Clip, step and average; drop the gradients afterwards."""
         if self._pulls is not None:
             self._pulls.taught(progress.step, self.network, self._parameters)
         if self.config.clip is not None:
@@ -218,11 +215,11 @@ class TorchTrainer:
     # ------------------------------------------------------------ numbers and validation
 
     def read_log(self) -> dict[str, Any]:
-        """Means since the last call. Waits for the device."""
+        """Return means since the last call; waits for the device."""
         self._log.settle()
         bad = self._log.first_nonfinite()
         facts = self._facts()
-        values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate.value, "facts": facts}
+        values: dict[str, Any] = {**self._log.means(), **self._rate.logged, "facts": facts}
         if bad is not None:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
@@ -233,27 +230,31 @@ class TorchTrainer:
         return shared
 
     def _facts(self) -> dict[str, Any]:
-        """What only health rules want to know, since the last call."""
-        facts: dict[str, Any] = {"highest_rate": self._rate.highest}
+        """Return facts for health rules since the last call."""
+        facts: dict[str, Any] = {}
         if self.config.clip is not None:
             facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
         return facts if self._pulls is None else {**facts, **self._pulls.take(self._log.every())}
 
     def checksum(self) -> int | None:
-        """Another number once any bit of the weights that are trained is; None while the learning rate of all is 0.
-        Waits for the device."""
+        """Return a number that changes with any bit of the trained weights, or None while all learning rates are 0.
+
+        Waits for the device.
+        """
         trained = [p for group in self.optimizer.param_groups if group["lr"] for p in group["params"]]
         shared: int | None = self._team.share(checksum(trained))
         return shared
 
     def losses(self) -> list[float]:
-        """The loss of each step since the last `read_log`. Waits for the device."""
+        """Return the loss of each step since the last `read_log`; waits for the device."""
         self._log.settle()
         return self._log.of("loss")
 
     def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
-        """Of a step, what its loss takes, forward and back to the network's output: mean over `count` times, None where
-        it cannot be told apart. Runs the network once; only measuring asks for it."""
+        """Return the mean seconds of a step's loss, forward and back to the network's output, over `count` runs.
+
+        It is None if the loss cannot be separated. This runs the network once; only measurements call it.
+        """
         tensors = self._taken(batch)
         if self._rng is not None:
             tensors = self.project.on_device(tensors, self.statistics, self._rng)
@@ -261,13 +262,13 @@ class TorchTrainer:
         return loss_seconds(self.project, self.network, tensors, progress, count, self._cast or nullcontext())
 
     def notes(self) -> list[str]:
-        """What the user should know, since the last call."""
+        """Return messages for the user since the last call."""
         told = self._notes.copy()
         self._notes.clear()
         return told
 
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
-        """Means over samples, metrics, extremes of the decision; training's random streams do not notice."""
+        """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
         for metric in self._metrics:
             metric.reset()
         totals = Totals(self.project)
@@ -287,7 +288,7 @@ class TorchTrainer:
         return shared
 
     def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
-        """A validation batch on the device, and through the network."""
+        """Bring a validation batch to the device and run it through the network."""
         tensors = self._as_validated(self._feed.keep(batch))
         over = Progress(self.steps, self.steps, self.config.epochs)
         return tensors, self._step(self._parallel.evaluate, tensors, over)
@@ -299,13 +300,16 @@ class TorchTrainer:
 
     @torch.no_grad()
     def watch(self) -> Arrays:
-        """What the project watches of the network that validation saw; copies on the host."""
+        """Return what the project watches in the network that validation saw, as copies on the host."""
         with evaluating(self.network, self._average):
-            return self._parallel.read(watched.watch, self.project, self.network)
+            return self._parallel.read(returned.watch, self.project, self.network)
 
     def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
-        """What the project draws of these samples. Raises Unhealthy rather than draw NaN, BadInput when memory does not
-        suffice. Nothing is compiled for it: that would take longer than to draw."""
+        """Return the project's pictures of these samples.
+
+        Raises Unhealthy instead of drawing NaN, and BadInput if memory does not suffice. Nothing is compiled for this,
+        because compiling would take longer than drawing.
+        """
         self._refuse_nonfinite()
         try:
             with (
@@ -323,8 +327,10 @@ class TorchTrainer:
     # ------------------------------------------------------------ checkpoints
 
     def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
-        """How the network that `state` gives back differs from the one that validation saw, on these samples: facts for
-        health rules; None where there is no memory for both. Training does not notice."""
+        """Return how the network from `state` differs from the validated one on these samples: facts for health rules.
+
+        Returns None if there is no memory for both. Training is not affected.
+        """
         over = Progress(self.steps, self.steps, self.config.epochs)
 
         def step(project: Project, network: nn.Module) -> Step:
@@ -343,7 +349,7 @@ class TorchTrainer:
             return None
 
     def state(self) -> State:
-        """Refers to the live tensors: write it before the next step. Raises Unhealthy rather than give out NaN."""
+        """Return the live tensors; write them before the next step. Raise Unhealthy instead of returning NaN."""
         self._refuse_nonfinite()
         tree = {
             "model": self.network.state_dict(),
@@ -354,7 +360,7 @@ class TorchTrainer:
             "log": self._log.state(),
             "costs": self._costs.state(),
             "pulls": None if self._pulls is None else self._pulls.state(),
-            "micro": self._micro.size * self._team.count,  # so that it means the same to any number of processes
+            "micro": self._micro.size * self._team.count,  # independent of the number of processes
             "statistics": self.statistics,
         }
         values, tensors = flatten(tree)
@@ -362,6 +368,7 @@ class TorchTrainer:
 
     def load_state(self, state: State) -> None:
         saved = unflatten(state.values["torch"], state.tensors)
+        refuse_other_dtypes(saved["model"], self.network.state_dict())
         self.network.load_state_dict(divided(saved["model"], self.network.state_dict()))
         if self._average is not None:
             self._average.load(saved["ema"])
@@ -392,13 +399,13 @@ class TorchTrainer:
     # ------------------------------------------------------------ the device
 
     def phases(self) -> Phases:
-        """What takes this trainer's steps apart."""
+        """Return the object that measures the parts of this trainer's steps."""
         from runner_core.engines.torch.phases import TorchPhases
 
         return TorchPhases(self)
 
     def computed(self, batch: HostBatch, step: int) -> tuple[Step, int]:
-        """What the project's `step` returns of the first micro-batch, with its graph; how many such a batch has."""
+        """Return the result of the project's `step` for the first micro-batch, with its graph, and their number."""
         count, size = batch.count, self._micro.size
         tensors = self._taken(batch)
         if self._rng is not None:
@@ -410,15 +417,17 @@ class TorchTrainer:
         return made, -(-count // size)
 
     def footprint(self, arrays: Arrays) -> Footprint:
-        """What training takes of memory, by a forward and backward pass of a few of these samples; not with fsdp, where
-        every process would have to wait for the others."""
+        """Return the memory that training takes, from a forward and backward pass of a few of these samples.
+
+        With fsdp no step is measured, because every process would have to wait for the others.
+        """
         loss = None if self.strategy == "fsdp" else partial(self._loss_of, arrays)
         return footprint(
             *(self.network, self.optimizer, self._parameters, self._average, self.device, self._micro.size, loss)
         )
 
     def _loss_of(self, arrays: Arrays, count: int) -> torch.Tensor:
-        """Of the first samples, late in the training, when all terms of the loss are there."""
+        """Return the loss of the first samples at the end of training, when all terms of the loss are active."""
         project, rng = copy(self.project), None if self._rng is None else torch.Generator(self.device)
         tensors = {name: torch.from_numpy(array[:count]).to(self.device) for name, array in arrays.items()}
         tensors = tensors if self._gather is None else self._gather(tensors)

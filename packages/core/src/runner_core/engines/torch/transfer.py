@@ -1,4 +1,4 @@
-"""Host batches → tensors on the device, and when their buffers may be refilled."""
+"""Bring host batches to the device as tensors, and decide when their buffers may be refilled."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner_core.protocols import Array, Arrays, HostBatch, Tensors
+from runner_core.contract import Array, Arrays, HostBatch, Tensors
 
 MOST_BUFFERS = 64
 
 
 class HostFeed:
-    """The host is the device: tensors are views of the ring's buffers, given back when the step is over."""
+    """The host is the device: tensors are views of the ring's buffers, released when the step is over."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Arrays, Tensors]] = {}  # the ring has few buffers: views of each are made once
 
     def take(self, batch: HostBatch) -> Tensors:
-        """Views of the buffer; a new dictionary each time."""
+        """Return views of the buffer in a new dictionary."""
         arrays = batch.arrays
         known = self._known.get(id(arrays))
         if known is None or known[0] is not arrays:
@@ -31,7 +31,7 @@ class HostFeed:
         return known[1].copy()
 
     def keep(self, batch: HostBatch) -> Tensors:
-        """Tensors with memory of their own: metrics may hold them after the buffer was refilled."""
+        """Return tensors with memory of their own, which metrics may hold after the buffer was refilled."""
         return {name: torch.from_numpy(array).clone() for name, array in batch.arrays.items()}
 
     def done(self, batch: HostBatch) -> None:
@@ -41,9 +41,9 @@ class HostFeed:
 class CudaFeed:
     """Copies from page-locked buffers on a stream of its own.
 
-    The host runs ahead of the device: while a step still computes, the next batch is copied beside it. The copy
-    depends on nothing that computes, so that waiting for it at the end of `train_step`, when all of the step's
-    kernels are queued, takes no time that the device would notice; then the buffer may be refilled.
+    The host runs ahead of the device: while a step still computes, the next batch is copied. The copy depends on no
+    computation. So waiting for it at the end of `train_step`, when all of the step's kernels are queued, does not delay
+    the device. Then the buffer may be refilled.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,7 +79,7 @@ def feed(device: torch.device) -> Feed:
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic], device: torch.device) -> Array:
-    """Host memory for a ring: page-locked where batches go to a GPU."""
+    """Allocate host memory for a ring, page-locked if batches go to a GPU."""
     if device.type != "cuda":
         return np.empty(shape, dtype)
     size = max(1, int(np.prod(shape)) * dtype.itemsize)
@@ -88,8 +88,11 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic], device: torch.
 
 
 def pin(memory: Array, device: torch.device, owner: object) -> None:
-    """Page-lock `memory` where batches go to a GPU, and keep it, for as long as `owner` lives: unmapped while locked,
-    its addresses could be mapped anew and copied from where they were. Where CUDA refuses, copies are slower only."""
+    """Page-lock `memory` if batches go to a GPU, and keep it as long as `owner` lives.
+
+    If it were unmapped while locked, its addresses could be mapped anew, and copies would read the old memory. If CUDA
+    refuses, copies are only slower.
+    """
     if device.type != "cuda" or not memory.nbytes:
         return
     address, cudart = memory.ctypes.data, torch.cuda.cudart()

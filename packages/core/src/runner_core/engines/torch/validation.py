@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from runner_core.contract import Step
+from runner_core.contract.project import Project
 from runner_core.engines import marks
-from runner_core.project import Project
-from runner_core.protocols import Step
 
 
 class Totals:
-    """Mean loss and terms weighted by samples, and the extremes of the project's decision: of its values, and of a
-    number for each sample (`marks`)."""
+    """Mean loss and terms weighted by samples, and the extremes of the project's decision.
+
+    The extremes are those of the decision's values, and of one number per sample (`marks`).
+    """
 
     def __init__(self, project: Project) -> None:
         self._decision = project.decision
@@ -23,10 +25,10 @@ class Totals:
         self._weights: dict[torch.Size, torch.Tensor] = {}
         self._count = 0
         self.predicted = False
-        """Was there any prediction for metrics to read?"""
+        """True if there was any prediction for metrics to read."""
 
     def add(self, step: Step, count: int) -> None:
-        """`step` is of a batch of `count` samples, its loss and terms their means."""
+        """Add a batch of `count` samples, whose means are the loss and terms in `step`."""
         self._count += count
         for name, value in {"loss": step.loss, **step.terms}.items():
             wide = value.double() if isinstance(value, torch.Tensor) else value
@@ -42,15 +44,18 @@ class Totals:
                 self._marks.add(sum(self._mark(part) for part in decided))
 
     def _mark(self, decision: torch.Tensor) -> torch.Tensor:
-        """(samples,): `marks`."""
+        """Return one number per sample from `marks`: (samples,)."""
         shape = decision.shape[1:]
         if shape not in self._weights:
             self._weights[shape] = torch.from_numpy(marks.weights(tuple(shape)).ravel()).to(decision.device)
         return (decision.reshape(len(decision), -1).float() * self._weights[shape]).mean(1)
 
     def read(self) -> dict[str, float]:
-        """Waits for the device. `decision_min` and `decision_max` only where there was a decision, `decision_mark_min`
-        and `decision_mark_max` only where that was of several samples."""
+        """Return the values by name; waits for the device.
+
+        `decision_min` and `decision_max` need a decision. `decision_mark_min` and `decision_mark_max` need a decision
+        for several samples.
+        """
         values = {name: float(total) / self._count for name, total in self._sums.items()}
         values |= self._values.read("decision_")
         return values | self._marks.read("decision_mark_") if self._count > 1 else values

@@ -1,0 +1,1 @@
+"""Foundations of everything else: errors, texts, files, sizes, processes. Nothing here knows about training."""

@@ -1,0 +1,75 @@
+"""Every error a user can meet, and the exit code each becomes.
+
+RunnerError                      1
+├── BadInput                     2    a file, a setting or a folder is wrong: what, where, what to do
+│   ├── DataErrors               2    several faulty records, listed together
+│   ├── OutOfSpace               2    disk or memory will not (or did not) suffice
+│   └── NotSaved                 2    a checkpoint could not be written
+├── Unhealthy                    3    a health rule stopped the run
+└── Stopped                130/143    SIGINT or SIGTERM, after a checkpoint was saved
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from runner_core.base.secrets import without_secrets
+from runner_core.base.text import counted
+
+
+class RunnerError(Exception):
+    """Base of the errors that the command line prints as one message, without a traceback."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
+
+
+class BadInput(RunnerError):
+    """Wrong input; the message names the file or setting, its fault, and the remedy."""
+
+    exit_code = 2
+
+
+class DataErrors(BadInput):
+    """Several records are faulty; `errors` holds one message each."""
+
+    def __init__(self, errors: Sequence[str]) -> None:
+        self.errors = tuple(map(without_secrets, errors))
+        shown = "\n".join(f"  - {e}" for e in self.errors[:20])
+        more = f"\n  … and {len(self.errors) - 20} more" if len(self.errors) > 20 else ""
+        super().__init__(f"{counted(len(self.errors), 'record')} cannot be used:\n{shown}{more}")
+
+
+class OutOfSpace(BadInput):
+    """Disk, RAM or device memory does not suffice; the message has the number and the remedy."""
+
+
+class NotSaved(BadInput):
+    """A checkpoint could not be written; older ones are kept."""
+
+
+class Unhealthy(RunnerError):
+    """A health rule found that this run only looks healthy."""
+
+    exit_code = 3
+
+
+class Stopped(RunnerError):
+    """A signal stopped the run; everything is saved."""
+
+    def __init__(self, signal_number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the known word nearest to `word`, else an empty string.
+
+    >>> did_you_mean("epoch", ["epochs", "batch_size"])
+    "; did you mean 'epochs'?"
+    """
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{near[0]}'?" if near else ""

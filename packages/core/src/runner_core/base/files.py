@@ -1,0 +1,202 @@
+"""Operations on files, for the core and for projects."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from runner_core.base.errors import BadInput
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""`errno` of a write that found no space."""
+_NO_FLUSH = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
+_SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
+"""Folder names, and the split that each names."""
+
+_SPECIAL = {
+    stat.S_IFIFO: "a named pipe (FIFO)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+_BLOCK = 1 << 22
+
+
+def refuse_special_file(path: Path) -> Path:
+    """Return `path`, or raise BadInput if it is a pipe, a socket or a device: reading one may never end.
+
+    Call it before opening any file that a user named or that lies in a data folder. A folder, and a path that does not
+    exist, pass: the reader's own message says what it needs.
+    """
+    try:
+        kind = _SPECIAL.get(stat.S_IFMT(os.stat(path).st_mode))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return path
+        raise BadInput(f"{_shortened(path)}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"{str(path)!r}: not a path: it holds a NUL character; write it without") from error
+    if kind is not None:
+        raise BadInput(f"{path}: {kind}, not a file; copy what it gives into a file, or take it away")
+    return path
+
+
+def _shortened(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 300 else f"{text[:200]}…"
+
+
+def hash_file(path: Path | str) -> str:
+    """Return the xxh3_128 of a file's contents (32 hex digits)."""
+    state = xxhash.xxh3_128()
+    with open(refuse_special_file(Path(path)), "rb", buffering=0) as file:
+        block = memoryview(bytearray(max(1, min(_BLOCK, os.fstat(file.fileno()).st_size))))
+        while count := file.readinto(block):
+            state.update(block[:count])
+    return state.hexdigest()
+
+
+def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder with the sorted names of its folders and of its files.
+
+    Like `os.walk`, for data: links to folders are followed, but never back into a folder above. Hidden files and
+    folders are left out. Folders that are removed from the list are not entered. A folder that cannot be read raises
+    BadInput, so that no part of the data goes missing unnoticed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise BadInput(
+            f"{error.filename}: this folder cannot be read: {error.strerror}; make it readable, or move it elsewhere"
+        ) from error
+
+    marks: dict[Path, tuple[int, int]] = {}
+    for place, folders, names in os.walk(root, followlinks=True, onerror=refuse):
+        folder = Path(place)
+        stat = folder.stat()
+        marks[folder] = (stat.st_dev, stat.st_ino)
+        if any(marks.get(above) == marks[folder] for above in folder.parents):
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield folder, folders, sorted(name for name in names if not name.startswith("."))
+
+
+def unique_keys(paths: Sequence[Path], root: Path, stem: Callable[[Path], str]) -> dict[Path, str]:
+    """Return a key for each record's file: its `stem`, or its path below `root` if stems repeat."""
+    count = Counter(map(stem, paths))
+
+    def below(path: Path) -> str:
+        return "__".join((*path.relative_to(root).parts[:-1], path.name.replace(".", "_")))
+
+    return {path: stem(path) if count[stem(path)] == 1 else below(path) for path in paths}
+
+
+def split_of_folder(path: Path, root: Path) -> str | None:
+    """Return the split that the outermost such folder between `root` and a file names: train, validation or test.
+
+    >>> split_of_folder(Path("data/Val/a.npz"), Path("data")), split_of_folder(Path("train/a.npz"), Path("train"))
+    ('validation', None)
+    """
+    folders = (name.lower() for name in path.relative_to(root).parts[:-1])
+    return next((_SPLITS[name] for name in folders if name in _SPLITS), None)
+
+
+def split_named(text: str, where: str) -> str:
+    """Return train, validation or test, as named in a table's cell or in a part of a path.
+
+    Raises BadInput that begins with `where`.
+
+    >>> split_named("Val", "a.csv")
+    'validation'
+    """
+    if text.lower() not in _SPLITS:
+        raise BadInput(f"{where}: the split {text!r} is none of {', '.join(_SPLITS)}.")
+    return _SPLITS[text.lower()]
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `folder` to write into, renamed to `folder` at the end, removed after an error.
+
+    `folder` must be empty or not exist.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        flush_all(temporary)
+        temporary.rename(folder)
+        flush(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Flush a file with fsync, or a folder: the names in it, not the contents of its files.
+
+    A folder that cannot be flushed (another user's, or on a file system that does not support it) is skipped.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH or not path.is_dir():
+            raise
+
+
+def flush_all(path: Path) -> None:
+    """Flush a file with fsync, or a folder with everything in it."""
+    for inside in [*path.rglob("*"), path]:
+        flush(inside)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it, that survives a loss of power; it may exist already."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush(folder.parent)
+
+
+def full_disk(error: BaseException) -> OSError | None:
+    """Return the error of a full disk that `error` is or came from, else None.
+
+    Libraries wrap it in their own errors, or only mention its number in the text (safetensors: "os error 28", HDF5:
+    "errno = 28").
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            return cause
+        number = re.search(r"\b(?:os error|errno =) (\d+)", str(cause))
+        if number and int(number[1]) in NO_SPACE:
+            return OSError(int(number[1]), os.strerror(int(number[1])))
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def size_text(size: float) -> str:
+    """Return bytes as people read them.
+
+    >>> size_text(3_200_000_000), size_text(1e18)
+    ('3.2 GB', '1000000.0 TB')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,191 @@
+"""Worker processes that always end with their parent and never block it, and memory shared with them.
+
+They are spawned, never forked (a fork inherits locks held by other threads). A worker ends when its pipe closes or its
+parent dies, however it dies; a killed worker is noticed at once. Nothing here imports a framework.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import connection, reduction, util
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from runner_core.base.errors import BadInput, RunnerError
+
+Work = Callable[[Any], Any]
+
+
+class Workers:
+    """`count` processes that apply `work` (picklable, sent once) to tasks.
+
+    `submit` returns a ticket, `receive` waits for the next finished task, whichever it is. `tell` passes a value to
+    `work.expect`, ahead of waiting tasks. An exception in a worker is raised here: BadInput with its own message,
+    others as RunnerError with the worker's traceback.
+    """
+
+    def __init__(self, work: Work, count: int, purpose: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._purpose = purpose
+        self._pipes: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        self._waiting: list[int] = [0] * count
+        self._tickets = 0
+        self._failure: RunnerError | None = None
+        # Registered before the first start, and run before multiprocessing joins its children at exit.
+        self._stop = util.Finalize(self, _stop, args=(self._pipes, self._processes), exitpriority=100)
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(work, theirs), name=f"runner: {purpose}", daemon=True)
+            process.start()
+            theirs.close()  # so that a worker's death closes the pipe
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def pids(self) -> list[int]:
+        return [p.pid for p in self._processes if p.pid is not None]
+
+    def submit(self, task: Any) -> int:
+        """Queue `task` with the least busy worker, and return the ticket with which its result comes back."""
+        self._refuse_after_failure()
+        worker = min(range(len(self._pipes)), key=self._waiting.__getitem__)
+        self._tickets += 1
+        try:
+            self._pipes[worker].send((self._tickets, task))
+        except OSError as error:
+            raise self._failed(self._end_of(worker)) from error
+        self._waiting[worker] += 1
+        return self._tickets
+
+    def tell(self, number: int, what: Any) -> None:
+        """Call `work.expect(what)` in worker `number` (modulo their count) before its next task."""
+        self._refuse_after_failure()
+        worker = number % len(self._pipes)
+        try:
+            self._pipes[worker].send((None, what))
+        except OSError as error:
+            raise self._failed(self._end_of(worker)) from error
+
+    def receive(self) -> tuple[int, Any]:
+        """Wait for a finished task, and return (ticket, result)."""
+        self._refuse_after_failure()
+        pipe = connection.wait(self._pipes)[0]
+        worker = self._pipes.index(pipe)  # type: ignore[arg-type]
+        try:
+            ticket, result, failure = self._pipes[worker].recv()
+        except (EOFError, OSError) as error:
+            raise self._failed(self._end_of(worker)) from error
+        self._waiting[worker] -= 1
+        if failure is None:
+            return ticket, result
+        is_bad_input, message, trace = failure
+        raise self._failed(
+            BadInput(message) if is_bad_input else RunnerError(f"a process to {self._purpose} failed:\n{trace}")
+        )
+
+    def close(self) -> None:
+        """End the workers; unfinished tasks are dropped."""
+        self._stop()
+
+    def _refuse_after_failure(self) -> None:
+        """Raise the first failure again, however often the others are asked afterwards."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._stop.still_active():
+            raise RuntimeError(f"the processes to {self._purpose} were closed")
+
+    def _failed(self, failure: RunnerError) -> RunnerError:
+        self._failure = failure
+        self.close()
+        return failure
+
+    def _end_of(self, worker: int) -> RunnerError:
+        """Return an error that explains why a worker is gone."""
+        process = self._processes[worker]
+        process.join(timeout=5)
+        code = process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            hint = " (often the system, short of memory: see `dmesg`)" if name == "SIGKILL" else ""
+            return RunnerError(f"a process to {self._purpose} was killed by {name}{hint}; use fewer workers")
+        return RunnerError(f"a process to {self._purpose} ended with exit code {code}; its message is above")
+
+
+def _stop(pipes: Sequence[Connection], processes: Sequence[BaseProcess]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.join(timeout=0.5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _serve(work: Work, pipe: Connection) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to the whole process group: the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    queue: deque[tuple[int, Any]] = deque()
+    while True:
+        try:
+            while not queue or pipe.poll():
+                ticket, task = pipe.recv()
+                if ticket is not None:
+                    queue.append((ticket, task))
+                    continue
+                with suppress(Exception):  # a fault is reported when a task needs the value
+                    work.expect(task)  # type: ignore[attr-defined]
+        except (EOFError, OSError):
+            return
+        ticket, task = queue.popleft()
+        try:
+            reply: tuple[int, Any, Any] = (ticket, work(task), None)
+        except Exception as error:
+            reply = (ticket, None, (isinstance(error, BadInput), str(error), traceback.format_exc()))
+        try:
+            pipe.send(reply)
+        except OSError:
+            return
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+class SharedMemory:
+    """`size` bytes that worker processes see too; it has no file name, so nothing is left behind.
+
+    Picklable to a process being spawned.
+    """
+
+    def __init__(self, size: int, _descriptor: int | None = None) -> None:
+        self.size = size
+        if _descriptor is None:
+            _descriptor = os.memfd_create("runner", os.MFD_CLOEXEC)
+            os.ftruncate(_descriptor, max(1, size))
+        self._descriptor = _descriptor
+        self.memory = mmap.mmap(_descriptor, max(1, size))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach, (self.size, reduction.DupFd(self._descriptor))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _attach(size: int, duplicate: Any) -> SharedMemory:
+    return SharedMemory(size, duplicate.detach())

@@ -1,0 +1,193 @@
+"""`runner doctor`: show the machine, versions, and everything slow or missing, with a remedy for each.
+
+Versions come from metadata, the GPUs from nvidia-smi. No framework is imported here: if there is a GPU, each installed
+framework is asked in its own process whether it sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from runner_core.base.errors import BadInput
+from runner_core.data.cache.folder import cache_root
+from runner_core.engines.device import cpu_name
+from runner_core.engines.usage import usable_cores
+from runner_core.plugins import discovery
+
+_PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "jax", "monai", "nibabel", "blosc2", "pluggy",
+             "tyro")  # fmt: skip
+_SEEN = {
+    "torch": "import json, torch as t; n = t.cuda.device_count()\n"
+    "print(json.dumps([t.cuda.get_device_name(i) for i in range(n)]))",
+    "tensorflow": "import json, tensorflow as tf; c = tf.config\n"
+    "about = [c.experimental.get_device_details(g) for g in c.list_physical_devices('GPU')]\n"
+    "print(json.dumps([a.get('device_name', 'GPU') for a in about]))",
+}
+"""Framework → code that prints the names of the GPUs it sees, as JSON."""
+_PROBE_BYTES = 64_000_000
+_SLOW_DISK = 100e6
+"""Bytes per second; on a slower disk, the disk limits how fast a cache is built."""
+
+
+class Gpu(NamedTuple):
+    name: str
+    memory_gb: float
+    driver: str
+
+
+def doctor(arguments: Sequence[str]) -> int:
+    """Print the findings and return 0: a slow machine is no error."""
+    if set(arguments) - {"--debug"}:
+        raise BadInput(f"`runner doctor` takes no arguments, not {' '.join(arguments)}")
+    gpus = find_gpus()
+    cache = cache_root(None)
+    speed = disk_speed(cache)
+    seen = seen_gpus() if gpus else {}
+    for title, rows in (
+        ("machine", machine_rows(gpus, cache, speed)),
+        ("GPUs seen by", [(name, ", ".join(found) or "NONE") for name, found in seen.items()]),
+        ("versions", version_rows()),
+        ("plugins", plugin_rows()),
+    ):
+        lines = [f"  {name:<14} {text}" for name, text in rows]
+        if lines:
+            print(f"{title}:", *lines, sep="\n")
+    found = list(advice(gpus, seen, cache, speed))
+    print("advice:" if found else "nothing to improve was found")
+    for line in found:
+        print(f"  - {line}")
+    return 0
+
+
+def machine_rows(gpus: Sequence[Gpu], cache: Path, speed: float | None) -> Iterator[tuple[str, str]]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    yield "system", f"{platform.platform()}, Python {platform.python_version()}"
+    yield "CPU", f"{cpu_name()}, {usable_cores()} cores usable of {os.cpu_count()}"
+    yield "RAM", f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free"
+    disk = shutil.disk_usage(_existing(cache))
+    rate = "" if speed is None else f", writes {speed / 1e6:.0f} MB/s"
+    yield "cache folder", f"{cache} ({disk.free / 1e9:.0f} GB free{rate})"
+    yield "GPU", "; ".join(f"{g.name}, {g.memory_gb:.0f} GB, driver {g.driver}" for g in gpus) or "none found"
+
+
+def version_rows() -> Iterator[tuple[str, str]]:
+    for package in _PACKAGES:
+        yield package, _version(package) or "not installed"
+
+
+def plugin_rows() -> Iterator[tuple[str, str]]:
+    for plugin in (*discovery.projects().values(), *discovery.extensions().values()):
+        yield plugin.name, f"{plugin.kind}, {plugin.distribution} {plugin.version}"
+
+
+def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, speed: float | None) -> Iterator[str]:
+    """Yield everything slow or missing, each with a remedy. `seen`: the GPUs that each installed framework sees."""
+    if not discovery.projects():
+        yield "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME`"
+    for name, found in seen.items():
+        if not found:
+            yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"
+    if not gpus and (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidia0").exists()):
+        yield "an NVIDIA device is there, but nvidia-smi does not answer: check the driver"
+    if not gpus:
+        yield "no GPU: training runs on the CPU; presets demo, and small where a project has it, are made for that"
+    if "microsoft" in platform.release().lower() and str(Path.cwd()).startswith("/mnt/"):
+        yield "WSL: this folder lies on a Windows drive, which is slow; keep data, cache and runs below your home"
+    yield from _space_advice(cache, speed)
+
+
+def _space_advice(cache: Path, speed: float | None) -> Iterator[str]:
+    free = shutil.disk_usage(_existing(cache)).free
+    if speed is None:
+        yield f"{cache} cannot be written: set cache.dir, or XDG_CACHE_HOME, to a folder that can"
+    elif speed < _SLOW_DISK:
+        yield f"{cache} writes only {speed / 1e6:.0f} MB/s: set cache.dir to a faster disk, or cache.mode to blosc2"
+    if free < 5e9:
+        yield f"only {free / 1e9:.1f} GB free at {cache}: `runner cache prune`, or another cache.dir"
+
+
+def find_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that nvidia-smi lists; none if it is missing or fails."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in found.splitlines() if line.count(",") == 2]
+    return [Gpu(name, _mebibytes(memory) / 1e9, driver) for name, memory, driver in rows]
+
+
+def seen_gpus() -> dict[str, list[str]]:
+    """Return the names of the GPUs that each installed framework sees; a framework that does not start sees none."""
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    started = {
+        name: subprocess.Popen([sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL)
+        for name, code in _SEEN.items()
+        if _version(name)
+    }  # fmt: skip
+    seen: dict[str, list[str]] = {}
+    for name, process in started.items():
+        try:
+            output, _ = process.communicate(timeout=120)
+            seen[name] = json.loads(output.splitlines()[-1]) if process.returncode == 0 else []
+        except (subprocess.TimeoutExpired, ValueError, IndexError):
+            process.kill()
+            seen[name] = []
+    return seen
+
+
+def _why_unseen(framework: str) -> str:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides it"
+    build = _version(framework) or ""
+    if "+cpu" in build:
+        return f"{build} is the build without CUDA; install one with CUDA"
+    extra = " (tensorflow[and-cuda])" if framework == "tensorflow" else ""
+    return f"its CUDA libraries are missing or newer than the driver; `uv sync` installs those it needs{extra}"
+
+
+def disk_speed(folder: Path) -> float | None:
+    """Return the bytes per second written to the disk of `folder` (fsync included); None if it is not writable."""
+    block = os.urandom(1_000_000)
+    try:
+        with tempfile.TemporaryFile(dir=_existing(folder)) as file:
+            begun = time.perf_counter()
+            for _ in range(_PROBE_BYTES // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return _PROBE_BYTES / (time.perf_counter() - begun)
+    except OSError:
+        return None
+
+
+def _mebibytes(text: str) -> float:
+    return float(text) * 1024**2 if text.replace(".", "").isdigit() else 0.0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

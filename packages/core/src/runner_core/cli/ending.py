@@ -1,0 +1,99 @@
+"""The end of a training: the state an interruption leaves, and the files that could not be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
+from runner_core.output.display import Display
+from runner_core.output.runfolder import RunFolder
+
+
+class Phase(Enum):
+    """A part of a training, in words for messages."""
+
+    SETUP = "the set-up"
+    DATA = "the preparation of the data"
+    TRAINING = "the training"
+    SCORING = "the scoring"
+    REPORT = "the report"
+
+
+class Phases:
+    """Keeps the phase that a training is in, so that the message of an interruption can name what is left."""
+
+    def __init__(self, folder: RunFolder, project: str, *, fresh: bool) -> None:
+        self.now = Phase.SETUP
+        self._folder, self._project, self._fresh = folder, project, fresh
+
+    def left(self, trained: bool) -> str:
+        """Return what is left of the run at an interruption.
+
+        `trained` says whether this start has done any step.
+        """
+        if not trained:
+            phase = Phase.SETUP if self.now is Phase.TRAINING else self.now
+            return f"{phase.value} was not finished: nothing was trained" + (
+                ", no run folder is left" if self._fresh else ", the run is as it was"
+            )
+        folder = shell_word(self._folder.path)
+        if self.now is Phase.SCORING:
+            return f"the training is saved, its scores are not: `runner {self._project} evaluate {folder}` makes them"
+        if self.now is Phase.REPORT:
+            return f"training and scores are saved: `runner {self._project} report {folder}` writes its report"
+        steps = self._folder.saved_steps()
+        if not steps:
+            return "no checkpoint was saved yet: nothing of this training is kept"
+        kept = f"the training is kept up to the checkpoint of step {steps[-1]}"
+        return f"{kept}: `runner {self._project} train --resume {folder}` goes on from there"
+
+
+class Unwritten:
+    """Files that could not be written at the run's end. Each is reported at once, and the rest goes on."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.paths: list[Path] = []
+        self._reported: set[Path] = set()
+
+    @contextmanager
+    def __call__(self, path: Path) -> Iterator[None]:
+        """Note `path` if writing it, inside this context, fails."""
+        self.paths = [p for p in self.paths if p != path]
+        try:
+            yield
+        except OSError as error:
+            if path not in self._reported:
+                self._display.say(f"warning: {path} cannot be written: {error.strerror or error}")
+            self._reported.add(path)
+            self.paths.append(path)
+
+    def add(self, paths: Sequence[Path]) -> None:
+        """Note files that were already reported missing."""
+        self.paths += [path for path in paths if path not in self.paths]
+
+    def into(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Return the summary with the missing files. A run that would be done without them has failed."""
+        failed = self.paths and summary["status"] == "done"
+        verdict = {"status": "failed", "reason": self.reason()} if failed else {}
+        return summary | {"unwritten": [str(path) for path in self.paths]} | verdict
+
+    def left(self, folder: Path) -> str:
+        """Return a line with the files that the run folder lacks and has; "" if none is missing."""
+        if not self.paths:
+            return ""
+        there = sorted(
+            path.name for path in folder.iterdir() if path.is_file() and path not in self.paths and path.name[0] != "."
+        )
+        missing = ", ".join(sorted(path.name for path in self.paths))
+        return f"\n{folder} lacks {missing}; it has {', '.join(there) or 'no other file'}"
+
+    def reason(self) -> str:
+        """Return a sentence that names the missing files."""
+        shown = ", ".join(map(str, self.paths[:5])) + (", …" if len(self.paths) > 5 else "")
+        return f"{counted(len(self.paths), 'file')} of the run could not be written whole: {shown}"

@@ -1,0 +1,75 @@
+"""Types behind the hooks: the interfaces between the core, its plugins and the engines.
+
+Nothing here imports a framework: `Tensors` maps names to the engine's own tensors (torch or Keras), `Arrays` maps names
+to NumPy arrays on the host.
+"""
+
+from runner_core.contract.data import (
+    Box,
+    Cache,
+    CachePlan,
+    Cropper,
+    Pipeline,
+    Samples,
+    SampleSpec,
+    Store,
+    StoredArray,
+    Streamed,
+    StreamedSamples,
+    is_streamed,
+)
+from runner_core.contract.engines import Cost, Engine, HostBatch, Infer, Progress, Step, Trained, Trainer
+from runner_core.contract.run import (
+    LEFT_OUT,
+    CheckpointFormat,
+    Device,
+    Finding,
+    Fix,
+    HealthEvent,
+    HealthRule,
+    Metric,
+    Optimisation,
+    Precision,
+    Sink,
+    State,
+)
+from runner_core.contract.values import Array, Arrays, Json, Tensors
+
+__all__ = [
+    "LEFT_OUT",
+    "Array",
+    "Arrays",
+    "Box",
+    "Cache",
+    "CachePlan",
+    "CheckpointFormat",
+    "Cost",
+    "Cropper",
+    "Device",
+    "Engine",
+    "Finding",
+    "Fix",
+    "HealthEvent",
+    "HealthRule",
+    "HostBatch",
+    "Infer",
+    "Json",
+    "Metric",
+    "Optimisation",
+    "Pipeline",
+    "Precision",
+    "Progress",
+    "SampleSpec",
+    "Samples",
+    "Sink",
+    "State",
+    "Step",
+    "Store",
+    "StoredArray",
+    "Streamed",
+    "StreamedSamples",
+    "Tensors",
+    "Trained",
+    "Trainer",
+    "is_streamed",
+]

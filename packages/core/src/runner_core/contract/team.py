@@ -1,0 +1,90 @@
+"""The team of processes that train one network together, one per device: its members and their agreements.
+
+Every process runs the same commands on the same settings. Only the first writes, shows and scores. It shares with the
+others any fact that each process would find out differently (the run's folder, a validation's numbers, a checkpoint
+that could not be written), so that all make the same decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from runner_core.contract.values import Json
+
+
+class Team(Protocol):
+    number: int
+    """Number of this process, from 0."""
+    count: int
+
+    @property
+    def first(self) -> bool:
+        """True in the process that writes and shows."""
+        ...
+
+    def share(self, value: Json) -> Json:
+        """Return the first process's `value` in every process; waits for all, as long as it takes."""
+        ...
+
+    def every(self, value: Json) -> list[Json]:
+        """Return the values of all processes, in their order, in every process."""
+        ...
+
+    def noticed(self, number: int) -> int:
+        """Return the largest `number` that any process gave in the previous call; does not wait for slower ones."""
+        ...
+
+    def speaks(self) -> bool:
+        """Return True for the first process that asks: only one tells the user of an error that several meet."""
+        ...
+
+    def lost(self, error: BaseException) -> bool:
+        """Return whether this error means that another process is gone."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the team when training is over: from here on this process works alone."""
+        ...
+
+
+class Alone:
+    """A `Team` of one process."""
+
+    number, count, first = 0, 1, True
+
+    def share(self, value: Json) -> Json:
+        return value
+
+    def every(self, value: Json) -> list[Json]:
+        return [value]
+
+    def noticed(self, number: int) -> int:
+        return number
+
+    def speaks(self) -> bool:
+        return True
+
+    def lost(self, error: BaseException) -> bool:
+        return False
+
+    def leave(self) -> None:
+        return None
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of this process, as set by whoever started it.
+
+    It is process `number` of `count`; on its machine it is `local` of `local_count`.
+    """
+
+    number: int
+    count: int
+    local: int
+    local_count: int
+    rendezvous: str
+    """Meeting point: file://PATH or tcp://HOST:PORT; for env:// torch.distributed reads it from the environment."""

@@ -1,0 +1,1 @@
+"""Bring records into batches: pipeline, crops, splits, samples, loader, cache, streams."""

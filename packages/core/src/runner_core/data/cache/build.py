@@ -1,0 +1,274 @@
+"""Build a cache: prepare records in parallel, append them in order, write beside the target and rename."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import shutil
+import uuid
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
+from runner_core.base.files import NO_SPACE, flush, size_text
+from runner_core.base.progress import progress
+from runner_core.base.workers import Work, Workers
+from runner_core.contract import Array, Json, Pipeline
+from runner_core.contract.records import AnyRecord, Record
+from runner_core.data.cache.content import content_bytes
+from runner_core.data.cache.folder import (
+    TEMPORARY,
+    CacheMeta,
+    Say,
+    cache_folder,
+    unwritable,
+    write_meta,
+)
+from runner_core.data.cache.identity import Identities, Known, identify, unchanged
+from runner_core.data.cache.storage import Storage
+from runner_core.data.cache.stored import PreparedStore
+from runner_core.data.cache.write import ArrayWriter, FlatFile
+
+
+class Part(NamedTuple):
+    """An array that a worker prepared; `path` is its file, or None if only its shape was wanted."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path | None
+
+    def load(self) -> Array:
+        assert self.path is not None
+        return np.fromfile(self.path, dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one record: its arrays, an `error`, or a `full` disk."""
+
+    number: int
+    known: Known | None = None
+    meta: Mapping[str, Json] = field(default_factory=dict)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    error: str = ""
+    full: bool = False
+
+
+class Task(NamedTuple):
+    """A record to prepare; if `known` is None, the worker hashes its files just before it decodes them."""
+
+    number: int
+    record: Record
+    known: Known | None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Work of a process: hash, decode, crop, prepare, write into `folder` (None if only shapes are wanted)."""
+
+    pipeline: Pipeline
+    folder: Path | None
+
+    def __call__(self, task: Task) -> Outcome:
+        number, record, known = task
+        try:
+            known = known or identify(record)
+            prepared = self.pipeline(record)
+            meta = as_json(record, prepared.meta)
+            if not unchanged(known.marks):
+                raise BadInput(f"{record.key}: its files changed while they were read; run again")
+        except BadInput as error:
+            return Outcome(number, error=str(error))
+        except OSError as error:
+            return Outcome(number, error=f"{record.key}: {error}")
+        except Exception as error:
+            error.add_note(f"(preparing record {record.key})")
+            raise
+        try:
+            parts = {name: self._write(number, i, a) for i, (name, a) in enumerate(prepared.arrays.items())}
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                return Outcome(number, full=True)
+            raise
+        return Outcome(number, known, meta, parts)
+
+    def _write(self, number: int, index: int, array: Array) -> Part:
+        path = None
+        if self.folder is not None:
+            path = self.folder / f"part-{number}-{index}"
+            with closing(FlatFile(path)) as file:
+                file.append(array)
+        return Part(array.dtype.str, array.shape, path)
+
+
+@contextmanager
+def run_all(work: Work, tasks: Iterable[Any], processes: int) -> Iterator[Iterator[Any]]:
+    """Yield results of `work` as they become ready; one process means this process.
+
+    After the with-block no process works any more, however the block ended, so their files can be removed.
+    """
+    if processes <= 1:
+        yield map(work, tasks)
+        return
+    workers = Workers(work, processes, "prepare records (cache.workers)")
+    try:
+        yield _results(workers, iter(tasks), 2 * processes)
+    finally:
+        workers.close()
+
+
+def _results(workers: Workers, tasks: Iterator[Any], ahead: int) -> Iterator[Any]:
+    busy = sum(1 for task in islice(tasks, ahead) if workers.submit(task))
+    while busy:
+        _, result = workers.receive()
+        busy -= 1
+        for task in islice(tasks, 1):
+            workers.submit(task)
+            busy += 1
+        yield result
+
+
+@dataclass
+class Builder:
+    """Builds one cache below `parent`; the caller holds the build lock.
+
+    `known` (None for unknown records) and `reuse` (record number → open store and number in it) refer to `records`.
+    """
+
+    parent: Path
+    pipeline: Pipeline
+    records: Sequence[Record]
+    known: list[Known | None]
+    reuse: Mapping[int, tuple[PreparedStore, int]]
+    storage: Storage
+    processes: int
+    index: Identities
+    max_bytes: float
+    needs: str
+    """The space needed according to the plan, for the message if the disk is full after all."""
+
+    def build(self, say: Say) -> Path:
+        """Return the finished folder; raise DataErrors, OutOfSpace or BadInput, and then leave nothing on the disk."""
+        try:
+            temporary = self.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+            temporary.mkdir()
+        except OSError as error:
+            raise self._disk_error(error) from error
+        try:
+            meta = self._write(temporary, say)
+            folder = cache_folder(self.parent, meta.keys, meta.identities, self.storage.name)
+            write_meta(temporary, meta)
+            flush(temporary)
+            if not folder.exists():  # it may: files that only moved are known by their contents
+                temporary.rename(folder)
+                flush(self.parent)
+            return folder
+        except OSError as error:
+            raise self._disk_error(error) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.index.remember(mark for known in self.known if known for mark in known.marks)
+
+    def _write(self, temporary: Path, say: Say) -> CacheMeta:
+        writers: dict[str, ArrayWriter] = {}
+        meta: list[Mapping[str, Json]] = []
+        errors: list[str] = []
+        with closing(self._in_order(temporary, say)) as in_order:
+            for number, found in enumerate(in_order):
+                if isinstance(found, str):
+                    errors.append(found)
+                if errors:  # go on only to find the other faulty records
+                    continue
+                arrays, own_meta = found
+                meta.append(own_meta)
+                if not writers:
+                    files = [temporary / f"array-{i}.bin" for i in range(len(arrays))]
+                    writers = {name: ArrayWriter(file, self.storage) for name, file in zip(arrays, files, strict=True)}
+                _append(writers, arrays, self.records[number].key)
+                self._limit(temporary)
+        if errors:
+            raise DataErrors(errors)
+        return CacheMeta(
+            project=str(self.pipeline.settings["project"]),
+            settings=self.pipeline.settings,
+            format=self.storage.name,
+            keys=[r.key for r in self.records],
+            identities=[known.identity for known in self.known if known],
+            meta=meta,
+            arrays={name: writer.finish() for name, writer in writers.items()},
+        )
+
+    def _in_order(self, temporary: Path, say: Say) -> Generator[Any]:
+        """Yield (arrays, meta) or an error message for each record, in order."""
+        numbers = [i for i in range(len(self.records)) if i not in self.reuse]
+        tasks = [Task(i, self.records[i], self.known[i]) for i in numbers]
+        work, early = Prepare(self.pipeline, temporary), dict[int, Outcome]()
+        with (
+            run_all(work, tasks, min(self.processes, len(tasks))) as outcomes,
+            progress("preparing records", len(tasks), say) as advance,
+        ):
+            for number in range(len(self.records)):
+                if number in self.reuse:
+                    store, there = self.reuse[number]
+                    yield {name: a.read(there) for name, a in store.arrays.items()}, store.meta[there]
+                    continue
+                while number not in early:
+                    outcome = next(outcomes)
+                    early[outcome.number] = outcome
+                    advance()
+                yield self._result(early.pop(number))
+
+    def _result(self, outcome: Outcome) -> Any:
+        if outcome.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if outcome.error:
+            return outcome.error
+        self.known[outcome.number] = outcome.known
+        arrays = {name: part.load() for name, part in outcome.parts.items()}
+        for part in outcome.parts.values():
+            if part.path is not None:
+                part.path.unlink()
+        return arrays, outcome.meta
+
+    def _limit(self, temporary: Path) -> None:
+        if self.max_bytes == math.inf:
+            return
+        if sum(content_bytes(path) for path in temporary.glob("array-*")) > self.max_bytes:
+            raise OutOfSpace(
+                f"the cache grew beyond {size_text(self.max_bytes)} (expected: {self.needs}); raise cache.max_gb, "
+                "or set cache.mode to blosc2 or off"
+            )
+
+    def _disk_error(self, error: OSError) -> BadInput:
+        if error.errno not in NO_SPACE:
+            return unwritable(self.parent, error)
+        free = shutil.disk_usage(self.parent).free
+        return OutOfSpace(
+            f"the disk of {self.parent} is full: the cache takes about {self.needs}, {size_text(free)} are free now; "
+            "set cache.dir to a larger disk, or cache.mode to blosc2 or off. What was written is removed again"
+        )
+
+
+def _append(writers: Mapping[str, ArrayWriter], arrays: Mapping[str, Array], key: str) -> None:
+    if set(arrays) != set(writers):
+        raise BadInput(f"{key}: prepare() returned {sorted(arrays)}, for records before it {sorted(writers)}")
+    for name, writer in writers.items():
+        try:
+            writer.append(arrays[name])
+        except ValueError as error:
+            raise BadInput(f"{key}: '{name}' {error}") from error
+
+
+def as_json(record: AnyRecord, meta: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the part of `Prepared.meta` that is kept; raise BadInput if JSON cannot hold it."""
+    try:
+        return json.loads(json.dumps(dict(meta)))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{record.key}: what decode() returned as meta is not JSON ({error})") from error

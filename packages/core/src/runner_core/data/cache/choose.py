@@ -1,0 +1,93 @@
+"""Choose the cache's mode from what exists and what fits, or refuse with numbers and a remedy."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from runner_core.base.errors import OutOfSpace
+from runner_core.base.files import size_text
+from runner_core.base.memory import available_ram
+from runner_core.data.cache.size import Size
+from runner_core.data.cache.storage import Storage
+from runner_core.data.cache.write import BLOSC2, FLAT, MEMORY
+
+if TYPE_CHECKING:
+    from runner_core.config import CacheConfig
+
+_LEAVE_FREE = 0.05
+STORAGES = {"memmap": FLAT, "device": FLAT, "memory": MEMORY, "blosc2": BLOSC2}
+"""The storage of each mode."""
+
+
+class Limit(NamedTuple):
+    """Bytes that a new cache may take, and the source of this limit."""
+
+    size: int
+    source: str
+    from_setting: bool
+
+
+def choose_mode(
+    config: CacheConfig, folder: Path, built: Collection[str], size: Size, own: Storage | None = None
+) -> tuple[str, str]:
+    """Return (mode, reason or ""); raise OutOfSpace with a remedy if it does not fit.
+
+    `built` names the storages in which exactly these records are cached already; they take no further disk space. `own`
+    is an extension's storage, which then is the mode.
+    """
+    mode: str = config.mode if own is None else own.name
+    why = ""
+    if mode == "auto":
+        mode, why = _automatic(config, folder, built, size)
+    if mode == "memory" and size.plain > (there := available_ram()):
+        raise OutOfSpace(
+            f"cache.mode memory takes {size_text(size.plain)} of RAM, {size_text(there)} are available: set cache.mode "
+            "to memmap, which needs none of its own"
+        )
+    storage = own or STORAGES[mode]
+    wanted = size.kept_by(storage)
+    limit = _disk_limit(config, folder)
+    if storage.name not in built and wanted > limit.size:
+        raise OutOfSpace(
+            f"the cache takes about {size_text(wanted)} of disk, {limit.source} {size_text(limit.size)}: "
+            + _remedy(size, limit, storage)
+        )
+    return mode, why
+
+
+def _automatic(config: CacheConfig, folder: Path, built: Collection[str], size: Size) -> tuple[str, str]:
+    """Choose a memory map, or blosc2 if that exists already or only that fits."""
+    if "flat" in built:
+        return "memmap", ""
+    if "blosc2" in built:
+        return "blosc2", "blosc2: these records are there in that form"
+    limit = _disk_limit(config, folder)
+    if size.plain <= limit.size or size.compressed > limit.size:
+        return "memmap", ""
+    return "blosc2", (
+        f"blosc2, since a memory map takes about {size_text(size.plain)} and {limit.source} {size_text(limit.size)}"
+    )
+
+
+def _disk_limit(config: CacheConfig, folder: Path) -> Limit:
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    free = int(shutil.disk_usage(existing).free * (1 - _LEAVE_FREE))
+    if config.max_gb is not None and config.max_gb * 1e9 < free:
+        return Limit(int(config.max_gb * 1e9), "cache.max_gb allows", True)
+    return Limit(free, f"the disk of {existing} has (less 5 %)", False)
+
+
+def _remedy(size: Size, limit: Limit, storage: Storage) -> str:
+    if storage is not BLOSC2 and size.compressed <= limit.size:
+        return f"set cache.mode to blosc2 (about {size_text(size.compressed)})"
+    if limit.from_setting:
+        return (
+            f"set cache.max_gb to {math.ceil(size.compressed / 1e7) / 100} with cache.mode blosc2, or cache.mode to off"
+        )
+    plain, compressed = (size_text(math.ceil(n / (1 - _LEAVE_FREE))) for n in (size.kept_by(storage), size.compressed))
+    other = "" if storage is BLOSC2 else f", or {compressed} with `--cache.mode blosc2`"
+    return f"set cache.dir to a disk with {plain} free{other}, or use `--cache.mode off`"

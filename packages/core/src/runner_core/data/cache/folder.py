@@ -1,0 +1,335 @@
+"""Location of caches, content of their meta.json, and locks.
+
+    <cache.dir>/identities.sqlite
+    <cache.dir>/<project>/<pipeline settings>/build.lock        held by the one builder
+    <cache.dir>/<project>/<pipeline settings>/.building-*       left by a killed builder
+    <cache.dir>/<project>/<pipeline settings>/<records>.flat/   meta.json and one file per array
+
+Readers hold a shared lock on meta.json while the cache is open; `prune` needs an exclusive one. A folder with any other
+name is not ours: neither it nor its content is listed or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.contract import Json
+from runner_core.data.cache.content import Block, changed_ns, content_blocks, content_bytes
+from runner_core.data.cache.identity import digest_json
+
+Say = Callable[[str], None]
+TEMPORARY = ".building-"
+_VERSION = 2
+_MARK = "damaged"
+_REMEDY = "; delete it (`runner cache prune` does), and the next run builds it again"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Flags that open a file at once even if it is a pipe, which `read_meta` then refuses."""
+_SETTINGS = re.compile(r"[0-9a-f]{16}")
+_CACHE = re.compile(r"[0-9a-f]{24}\.[a-z0-9]+")
+_LEFTOVER = re.compile(rf"\.building-([0-9a-f]{{32}}|removed-{_CACHE.pattern}-\d+)")
+_FILE = re.compile(rf"meta\.json|{_MARK}|verified|array-\d+\.bin")
+
+
+class Damaged(BadInput):
+    """A cache folder differs from what was written; the message contains the remedy."""
+
+    @property
+    def fault(self) -> str:
+        """The message without its remedy, for callers that apply the remedy."""
+        return str(self).removesuffix(_REMEDY)
+
+
+@dataclass(frozen=True)
+class ArrayMeta:
+    """One array of a cache.
+
+    Attributes:
+        file: Name of its file or folder.
+        dtype: Its dtype.
+        shapes: Shape of every record's array.
+        size: Bytes of the file, or of all files in the folder.
+        checksums: Their checksums (`content_checksums`).
+    """
+
+    file: str
+    dtype: str
+    shapes: Sequence[tuple[int, ...]]
+    size: int
+    checksums: str
+
+
+@dataclass(frozen=True)
+class CacheMeta:
+    """meta.json: the content of a cache folder and its inputs."""
+
+    project: str
+    settings: Mapping[str, Json]
+    format: str
+    """Name of the storage."""
+    keys: Sequence[str]
+    identities: Sequence[str]
+    meta: Sequence[Mapping[str, Json]]
+    arrays: Mapping[str, ArrayMeta]
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(a.size for a in self.arrays.values())
+
+
+def cache_root(folder: Path | None) -> Path:
+    """Return `cache.dir`, or its default below the user's cache folder."""
+    if folder is None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner"
+    return folder.expanduser().absolute()
+
+
+def settings_folder(root: Path, settings: Mapping[str, Json]) -> Path:
+    """Return the folder of these settings; caches in it differ only in their records."""
+    return root / str(settings["project"]) / digest_json(settings)[:16]
+
+
+def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], form: str) -> Path:
+    return parent / f"{digest_json([list(keys), list(identities)])[:24]}.{form}"
+
+
+def settings_folders(root: Path, project: str | None) -> list[Path]:
+    """Return the cache folders below `root`, of one project or of all; each has a build.lock."""
+    found = root.glob(f"{project or '*'}/*/build.lock")
+    return sorted(lock.parent for lock in found if _SETTINGS.fullmatch(lock.parent.name))
+
+
+def caches(parent: Path) -> list[Path]:
+    """Return the finished caches in a settings folder."""
+    return _folders_named(parent, _CACHE)
+
+
+def write_meta(folder: Path, meta: CacheMeta) -> None:
+    body = asdict(meta) | {"version": _VERSION}
+    text = json.dumps(body | {"checksum": digest_json(body)}, indent=1)
+    with open(folder / "meta.json", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_meta(folder: Path) -> CacheMeta:
+    """Return the content of meta.json.
+
+    Raises Damaged if meta.json or the size of a file differs from what was written, or the content of a file that
+    changed since the cache was last used. `verify` checks all contents.
+    """
+    try:
+        if (folder / _MARK).exists():
+            raise Damaged(_text_of(folder / _MARK))
+        body = json.loads(_text_of(folder / "meta.json"))
+        checksum = body.pop("checksum")
+    except FileNotFoundError as error:
+        raise Damaged(_damage(folder, "meta.json is missing")) from error
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise Damaged(_damage(folder, f"meta.json cannot be read ({error})")) from error
+    if digest_json(body) != checksum or body.pop("version", None) != _VERSION:
+        raise Damaged(_damage(folder, "meta.json was altered or is of another version"))
+    try:
+        arrays = {name: _array_meta(a) for name, a in body.pop("arrays").items()}
+        meta = CacheMeta(arrays=arrays, **body)
+        if not _consistent(meta):
+            raise ValueError("what it says of the arrays does not agree")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Damaged(_damage(folder, f"meta.json is not one of a cache ({error})")) from error
+    for a in arrays.values():
+        size = content_bytes(folder / a.file) if (folder / a.file).exists() else None
+        if size != a.size:
+            raise Damaged(_damage(folder, f"{a.file} has {size} bytes, {a.size} were written"))
+        if changed_ns(folder / a.file) > (folder / "meta.json").stat().st_mtime_ns:
+            _check_content(folder, a)  # touched since it was built or last used
+    return meta
+
+
+def verify(folder: Path) -> CacheMeta:
+    """Read and check everything.
+
+    Raises Damaged with the name of the file that differs from what was written, and marks the folder, so that the next
+    run rebuilds it and `prune` removes it.
+    """
+    meta = read_meta(folder)
+    for a in meta.arrays.values():
+        _check_content(folder, a)
+    return meta
+
+
+def blocks_of(folder: Path, meta: CacheMeta) -> list[Block]:
+    """Return every block of every array; raise Damaged if their number differs from what was written."""
+    return [block for a in meta.arrays.values() for block in _blocks(folder, a)]
+
+
+def check_block(folder: Path, block: Block) -> None:
+    """Raise Damaged and mark the folder if a block differs from what was written or the disk cannot read it.
+
+    Raises OSError if the file is gone or may not be read.
+    """
+    file, begin, end = block.file.relative_to(folder), block.begin, block.begin + block.size
+    try:
+        if block.sound():
+            return
+        what = f"{file} has changed since it was written: the checksum of its bytes {begin:,} to {end:,} differs"
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM):
+            raise
+        what = f"{file} cannot be read at bytes {begin:,} to {end:,}: {error.strerror}"
+    message = _damage(folder, what)
+    with suppress(OSError):
+        (folder / _MARK).write_text(message)
+    raise Damaged(message)
+
+
+def _check_content(folder: Path, a: ArrayMeta) -> None:
+    for block in _blocks(folder, a):
+        check_block(folder, block)
+
+
+def _blocks(folder: Path, a: ArrayMeta) -> list[Block]:
+    try:
+        return content_blocks(folder / a.file, a.checksums)
+    except ValueError as error:
+        raise Damaged(_damage(folder, f"{a.file} has another number of blocks than was written")) from error
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return refuse_special_file(file).read_text(encoding="utf-8")
+    except BadInput as error:
+        raise Damaged(_damage(file.parent, str(error))) from error
+
+
+def open_shared(folder: Path) -> int:
+    """Return a descriptor with a shared lock, which keeps `prune` away until it is closed.
+
+    Raises OSError if there is no cache, and Damaged if the folder has no meta.json.
+    """
+    meta = folder / "meta.json"
+    while True:
+        try:
+            descriptor = os.open(meta, _READ)
+        except NotADirectoryError as error:
+            raise unwritable(folder, error) from error
+        except FileNotFoundError as error:
+            if not folder.is_dir():
+                raise
+            raise Damaged(_damage(folder, "meta.json is missing")) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / "meta.json")):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # while this waited it was pruned and built again: lock the new one
+
+
+def mark_used(folder: Path) -> None:
+    """Set meta.json's time of change, which records when the cache was last opened."""
+    with suppress(OSError):
+        os.utime(folder / "meta.json")
+
+
+def remove(folder: Path) -> str:
+    """Delete a cache folder, or return why not: a process has it open, or it holds foreign files."""
+    if strangers := [p.name for p in folder.iterdir() if not _FILE.fullmatch(p.name)]:
+        return f"it also holds {strangers[0]}, which is no file of a cache: delete the folder by hand"
+    try:
+        descriptor = os.open(folder / "meta.json", _READ)
+    except OSError:
+        descriptor = None
+    try:
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        gone = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
+        folder.rename(gone)  # so that no process finds half a cache
+        shutil.rmtree(gone, ignore_errors=True)
+        return ""
+    except BlockingIOError:
+        return "a process has it open"
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove files of killed builders; the caller must hold the build lock, so that no builder is alive."""
+    for leftover in _folders_named(parent, _LEFTOVER):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def build_lock(parent: Path, say: Say) -> Iterator[None]:
+    """Let only one process build caches of these settings; another one waits and says so."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(parent / "build.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            say(f"another process is building this cache ({parent}): waiting for it")
+            lock.acquire()
+    except OSError as error:
+        raise unwritable(parent, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unwritable(folder: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"the cache folder {folder} cannot be written: {error.strerror or error}; set cache.dir to a folder that can, "
+        "or cache.mode to off"
+    )
+
+
+def _folders_named(parent: Path, pattern: re.Pattern[str]) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return sorted(p for p in parent.iterdir() if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+
+
+def _damage(folder: Path, what: str) -> str:
+    return f"cache {folder} is damaged: {what}{_REMEDY}"
+
+
+def _array_meta(value: dict[str, Any]) -> ArrayMeta:
+    array = ArrayMeta(**(value | {"shapes": [tuple(s) for s in value["shapes"]]}))
+    if Path(array.file).name != array.file:
+        raise Damaged(f"{array.file!r} is no name of a file in a cache")
+    if np.dtype(array.dtype).hasobject or not isinstance(array.checksums, str):
+        raise ValueError("arrays have numbers, and checksums are text")
+    return array
+
+
+def _consistent(meta: CacheMeta) -> bool:
+    """Return True if the records' names, shapes and sizes agree; raise TypeError for sizes that are no numbers."""
+    count = len(meta.keys)
+    for a in meta.arrays.values():
+        if any(type(side) is not int or side < 0 for shape in a.shapes for side in shape):
+            return False
+        items = sum(math.prod(shape) for shape in a.shapes)
+        if len(a.shapes) != count or (meta.format == "flat" and items * np.dtype(a.dtype).itemsize != a.size):
+            return False
+    return count > 0 and len(meta.meta) == len(meta.identities) == count and isinstance(meta.settings, Mapping)

@@ -1,0 +1,328 @@
+"""The cache capability: find what exists, report its size, build what is missing, open it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runner_core.base.errors import BadInput, DataErrors, RunnerError
+from runner_core.base.files import size_text
+from runner_core.base.location import Url
+from runner_core.base.progress import progress
+from runner_core.base.text import counted
+from runner_core.contract import CachePlan, Pipeline, Store
+from runner_core.contract.records import AnyRecord, Record, at_url
+from runner_core.data.cache.agree import refuse_stale
+from runner_core.data.cache.build import Builder, Prepare, Task, run_all
+from runner_core.data.cache.choose import STORAGES, choose_mode
+from runner_core.data.cache.folder import (
+    Damaged,
+    Say,
+    build_lock,
+    cache_folder,
+    cache_root,
+    caches,
+    read_meta,
+    remove,
+    remove_leftovers,
+    settings_folder,
+    verify,
+)
+from runner_core.data.cache.identity import FileMark, Identities, Known, identify
+from runner_core.data.cache.size import Estimator, Size
+from runner_core.data.cache.storage import Storage
+from runner_core.data.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
+from runner_core.data.cache.verification import AT_OPEN
+from runner_core.data.cache.write import BLOSC2, FLAT
+
+if TYPE_CHECKING:
+    from runner_core.config import CacheConfig
+
+
+_SECONDS_TO_START = 3.0
+"""Seconds that starting workers may cost.
+
+A new process needs one to two seconds to import a project and its readers.
+"""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What exists already.
+
+    `built` holds the finished cache of exactly these records, by storage. `ready` maps a record number to the folder
+    and the number in it that hold its prepared arrays, in any cache of these settings.
+    """
+
+    parent: Path
+    known: list[Known | None]
+    built: Mapping[str, Path]
+    ready: Mapping[int, tuple[Path, int]]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    records: list[Record]
+    survey: Survey
+    plan: CachePlan
+
+
+class PreparedCache:
+    """Carries out `config.cache`; a given `storage` keeps the arrays, whatever `cache.mode` says."""
+
+    def __init__(self, config: CacheConfig, storage: Storage | None = None) -> None:
+        if storage is not None and (
+            storage.name in (*STORAGES, FLAT.name) or not re.fullmatch("[a-z0-9]+", storage.name)
+        ):
+            raise RunnerError(
+                f"a storage's name is made of small letters and digits, and its own: {storage.name!r} is not"
+            )
+        self._config, self._own = config, storage
+        self._storages = {s.name: s for s in (FLAT, BLOSC2, storage) if s is not None}
+        """Storages whose caches can be opened here."""
+        self._root = cache_root(config.dir)
+        self._index = Identities(self._root)
+        self._estimator = Estimator()
+        self._planned: _Planned | None = None
+
+    def plan(self, pipeline: Pipeline, records: Sequence[Record]) -> CachePlan:
+        """Return what `open` will take; raise OutOfSpace, with the number and the setting, if it is not available."""
+        self._refuse_urls(records)
+        if self._live_mode:
+            return CachePlan("off", len(records), 0, 0, 0, 0, None, ("every read prepares its record anew: slow",))
+        survey = self._survey(pipeline, records)
+        size = self._size(pipeline, records, survey)
+        mode, why = choose_mode(self._config, survey.parent, survey.built, size, self._own)
+        plan = CachePlan(
+            mode=mode,
+            records=len(records),
+            ready=len(survey.ready),
+            disk_bytes=size.kept_by(self._storage(mode)),
+            ram_bytes=size.plain if mode == "memory" else 0,
+            device_bytes=size.plain if mode == "device" else 0,
+            folder=survey.parent,
+            notes=(why,) if why else (),
+        )
+        self._planned = _Planned(list(records), survey, plan)
+        return plan
+
+    def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
+        """Build what is missing and open it; raise OutOfSpace, DataErrors or BadInput (folder not writable)."""
+        if self._live_mode:
+            return self._live(pipeline, records, say)
+        survey, plan = self._take_plan(pipeline, records)
+        store = self._open_built(pipeline, records, survey, plan.mode, say)
+        if store is not None:
+            return store
+        parent = survey.parent
+        with build_lock(parent, say):
+            remove_leftovers(parent)
+            survey = self._survey(pipeline, records, survey.known)
+            if None in survey.known and caches(parent):
+                survey = self._read_unknown(pipeline, records, survey, say)
+            # another process may have built it meanwhile
+            store = self._open_built(pipeline, records, survey, plan.mode, say)
+            if store is None:
+                store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
+            return store
+
+    def _refuse_urls(self, records: Sequence[AnyRecord]) -> None:
+        if remote := next(filter(at_url, records), None):
+            url = next(place for place in remote.files.values() if isinstance(place, Url))
+            cache = "the cache of an extension" if self._own else f"cache.mode {self._config.mode}"
+            raise BadInput(
+                f"{url}: {cache} prepares every record before training; files at URLs are streamed: set cache.mode to "
+                "stream, or copy them to this machine"
+            )
+
+    @property
+    def _live_mode(self) -> bool:
+        return self._own is None and self._config.mode == "off"
+
+    def _storage(self, mode: str) -> Storage:
+        return self._own or STORAGES[mode]
+
+    def _open(self, folder: Path, mode: str) -> PreparedStore:
+        return PreparedStore.open(folder, self._storage(mode), device=mode == "device")
+
+    # ------------------------------------------------------------ what is there
+
+    def _take_plan(self, pipeline: Pipeline, records: Sequence[Record]) -> tuple[Survey, CachePlan]:
+        """Return the last plan, once, if it is for these records, so that their files are not inspected again."""
+        parent = settings_folder(self._root, pipeline.settings)
+        planned, self._planned = self._planned, None
+        if planned is None or planned.survey.parent != parent or planned.records != list(records):
+            self.plan(pipeline, records)
+            planned, self._planned = self._planned, None
+            assert planned is not None
+        return planned.survey, planned.plan
+
+    def _survey(
+        self, pipeline: Pipeline, records: Sequence[Record], known: Sequence[Known | None] | None = None
+    ) -> Survey:
+        """Find what exists; `known` is from an earlier survey, and only files of other records are inspected."""
+        parent = settings_folder(self._root, pipeline.settings)
+        found = list(known or [None] * len(records))
+        unknown = [i for i, k in enumerate(found) if k is None]
+        for i, now in zip(unknown, self._index.lookup([records[i] for i in unknown]), strict=True):
+            found[i] = now
+        identities = [k and k.identity for k in found]
+        built: dict[str, Path] = {}
+        if None not in identities:
+            keys = [r.key for r in records]
+            folders = {name: cache_folder(parent, keys, [str(i) for i in identities], name) for name in self._storages}
+            built = {name: folder for name, folder in folders.items() if folder.exists()}
+        there: dict[tuple[str, str], tuple[Path, int]] = {}
+        for folder in caches(parent):
+            if _storage_name(folder) not in self._storages:
+                continue
+            with suppress(Damaged):
+                meta = read_meta(folder)
+                pairs = zip(meta.keys, meta.identities, strict=True)
+                there |= {pair: (folder, number) for number, pair in enumerate(pairs)}
+        ready = {
+            number: there[record.key, identity]
+            for number, (record, identity) in enumerate(zip(records, identities, strict=True))
+            if identity is not None and (record.key, identity) in there
+        }
+        return Survey(parent, found, built, ready)
+
+    def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
+        for name, folder in survey.built.items():
+            with suppress(Damaged, OSError):
+                return self._estimator.of_cache(folder, read_meta(folder), self._storages[name])
+        return self._estimator.of_records(pipeline, records)
+
+    def _open_built(
+        self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, mode: str, say: Say
+    ) -> PreparedStore | None:
+        folder = survey.built.get(self._storage(mode).name)
+        if folder is None:
+            return None
+        try:
+            store = self._open(folder, mode)
+            try:
+                if store.verification is not None:
+                    store.verification.for_seconds(math.inf if store.device else AT_OPEN)
+                refuse_stale(pipeline, records[0], store, 0)
+            except BaseException:
+                store.close()
+                raise
+            return store
+        except Damaged as error:
+            if why_not := remove(folder):
+                raise BadInput(
+                    f"{error} (it was not deleted: {why_not}); or set cache.dir to another folder"
+                ) from error
+            say(f"{error.fault}. It was deleted and is built anew: this start trains on nothing of it")
+        except OSError:  # pruned by another process since the survey
+            pass
+        return None
+
+    def _read_unknown(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, say: Say) -> Survey:
+        """Hash files whose time or path changed, because their content may already be in a cache."""
+        unknown = [r for r, known in zip(records, survey.known, strict=True) if known is None]
+        with progress("reading files", len(unknown), say) as advance, ThreadPoolExecutor(4) as threads:
+            for marks in threads.map(_marks_if_readable, unknown):
+                self._index.remember(marks)
+                advance()
+        return self._survey(pipeline, records, survey.known)
+
+    # ------------------------------------------------------------ building
+
+    def _build(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, plan: CachePlan, say: Say) -> Path:
+        stores = self._sound_sources(survey, say)
+        reuse = {n: (stores[folder], there) for n, (folder, there) in survey.ready.items() if folder in stores}
+        if reuse:
+            are = "is" if len(reuse) == 1 else "are"
+            say(f"{len(reuse)} of {counted(len(records), 'record')} {are} copied from a cache with the same settings")
+        builder = Builder(
+            parent=survey.parent,
+            pipeline=pipeline,
+            records=records,
+            known=list(survey.known),
+            reuse=reuse,
+            storage=self._storage(plan.mode),
+            processes=self._processes(len(records) - len(reuse)),
+            index=self._index,
+            max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
+            needs=size_text(plan.disk_bytes),
+        )
+        try:
+            for number, (store, there) in islice(reuse.items(), 1):
+                refuse_stale(pipeline, records[number], store, there)
+            return builder.build(say)
+        finally:
+            for store in stores.values():
+                store.close()
+
+    def _sound_sources(self, survey: Survey, say: Say) -> dict[Path, PreparedStore]:
+        """Return the opened caches to copy from.
+
+        Their checksums are verified first, because a copy would hide damage for good.
+        """
+        stores = {}
+        for folder in {folder for folder, _ in survey.ready.values()}:
+            try:
+                verify(folder)
+                stores[folder] = PreparedStore.open(folder, self._storages[_storage_name(folder)])
+            except Damaged as error:
+                say(f"{error}. Nothing is copied from it")
+            except OSError:  # pruned by another process since the survey
+                continue
+        return stores
+
+    def _processes(self, records: int) -> int:
+        """Return `cache.workers`, or one process per core, or 1 if the work is done before others have started."""
+        if self._config.workers:
+            return self._config.workers
+        return 1 if records * self._estimator.seconds < _SECONDS_TO_START else len(os.sched_getaffinity(0))
+
+    def _live(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> PreparedStore:
+        """Return the store of cache.mode off: every record is prepared once now for its shapes, then at every read."""
+        say("cache.mode off: every record is prepared once to learn its shape, and again at every read")
+        known = self._index.lookup(records)
+        tasks = [Task(i, record, k) for i, (record, k) in enumerate(zip(records, known, strict=True))]
+        processes = min(self._processes(len(tasks)), len(tasks))
+        outcomes = []
+        with (
+            progress("preparing records", len(tasks), say) as advance,
+            run_all(Prepare(pipeline, None), tasks, processes) as results,
+        ):
+            for outcome in results:
+                outcomes.append(outcome)
+                advance()
+        outcomes.sort(key=lambda o: o.number)
+        if errors := [o.error for o in outcomes if o.error]:
+            raise DataErrors(errors)
+        found = [o.known for o in outcomes if o.known]
+        self._index.remember(mark for known in found for mark in known.marks)
+        live = LiveRecords(pipeline, records)
+        arrays = {
+            name: LiveArray(live, name, np.dtype(part.dtype), [o.parts[name].shape for o in outcomes])
+            for name, part in outcomes[0].parts.items()
+        }
+        keys = [r.key for r in records]
+        identity = store_identity(pipeline.settings, keys, [known.identity for known in found])
+        return PreparedStore(keys, [o.meta for o in outcomes], arrays, identity)
+
+
+def _storage_name(cache: Path) -> str:
+    return cache.suffix.removeprefix(".")
+
+
+def _marks_if_readable(record: Record) -> Sequence[FileMark]:
+    try:
+        return identify(record).marks
+    except BadInput:
+        return []  # preparing it reports the fault

@@ -1,0 +1,33 @@
+"""Find images with labels: from a table (`data.manifest`), by name patterns (`data.pattern`), or in two folders.
+
+A project that reads pairs of files calls `list_pairs` first, which follows the user's own table or pattern. If the user
+gives neither, the project looks for the layouts of its field; `find_folder_pairs` finds the usual pairs of folders.
+"""
+
+from __future__ import annotations
+
+from runner_core.data.pairs.folders import (
+    IMAGE_FOLDERS,
+    LABEL_FOLDERS,
+    find_folder_pairs,
+    match_by_name,
+    without_channel,
+)
+from runner_core.data.pairs.listing import Pair, is_table, list_inputs, list_pairs
+from runner_core.data.pairs.pattern import Pattern
+from runner_core.data.pairs.table import Table, read_table
+
+__all__ = [
+    "IMAGE_FOLDERS",
+    "LABEL_FOLDERS",
+    "Pair",
+    "Pattern",
+    "Table",
+    "find_folder_pairs",
+    "is_table",
+    "list_inputs",
+    "list_pairs",
+    "match_by_name",
+    "read_table",
+    "without_channel",
+]

@@ -1,0 +1,290 @@
+"""Read pairs that the user lists: in a table, or by patterns of the files' names."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner_core.base.errors import BadInput, DataErrors
+from runner_core.base.files import split_named, split_of_folder, unique_keys, walk
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
+from runner_core.config import PairsConfig
+from runner_core.data.pairs.pattern import Pattern
+from runner_core.data.pairs.table import SUFFIXES, Table, read_table
+
+_PARTS = ("id", "group", "split")
+_IMAGE = ("image", "scan", "volume", "core")
+_LABEL = ("label", "labels", "mask")
+_GROUP = (
+    "group", "person", "person_id", "patient", "patient_id", "subject", "subject_id", "participant", "participant_id",
+    "scroll", "scroll_id",
+)  # fmt: skip
+_LONGEST_KEY = 150
+"""Largest number of characters in a record's name, with which files of predictions begin."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An image and its label; `key` is unique in the data.
+
+    `label` is None if the table has none. A partner that should exist but is missing has the expected path. `group`
+    (person, scroll) and `split` are None if nothing gives them.
+    """
+
+    key: str
+    image: Path
+    label: Path | None
+    group: str | None = None
+    split: str | None = None
+
+
+def is_table(path: Path) -> bool:
+    """Return True if `path` has the name of a table."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def list_pairs(
+    root: Path,
+    config: PairsConfig,
+    is_image: Callable[[Path], bool],
+    stem: Callable[[Path], str],
+    labelled: bool = True,
+) -> list[Pair] | None:
+    """Return pairs by `data.manifest`, by `data.pattern`, or from the table `root`; None if the user names none.
+
+    `is_image` tells by name if the project reads a file or folder. `stem` returns a file's name without its suffix.
+    `labelled` refuses pairs without a label. Raises BadInput with the table and line, or the pattern, and a remedy.
+    """
+    table = config.manifest or (root if is_table(root) else None)
+    if table is not None and config.pattern:
+        raise BadInput(f"data.pattern and the table {table} both say which files belong together: leave one out.")
+    if table is not None:
+        _refuse_no_table(table, root)
+        pairs = _from_table(table, root.parent if table == root else root, is_image, stem)
+    elif config.pattern:
+        pairs = _from_patterns(root, config.pattern, is_image, stem)
+    else:
+        return None
+    if labelled and (without := [pair for pair in pairs if pair.label is None]):
+        raise BadInput(
+            f"{without[0].image}: {table or 'data.pattern'} names no label for it ({len(without):,} of "
+            f"{counted(len(pairs), 'image')}). Training and evaluation need one: a column label, or a second pattern."
+        )
+    return pairs
+
+
+def list_inputs(
+    path: Path,
+    config: PairsConfig,
+    is_image: Callable[[Path], bool],
+    stem: Callable[[Path], str],
+    say: Callable[[str], None],
+) -> list[Pair] | None:
+    """Return images to predict from the table `path` or by `data.pattern`; None if the project should find them itself.
+
+    The pattern may belong to the folder that the network was trained on; if it fits nothing, `say` gets a message.
+    """
+    if is_table(path):
+        return list_pairs(path, PairsConfig(), is_image, stem, labelled=False)
+    try:
+        return list_pairs(path, PairsConfig(pattern=config.pattern[:1]), is_image, stem, labelled=False)
+    except BadInput as error:
+        say(f"{error} Images are found by their names instead.")
+        return None
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _refuse_no_table(path: Path, root: Path) -> None:
+    """Raise BadInput if nothing is at `path`; the message says if the table lies below `root` under that path."""
+    if os.path.lexists(path):
+        return
+    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
+    found = next((there for name in (here, here.name) if (there := root / name).is_file()), None)
+    remedy = f"; there is one at {found}: write --data.manifest {shell_word(found)}" if found else ""
+    raise BadInput(f"{path}: no such file{remedy}.")
+
+
+def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: Callable[[Path], str]) -> list[Pair]:
+    example = "It needs the columns image and label; id, group and split if wanted; and a row for each image."
+    table = read_table(path, example)
+    lines = table.lines
+    images = [_placed(table, *cell, root) for cell in zip(lines, table.required(*_IMAGE, example=example), strict=True)]
+    labels = [
+        _placed(table, line, text, root) if text else None
+        for line, text in zip(lines, table.column(*_LABEL) or [""] * len(lines), strict=True)
+    ]
+    _refuse_missing(table, [*zip(lines, images, strict=True), *zip(lines, labels, strict=True)], is_image)
+    table.refuse_repeats(list(map(str, images)), "image")
+    for line, image, label in zip(lines, images, labels, strict=True):
+        if image == label:
+            raise BadInput(f"{path}: line {line}: {image} is the image and its own label. Name its label's file.")
+    ids = table.filled("id", "key", "name")
+    if ids is not None:
+        table.refuse_repeats(ids, "id")
+        keys = [_key(text, f"{path}: line {line}") for line, text in zip(lines, ids, strict=True)]
+    else:
+        top = Path(os.path.commonpath([image.parent for image in images]))
+        unique = unique_keys(images, top, stem)
+        keys = [unique[image] for image in images]
+    groups: Sequence[str | None] = table.filled(*_GROUP) or [None] * len(keys)
+    named = table.filled("split")
+    splits: list[str | None] = [None] * len(keys)
+    if named:
+        splits = [split_named(text, f"{path}: line {n}") for n, text in zip(lines, named, strict=True)]
+    return [
+        Pair(key, image, label, group, split)
+        for key, image, label, group, split in zip(keys, images, labels, groups, splits, strict=True)
+    ]
+
+
+def _placed(table: Table, line: int, text: str, root: Path) -> Path:
+    """Return the path in a cell: absolute, or below `root`; raise BadInput if it leaves `root`."""
+    where = f"{table.path}: line {line}"
+    if "\0" in text or "://" in text:
+        raise BadInput(f"{where}: {text!r} is not a path on this machine.")
+    path = Path(text)
+    if path.is_absolute():
+        return path
+    if posixpath.normpath(text).startswith(".."):
+        raise BadInput(f"{where}: the path {text} has `..` in it. Write it in full.")
+    return root / posixpath.normpath(text)
+
+
+def _refuse_missing(table: Table, files: Sequence[tuple[int, Path | None]], is_image: Callable[[Path], bool]) -> None:
+    errors = []
+    for line, path in files:
+        if path is None:
+            continue
+        if fault := _absent(path):
+            errors.append(f"{table.path}: line {line}: {path}: {fault}.")
+        elif not is_image(path):
+            errors.append(f"{table.path}: line {line}: {path}: not of a format that this project reads.")
+    if errors:
+        raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
+
+
+def _absent(path: Path) -> str:
+    """Return why a path leads to nothing, or "" if it leads to a file or folder."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return "no such file"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return ""
+
+
+# ---------------------------------------------------------------- patterns
+
+
+def _from_patterns(
+    root: Path, texts: Sequence[str], is_image: Callable[[Path], bool], stem: Callable[[Path], str]
+) -> list[Pair]:
+    if len(texts) > 2:
+        raise BadInput(f"data.pattern has {len(texts)} patterns; it takes two: of the images, and of the labels")
+    patterns = [Pattern(text, _PARTS, ("id",), "data.pattern") for text in texts]
+    if not root.is_dir():
+        raise BadInput(f"{root}: no such folder; data.pattern looks for files below one.")
+    names = {path: path.relative_to(root).as_posix() for path in _below(root, is_image)}
+    images = {path: fields for path, name in names.items() if (fields := patterns[0].match(name))}
+    if not images:
+        raise BadInput(
+            f"{root}: data.pattern {texts[0]!r} fits none of the {len(names):,} files below it that could be read. It "
+            "is the end of a path: folders and name, {id} for what images and labels share."
+        )
+    ids = {fields["id"] for fields in images.values()}
+    labels: dict[Path, dict[str, str]] = {}
+    for path, name in names.items() if len(patterns) > 1 else ():
+        # "{id}.nii" fits a_mask.nii too: it is a label where the pattern of labels makes it that of an image
+        fields = patterns[1].match(name, ids) or (None if path in images else patterns[1].match(name))
+        if fields:
+            labels[path] = fields
+            images.pop(path, None)
+    return _joined(root, (images, labels), patterns, stem)
+
+
+def _below(root: Path, is_image: Callable[[Path], bool]) -> list[Path]:
+    """Return files that could be read, without entering folders that are files of the project (.zarr)."""
+    found = []
+    for folder, folders, names in walk(root):
+        own = [name for name in folders if is_image(folder / name)]
+        folders[:] = [name for name in folders if name not in own]
+        found += [folder / name for name in [*own, *names] if is_image(folder / name)]
+    return found
+
+
+def _joined(
+    root: Path,
+    found: Sequence[Mapping[Path, Mapping[str, str]]],
+    patterns: Sequence[Pattern],
+    stem: Callable[[Path], str],
+) -> list[Pair]:
+    images, labels = found
+    by_id: defaultdict[str, list[Path]] = defaultdict(list)
+    for path, fields in labels.items():
+        by_id[fields["id"]].append(path)
+    partner: dict[Path, Path | None] = dict.fromkeys(images)
+    if len(patterns) > 1:
+        for image, fields in images.items():
+            own = [p for p in by_id[fields["id"]] if _agree(fields, labels[p])]
+            expected = _expected(image, root, patterns, fields)
+            partner[image] = _nearest(image, own) if own else expected
+    used = set(partner.values())
+    if lost := [path for path in labels if path not in used]:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise BadInput(
+            f"{lost[0]}: its image, '{patterns[0].filled(labels[lost[0]])}', is missing{more}. Restore it, or take the "
+            "label out."
+        )
+    count = Counter(fields["id"] for fields in images.values())
+    unique = unique_keys(list(images), root, stem)
+    return [
+        Pair(
+            unique[image] if count[fields["id"]] > 1 else _key(fields["id"], str(image)),
+            image,
+            partner[image],
+            fields.get("group"),
+            split_named(fields["split"], str(image)) if "split" in fields else split_of_folder(image, root),
+        )
+        for image, fields in sorted(images.items())
+    ]
+
+
+def _agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return all(other.get(name, value) == value for name, value in one.items())
+
+
+def _nearest(image: Path, labels: Sequence[Path]) -> Path:
+    """Return the label that shares most folders with the image; raise BadInput if two share equally many."""
+    shared = [len(os.path.commonpath([image, label])) for label in labels]
+    best = [label for label, size in zip(labels, shared, strict=True) if size == max(shared)]
+    if len(best) > 1:
+        raise BadInput(
+            f"{image}: {len(best)} labels fit data.pattern: {', '.join(map(str, best[:3]))}. Write more of "
+            "their folders into the pattern, or list the pairs in a table (data.manifest)."
+        )
+    return best[0]
+
+
+def _expected(image: Path, root: Path, patterns: Sequence[Pattern], fields: Mapping[str, str]) -> Path:
+    """Return the path where the label of an image should be."""
+    above = image.relative_to(root).parts[: -patterns[0].depth]
+    return root.joinpath(*above, patterns[1].filled(fields))
+
+
+def _key(text: str, where: str) -> str:
+    """Return a record's name; raise BadInput if it cannot be part of file names."""
+    if text in (".", "..") or any(mark in text for mark in ("/", "\\", "\0")) or not text.isprintable():
+        raise BadInput(f"{where}: the id {text!r} cannot be part of a file's name. Use letters, digits, - and _.")
+    if len(text.encode()) > _LONGEST_KEY:
+        raise BadInput(
+            f"{where}: an id of {len(text)} characters; at most {_LONGEST_KEY} can be part of a file's name."
+        )
+    return text

@@ -1,0 +1,107 @@
+"""Turn a record into what the cache stores: decode, crop, prepare."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.base.location import Url
+from runner_core.contract import Array, Box, Cropper, Json
+from runner_core.contract.project import Project
+from runner_core.contract.records import AnyRecord, Decoded, Prepared, Record, at_url
+from runner_core.contract.setup import Setup
+from runner_core.data.cache.identity import files_below
+
+_VERSION = 1
+"""Raise this number when this module changes what is stored."""
+
+
+@contextmanager
+def local(project: Project, record: AnyRecord) -> Iterator[Record]:
+    """Give the record with its files on this machine; files at URLs are fetched, and removed afterwards.
+
+    Raises BadInput with the URL that cannot be read (errors raised inside about a fetched file name its URL too), and
+    for a pipe, a socket or a device among the files.
+    """
+    for place in record.files.values():
+        for file in () if isinstance(place, Url) else files_below(place):
+            refuse_special_file(file)
+    if not at_url(record):
+        yield record
+        return
+    from runner_core.data.stream.local import localised
+
+    with localised(record, project.config.remote) as fetched:
+        yield fetched
+
+
+class RecordPipeline:
+    """The pipeline of one project and cropper; picklable, and `project.pipeline` points back to it."""
+
+    def __init__(self, project: Project, cropper: Cropper) -> None:
+        self.project = project
+        self.cropper = cropper
+        project.pipeline = self
+
+    @classmethod
+    def of(cls, setup: Setup) -> RecordPipeline:
+        """Make the pipeline of a run's project and cropper."""
+        return cls(setup.project, setup.cropper)
+
+    @property
+    def settings(self) -> Mapping[str, Json]:
+        """Everything except the files that changes prepared arrays; part of the cache's key."""
+        return {
+            "pipeline": _VERSION,
+            "project": self.project.name,
+            "prepare_version": self.project.prepare_version,
+            "prepare": dict(self.project.prepare_settings()),
+            "crop": dict(self.cropper.settings),
+        }
+
+    def decode(self, record: AnyRecord) -> Decoded:
+        """Decode the record in its own grid; files at URLs are fetched for it."""
+        with local(self.project, record) as here:
+            return self.project.decode(here)
+
+    def decode_cropped(self, record: AnyRecord) -> tuple[Decoded, Box]:
+        """Return the record cut to the cropper's box, and the box, whose `restore` maps back to the record's grid."""
+        return self._cropped(record, self.decode(record))
+
+    def _cropped(self, record: AnyRecord, decoded: Decoded) -> tuple[Decoded, Box]:
+        if decoded.guide not in decoded.arrays:
+            raise BadInput(
+                f"{record.key}: decode() names '{decoded.guide}' as guide but returned {list(decoded.arrays)}"
+            )
+        box = self.cropper.box(decoded.arrays[decoded.guide], decoded.spacing)
+        arrays = {}
+        for name, array in decoded.arrays.items():
+            if array.shape[: len(box.shape)] != box.shape:
+                raise BadInput(
+                    f"{record.key}: array '{name}' has shape {array.shape}, which does not lie in the grid "
+                    f"{box.shape} of '{decoded.guide}'"
+                )
+            arrays[name] = box.crop(array)
+        return dataclasses.replace(decoded, arrays=arrays, original=None), box
+
+    def __call__(self, record: AnyRecord) -> Prepared:
+        """Return C-contiguous arrays to store, and `meta` with the crop box; raise BadInput with the record's key."""
+        return self.prepared(record, self.decode(record))
+
+    def prepared(self, record: AnyRecord, decoded: Decoded) -> Prepared:
+        """Prepare an already decoded record, like `__call__`."""
+        decoded, box = self._cropped(record, decoded)
+        arrays = {name: _storable(record, name, a) for name, a in self.project.prepare(decoded).items()}
+        return Prepared(arrays, decoded.meta | {"box": dataclasses.asdict(box)})
+
+
+def _storable(record: AnyRecord, name: str, array: Array) -> Array:
+    array = np.asarray(array, order="C")
+    if array.dtype.hasobject:
+        raise BadInput(f"{record.key}: prepare() returned '{name}' with dtype {array.dtype}, which cannot be stored")
+    return array

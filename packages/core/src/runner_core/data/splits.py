@@ -1,0 +1,177 @@
+"""Split records into train, validation and test, always by group (patient, scroll, plate)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.base.text import counted
+from runner_core.config.yamlfile import read_yaml
+from runner_core.data.sampling import order
+from runner_core.data.share import nearest_share
+
+if TYPE_CHECKING:
+    from runner_core.config import DataConfig
+    from runner_core.contract.records import AnyRecord
+
+SPLITS = ("train", "validation", "test")
+
+
+def split(records: Sequence[AnyRecord], config: DataConfig, seed: int) -> dict[str, list[int]]:
+    """Return record numbers of `train`, `validation` and `test`, each ascending; `data.split` describes the rules.
+
+    This is a pure function of the settings, the seed and the records, whatever their order. Raises BadInput if a group
+    would be in two splits, if nothing is left to train on, or if a name is unknown.
+    """
+    if twice := [key for key, n in Counter(r.key for r in records).items() if n > 1]:
+        raise BadInput(f"two records share the key '{twice[0]}'; keys must be unique")
+    rule = config.split
+    if rule == "none":
+        chosen = ["train"] * len(records)
+    elif rule == "auto" and any(r.split for r in records):
+        chosen = _folders(records)
+    elif rule == "auto":
+        chosen = _validate(records, _random_groups(records, config.validation_fraction, seed))
+    elif rule.startswith("group:"):
+        chosen = _validate(records, _named_groups(records, rule.removeprefix("group:")))
+    elif rule.endswith((".yaml", ".yml")):
+        chosen = _from_file(records, Path(rule))
+    else:
+        raise BadInput(f"data.split is '{rule}'; it can be auto, none, group:NAME[,NAME] or a .yaml file")
+    _refuse_leaks(records, chosen, rule)
+    result = {name: [i for i, c in enumerate(chosen) if c == name] for name in SPLITS}
+    if not result["train"]:
+        raise BadInput(f"data.split {rule} leaves no record to train on")
+    return result
+
+
+def _groups(records: Sequence[AnyRecord]) -> list[str]:
+    return sorted({r.group for r in records})
+
+
+def _folders(records: Sequence[AnyRecord]) -> list[str]:
+    """Return the data set's own split, from its folders."""
+    for r in records:
+        if r.split not in SPLITS:
+            raise BadInput(
+                f"record {r.key} has split '{r.split}', others have one of {', '.join(SPLITS)}; set data.split"
+            )
+    return [str(r.split) for r in records]
+
+
+def _random_groups(records: Sequence[AnyRecord], fraction: float, seed: int) -> set[str]:
+    groups = _groups(records)
+    if len(groups) < 2:
+        raise BadInput(
+            f"{_all(len(records))} to one group ({groups[0] if groups else 'none'}), so none can validate "
+            "without leaking: set data.split to none (train on everything, no validation), or give a YAML file "
+            "with your own split by group"
+        )
+    if not 0 < fraction < 1:
+        raise BadInput(f"data.validation_fraction is {fraction}; it must lie between 0 and 1")
+    sizes = Counter(r.group for r in records)
+    shuffled = [groups[i] for i in order(seed, 0, len(groups), len(groups), shuffle=True)]
+    upwards = bool(order(seed, 1, 2, 1, shuffle=True)[0])
+    places = nearest_share([sizes[group] for group in shuffled], fraction * len(records), round_up=upwards)
+    return {shuffled[place] for place in places}
+
+
+def spread(records: Sequence[AnyRecord], numbers: Sequence[int], count: int | None, seed: int) -> list[int]:
+    """Return `count` of the record `numbers` (None: all), ascending, from each group in turn, chosen by the seed.
+
+    The result does not depend on the order of the records.
+    """
+    if count is None or count >= len(numbers):
+        return sorted(numbers)
+    by_key = sorted(numbers, key=lambda n: records[n].key)
+    turn: Counter[str] = Counter()
+    places = []
+    for position, place in enumerate(order(seed, 2, len(by_key), len(by_key), shuffle=True)):
+        group = records[by_key[place]].group
+        places.append((turn[group], position, by_key[place]))
+        turn[group] += 1
+    return sorted(number for _, _, number in sorted(places)[:count])
+
+
+def _all(records: int) -> str:
+    return "the only record belongs" if records == 1 else f"all {records} records belong"
+
+
+def _named_groups(records: Sequence[AnyRecord], names: str) -> set[str]:
+    known = _groups(records)
+    if names in known:  # a name may contain a comma
+        return {names}
+    wanted = [n.strip() for n in names.split(",") if n.strip()]
+    if not wanted:
+        raise BadInput("data.split group: names no group; write group:NAME[,NAME]")
+    for name in wanted:
+        if name not in known and any("," in group for group in known):
+            raise BadInput(
+                f"data.split: unknown group '{name}'. Some groups have a comma in their names: give one such name "
+                "alone, as group:NAME, or list them in a YAML file (data.split FILE.yaml)"
+            )
+        _require(name, known, "data.split", "group")
+    return set(wanted)
+
+
+def _validate(records: Sequence[AnyRecord], groups: set[str]) -> list[str]:
+    return ["validation" if r.group in groups else "train" for r in records]
+
+
+def _from_file(records: Sequence[AnyRecord], path: Path) -> list[str]:
+    """Return the split from a YAML file with keys train, validation, test and lists of groups or record keys.
+
+    Without the key train, everything that is not listed trains; with it, what is not listed is left out.
+    """
+    lists = read_lists(path)
+    groups, keys = set(_groups(records)), {r.key for r in records}
+    named: dict[str, str] = {}
+    for side, names in lists.items():
+        for name in names:
+            _require(name, groups | keys, str(path), "group or record")
+            if named.setdefault(name, side) != side:
+                raise BadInput(f"{path}: '{name}' is listed under both {named[name]} and {side}")
+    rest = "unused" if "train" in lists else "train"
+    chosen = []
+    for r in records:
+        found_in = {named[n] for n in (r.key, r.group) if n in named}
+        if len(found_in) > 1:
+            raise BadInput(f"{path}: record {r.key} and its group {r.group} are listed under different splits")
+        chosen.append(found_in.pop() if found_in else rest)
+    return chosen
+
+
+def read_lists(path: Path) -> dict[str, list[str]]:
+    """Read a split file: split name → groups and record keys."""
+    content = read_yaml(path, "file of data.split", names=True)
+    if not isinstance(content, Mapping) or not all(isinstance(v, list) for v in content.values()):
+        raise BadInput(f"{path}: expected lists of groups or record keys under {', '.join(SPLITS)}")
+    for side in content:
+        _require(str(side), SPLITS, str(path), "split")
+    if any(not isinstance(name, str) for names in content.values() for name in names):
+        raise BadInput(f"{path}: expected names of groups or records, not lists or sections of them")
+    return {str(side): list(names) for side, names in content.items()}
+
+
+def _require(name: str, known: Iterable[str], where: str, what: str) -> None:
+    known = list(known)
+    if name not in known:
+        shown = ", ".join(sorted(known)[:8]) + (", …" if len(known) > 8 else "")
+        raise BadInput(f"{where}: unknown {what} '{name}'{did_you_mean(name, known)} (known: {shown})")
+
+
+def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str) -> None:
+    found_in: dict[str, set[str]] = {}
+    for record, side in zip(records, chosen, strict=True):
+        if side in SPLITS:
+            found_in.setdefault(record.group, set()).add(side)
+    leaking = sorted(group for group, s in found_in.items() if len(s) > 1)
+    if leaking:
+        shown = ", ".join(leaking[:5]) + (", …" if len(leaking) > 5 else "")
+        raise BadInput(
+            f"data.split {rule}: {counted(len(leaking), 'group')} would sit on both sides ({shown}); the "
+            "scores would be those of data seen in training. Put each group on one side"
+        )

@@ -1,0 +1,176 @@
+"""Records that cannot be used: each is replaced, listed in the run's bad_samples.jsonl, and counted."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from runner_core.base.errors import BadInput, OutOfSpace
+from runner_core.base.files import flush
+from runner_core.base.location import Url
+from runner_core.base.secrets import without_secrets
+from runner_core.base.text import counted
+from runner_core.contract import Array
+from runner_core.contract.records import AnyRecord
+from runner_core.data.sampling import sample_rng
+from runner_core.data.stream.failure import Kind, Unreachable
+
+FILE = "bad_samples.jsonl"
+_MOST = 0.01
+"""Largest share of the files that may be bad."""
+_FEWEST = 3
+"""Number of bad files below which no run is stopped."""
+_CHANCE = 5.0
+"""Standard deviations above `_MOST` at which the share so far stops a run before all files were requested."""
+_STREAM = 7
+"""Stream of `sample_rng` that chooses replacements."""
+_TRIES = 100
+
+_LINE = {"record", "file", "reason", "epoch", "position", "replaced_by"}
+"""Values of each line in FILE that are read again."""
+
+Substitution = tuple[int, int, str]
+"""Epoch, position, key of the replaced record."""
+
+
+class BadRecord(BadInput):
+    """A record that cannot be used, with the faulty `file` (the first if unknown) and the reason.
+
+    `everywhere` means that all other records will fail too.
+    """
+
+    def __init__(self, record: AnyRecord, error: BadInput | OSError) -> None:
+        self.key, self.reason = record.key, without_secrets(str(error))
+        super().__init__(self.reason if self.reason.startswith(record.key) else f"{record.key}: {self.reason}")
+        files = [str(place) for place in record.files.values()]
+        self.file = next((file for file in files if file in self.reason), files[0] if files else "")
+        self.kind: Kind = "corrupt"
+        self.everywhere = False
+        if isinstance(error, Unreachable):
+            self.kind, self.everywhere = error.kind, error.everywhere or error.kind == "denied"
+        elif any(not isinstance(place, Url) and not place.exists() for place in record.files.values()):
+            self.kind = "missing"
+
+
+def too_many(bad: int, files: int) -> bool:
+    """Return True if a training stops for this number of bad files."""
+    return bad >= _FEWEST and bad > _MOST * files
+
+
+def too_many_text(bad: int, files: int) -> str:
+    """Return why a training stops for this number of bad files."""
+    text = f"{bad} of {counted(files, 'file')} cannot be used: more than {_MOST:.0%}, and not fewer than {_FEWEST}"
+    return f"{text}, so that no others are taken in their place. Repair them, or leave them out of the data"
+
+
+def stand_ins(epoch: int, position: int, among: Array) -> Iterator[int]:
+    """Yield replacements for `position` of `epoch`'s sequence, always the same, in the order in which to try them."""
+    rng = sample_rng(0, epoch, position, _STREAM)
+    for _ in range(_TRIES if len(among) else 0):
+        yield int(among[rng.integers(len(among))])
+
+
+class BadSamples:
+    """Record of replaced samples; `files` is the total number of files.
+
+    With `file`, each replacement is on disk before it is used, and a later start of the run repeats the replacements
+    written there. Picklable: each worker writes lines of its own.
+    """
+
+    def __init__(self, files: int, file: Path | None = None) -> None:
+        self._files, self._file = files, file
+        self._recorded: dict[Substitution, str] = {}
+        self._bad: dict[str, str] = {}
+        """Reasons by file, from this start of the run in all processes; then the files that this process found."""
+        self._own: set[str] = set()
+        self._read = 0
+        if file is not None:
+            self._end_torn_line(file)
+            for line in self._new_lines():
+                self._recorded.setdefault((line["epoch"], line["position"], line["record"]), line["replaced_by"])
+
+    def recorded(self, record: str, position: int, epoch: int) -> str | None:
+        """Return the key of the record that replaced this one before."""
+        return self._recorded.get((epoch, position, record))
+
+    def replaced(self, bad: BadRecord, position: int, epoch: int, by: str) -> None:
+        """Record that `by` replaces a bad record; it is on disk on return. Raises OutOfSpace."""
+        place = (epoch, position, bad.key)
+        if place in self._recorded:
+            return
+        self._recorded[place] = by
+        if self._file is None:
+            return
+        line = {
+            "record": bad.key,
+            "file": bad.file,
+            "reason": bad.reason,
+            "kind": bad.kind,
+            "epoch": epoch,
+            "position": position,
+            "replaced_by": by,
+        }
+        text = (json.dumps(line) + "\n").encode()
+        try:
+            with open(self._file, "ab", buffering=0) as file:
+                new = file.tell() == 0
+                if file.write(text) < len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            if new:
+                flush(self._file.parent)
+        except OSError as error:
+            raise OutOfSpace(
+                f"{self._file}: what takes a bad record's place cannot be written ({error.strerror}): free some space, "
+                "then --resume"
+            ) from error
+
+    def refuse_too_many(self, bad: BadRecord, asked: int) -> None:
+        """Count a bad record among `asked` files so far.
+
+        Raises BadInput if more than 1 % of all files are bad, or so many of the requested ones that it cannot be
+        chance, but never for fewer than three.
+        """
+        self._own.add(bad.file)
+        self._bad.setdefault(bad.file, bad.reason)
+        for line in self._new_lines():
+            self._bad.setdefault(line["file"], line["reason"])
+        likely = _MOST * asked + _CHANCE * math.sqrt(_MOST * asked)
+        if not too_many(len(self._bad), self._files) and len(self._own) <= max(likely, _FEWEST - 1):
+            return
+        shown = "\n".join(f"  - {reason}" for reason in list(self._bad.values())[:5])
+        where = f"; {self._file} lists those that were replaced" if self._file else ""
+        raise BadInput(
+            f"{counted(len(self._bad), 'file')} of {self._files:,} cannot be used, {asked:,} were asked for so far: "
+            f"more than {_MOST:.0%}, too many to go on without them{where}. Repair them, or leave them out of the "
+            f"data:\n{shown}"
+        )
+
+    def _new_lines(self) -> list[dict[str, Any]]:
+        """Return the lines that any process wrote since the last call."""
+        if self._file is None or not self._file.exists():
+            return []
+        with open(self._file, "rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found = []
+        for line in whole.splitlines():
+            with suppress(ValueError):  # an incomplete line after a power loss, which nothing used
+                value = json.loads(line)
+                if isinstance(value, dict) and value.keys() >= _LINE:
+                    found.append(value)
+        return found
+
+    @staticmethod
+    def _end_torn_line(file: Path) -> None:
+        """Remove an incomplete line of a killed process, which nothing used."""
+        if file.exists() and not (text := file.read_bytes()).endswith(b"\n"):
+            os.truncate(file, text.rfind(b"\n") + 1)

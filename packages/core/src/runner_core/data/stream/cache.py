@@ -1,0 +1,103 @@
+"""The capability: the plan of streaming, and a store of the records after one was read."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from runner_core.base.errors import OutOfSpace
+from runner_core.base.files import size_text
+from runner_core.base.location import Location, Url
+from runner_core.base.text import counted
+from runner_core.contract import CachePlan, Pipeline, Store
+from runner_core.contract.records import AnyRecord
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import digest_json
+from runner_core.data.stream.entry import PackedRecord
+from runner_core.data.stream.lru import FOLDER, Lru
+from runner_core.data.stream.source import Source
+from runner_core.data.stream.store import StreamStore
+
+if TYPE_CHECKING:
+    from runner_core.config import CacheConfig, RemoteConfig
+
+_SHARE_OF_DISK, _LEAVE_FREE = 0.5, 0.05
+_LEAST = 16
+"""Least number of records that must fit: a block, and the one after it."""
+
+
+class StreamCache:
+    """`cache.mode: stream`: fetches and prepares records when they are needed; `cache.max_gb` limits what is kept.
+
+    All projects and runs share what is kept in one `cache.dir`.
+    """
+
+    def __init__(self, config: CacheConfig, remote: RemoteConfig) -> None:
+        self._config, self._remote = config, remote
+        self._folder = cache_root(config.dir) / FOLDER
+
+    def plan(self, pipeline: Pipeline, records: Sequence[AnyRecord]) -> CachePlan:
+        """Return the plan; this reads only file names and writes nothing."""
+        kept = Lru(self._folder, 0).names()
+        ready = sum(name in kept for name in _names(pipeline, records))
+        note = "records are fetched when they are needed; the newest are kept, up to that size"
+        return CachePlan("stream", len(records), ready, self._bound(), 0, 0, self._folder, (note,))
+
+    def open(self, pipeline: Pipeline, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Store:
+        """Prepare one record and return the store; raise OutOfSpace if too few fit, and errors of `Source.learn`."""
+        names = _names(pipeline, records)
+        lru = Lru(self._folder, self._bound())
+        lru.trim()
+        source = Source(pipeline, records, names, lru)
+        one = source.learn()
+        size = PackedRecord(dict(one.arrays), one.meta).size
+        fit = lru.fit(size)
+        if fit < (least := min(_LEAST, len(records))):
+            raise OutOfSpace(
+                f"cache.mode stream: {size_text(lru.max_bytes)} hold {counted(fit, 'record')} of {size_text(size)}, "
+                f"{least} are needed: set cache.max_gb to {_gb(lru.needed(least, size))} or more, and cache.dir to a "
+                "disk that has so much free"
+            )
+        say(f"{counted(len(records), 'record')} of {size_text(size)}: there is room for {min(fit, len(records)):,}")
+        identity = xxhash.xxh3_128_hexdigest("".join(names).encode())
+        return StreamStore(source, self._remote, identity, max(1, fit // 2), ahead=self._config.ahead)
+
+    def _bound(self) -> int:
+        """Return the bytes that may be taken: `cache.max_gb` if the disk has that, else half of what it has."""
+        existing = next(p for p in (self._folder, *self._folder.parents) if p.exists())
+        there = shutil.disk_usage(existing).free + Lru(self._folder, 0).size()
+        if self._config.max_gb is None:
+            return int(there * _SHARE_OF_DISK)
+        return min(int(self._config.max_gb * 1e9), int(there * (1 - _LEAVE_FREE)))
+
+
+def _gb(size: int) -> float:
+    """Return GB, rounded up to three decimals."""
+    return math.ceil(size / 1e6) / 1e3
+
+
+def _names(pipeline: Pipeline, records: Sequence[AnyRecord]) -> list[str]:
+    """Return the name each record is kept under: a digest of its files and of all that changes its preparation."""
+    settings = digest_json(pipeline.settings)
+    return [digest_json([settings, record.key, record.group, _marks(record)]) for record in records]
+
+
+def _marks(record: AnyRecord) -> list[list[str | int | None]]:
+    return [[role, *_mark(place)] for role, place in sorted(record.files.items())]
+
+
+def _mark(place: Location) -> list[str | int | None]:
+    """Return values that change when the file does."""
+    if isinstance(place, Url):
+        return [place.text, place.size, place.etag]
+    path = os.path.abspath(place)
+    try:
+        there = os.stat(path)
+    except OSError:
+        return [path]  # preparing it reports the fault
+    return [path, there.st_size, there.st_mtime_ns]

@@ -1,0 +1,1 @@
+"""Output of a run: run folders, pictures, trackers, reports, the terminal."""

@@ -1,0 +1,177 @@
+"""The display of a training run: a rich progress bar on a terminal, plain lines elsewhere.
+
+train.log keeps every printed line too. A terminal that disappears (SIGHUP, a closed pipe) never ends a run: the display
+falls silent.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from runner_core.base.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+_PLAIN_SECONDS = 5.0
+"""Shortest time between two plain progress lines."""
+_RECENT_SECONDS = 15.0
+"""Shortest time over which the pace of a run is measured."""
+
+
+class Display:
+    """Prints lines with `say`; between `start` and `stop`, `update` shows the progress of training."""
+
+    def __init__(self, log: Path | None = None, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._log = log
+        self._late: list[str] = []
+        self._gone = False
+        self._bar: Progress | None = None
+        self._console: Console | None = None
+        self._plain_at = 0.0
+        self._total = 0
+        self._pace = _Pace(0)
+
+    def keep(self, log: Path) -> None:
+        """Append every printed line to `log` too, from now on."""
+        self._log = log
+
+    def say(self, text: str) -> None:
+        """Print a line (above the bar, if there is one) and keep it in train.log."""
+        text = without_secrets(text)
+        if self._log is not None:
+            self._late.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+            with suppress(OSError):  # a full disk: the run goes on, and checks `unkept` at its end
+                with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write("".join(self._late))
+                self._late = []
+        self.print(text)
+
+    @property
+    def unkept(self) -> Path | None:
+        """Return train.log if the disk did not take all lines, else None."""
+        return self._log if self._late else None
+
+    def print(self, text: str) -> None:
+        """Print a line without keeping it."""
+        if self._gone:
+            return
+        try:
+            if self._console is not None:
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):
+            self._gone = True
+
+    def start(self, total_steps: int, first_step: int, title: str) -> None:
+        """Show that training begins at `first_step` of `total_steps`."""
+        self._total, self._pace = total_steps, _Pace(first_step)
+        if not self._stream.isatty():
+            self.print(f"{title}: steps {first_step} to {total_steps}")
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._console = Console(file=self._stream)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=self._console,
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._bar.add_task(title, total=total_steps, completed=first_step, numbers="")
+        self._bar.start()
+
+    def update(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        """Show that `step` steps are done.
+
+        Shows these of `values`: loss, samples_per_second, data_wait_share (0 to 1).
+        """
+        now = time.monotonic()
+        remaining = duration(self._pace.seconds_a_step(step, now) * (self._total - step))
+        shown = f"epoch {epoch + (step < self._total)}  {_numbers(values)}  ETA {remaining}"
+        if self._bar is not None:
+            try:
+                self._bar.update(self._bar.task_ids[0], completed=step, numbers=shown)
+            except OSError:
+                self._gone = True
+            return
+        pause = max(_PLAIN_SECONDS, (now - self._pace.began) / 20)  # a run of days must not fill logs
+        if now - self._plain_at >= pause or step >= self._total:
+            self._plain_at = now
+            self.print(f"step {step}/{self._total}  {shown}")
+
+    def stop(self) -> None:
+        """End the display after training; safe to call twice."""
+        if self._bar is not None:
+            try:
+                self._bar.stop()
+            except OSError:
+                self._gone = True
+        self._bar = self._console = None
+
+
+class _Pace:
+    """The recent speed of a run, over its last twentieth and at least `_RECENT_SECONDS`.
+
+    A standstill (a suspended computer, a stopped process) is soon forgotten; validation, which recurs, is not.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.began = time.monotonic()
+        self._seen = deque([(self.began, step)])
+
+    def seconds_a_step(self, step: int, now: float) -> float:
+        """Return the seconds per step, given that `step` steps are done `now`, on the monotonic clock."""
+        recent = max(_RECENT_SECONDS, (now - self.began) / 20)
+        while len(self._seen) > 1 and self._seen[1][0] <= now - recent:
+            self._seen.popleft()
+        since, first = self._seen[0]
+        if now - self._seen[-1][0] >= recent / 30:  # a few points are enough, however long the run
+            self._seen.append((now, step))
+        return (now - since) / max(1, step - first)
+
+
+def speed(samples_per_second: float) -> str:
+    """Return a rate with at least two digits: a 3D network on a CPU takes seconds for a sample.
+
+    >>> speed(1234.5), speed(9.96), speed(1.0), speed(0.0642)
+    ('1,234', '10', '1.0', '0.064')
+    """
+    below = 0 < samples_per_second < 9.95
+    return f"{samples_per_second:#.2g}" if below else f"{samples_per_second:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as minutes and seconds, with hours if there are any.
+
+    >>> duration(75), duration(3700)
+    ('1:15', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _numbers(values: Mapping[str, Any]) -> str:
+    shown = []
+    if values.get("loss") is not None:
+        shown.append(f"loss {values['loss']:.4f}")
+    if values.get("samples_per_second") is not None:
+        shown.append(f"{speed(values['samples_per_second'])} samples/s")
+    if values.get("data_wait_share") is not None:
+        shown.append(f"data wait {values['data_wait_share']:.0%}")
+    return "  ".join(shown)

@@ -1,0 +1,43 @@
+"""Pictures as PNG files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from runner_core.contract import Array
+
+
+def write_pictures(pictures: Mapping[str, Array], folder: Path) -> list[Path]:
+    """Write pictures as folder/NAME.png."""
+    written = []
+    for name, picture in pictures.items():
+        path = folder / f"{file_name(name)}.png"
+        write_png(path, picture)
+        written.append(path)
+    return written
+
+
+def write_png(path: Path, picture: Array) -> None:
+    """Write (H, W, 3) or (H, W) uint8 as PNG."""
+    if not is_picture(picture):
+        raise ValueError(f"a picture is (H, W, 3) or (H, W) uint8, not {picture.shape} {picture.dtype}")
+    Image.fromarray(picture).save(path, "PNG")
+
+
+def is_picture(picture: Any) -> bool:
+    array = isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.size > 0
+    return array and (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3))
+
+
+def file_name(key: str) -> str:
+    """Return a name that every file system accepts.
+
+    >>> file_name("p01/slice 3")
+    'p01_slice_3'
+    """
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in key)[:100]

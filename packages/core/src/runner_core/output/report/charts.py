@@ -1,0 +1,148 @@
+"""Small SVG charts as text: no plotting library, sharp at any size, coloured by the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+_WIDTH, _HEIGHT = 480, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 30, 28
+_MOST_POINTS = 400
+
+
+class Series(NamedTuple):
+    """A line: (x, y) points in order; `kind` is its class in the style sheet."""
+
+    name: str
+    kind: str
+    points: Sequence[tuple[float, float]]
+
+
+class _Axis(NamedTuple):
+    """Maps values between `low` and `high` to pixels between `begin` and `end`."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
+        return self.begin + (value - low) / (high - low) * (self.end - self.begin)
+
+
+def line_chart(title: str, series: Sequence[Series], mark: float | None = None, log: bool = True) -> str:
+    """Return an SVG chart over steps; `mark` is the step of the best checkpoint.
+
+    With `log` the y axis is logarithmic for positive values that span more than two decades.
+    """
+    thinned = [s._replace(points=thin(s.points)) for s in series]
+    xs = [x for s in thinned for x, _ in s.points]
+    ys = [y for s in thinned for _, y in s.points]
+    log = log and min(ys) > 0 and max(ys) / min(ys) > 100
+    x_axis = _Axis(*_widened(min(xs), max(xs)), _LEFT, _WIDTH - _RIGHT)
+    low, high = (min(ys) / 1.1, max(ys) * 1.1) if log else _widened(min(ys), max(ys), 0.06)
+    y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, log)
+    parts = [*_grid(x_axis, y_axis)]
+    if mark is not None and x_axis.low <= mark <= x_axis.high:
+        x = x_axis.at(mark)
+        parts.append(
+            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}">'
+            f"<title>best checkpoint, step {mark:g}</title></line>"
+        )
+    for line in thinned:
+        parts.append(_line(line, x_axis, y_axis))
+    parts.append(_legend(title, thinned))
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
+def share_bar(amounts: Mapping[str, float]) -> str:
+    """Return one bar divided by share, with a legend in seconds and per cent."""
+    total = sum(amounts.values())
+    bars, legend, x = [], [], 0.0
+    for number, (name, amount) in enumerate(amounts.items()):
+        kind, width = "abc"[number % 3], 100 * amount / total
+        bars.append(f'<rect class="{kind}" x="{x:.3f}%" width="{width:.3f}%" height="22"/>')
+        legend.append(f'<span><i class="{kind}"></i>{escape(name)}: {amount:.1f} s ({amount / total:.1%})</span>')
+        x += width
+    return f'<svg class="bar" width="100%" height="22">{"".join(bars)}</svg><p class="legend">{"".join(legend)}</p>'
+
+
+def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most about `most` points, with the smallest and largest of each stretch so that no spike is lost."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(2 * len(points) / most)
+    kept: list[tuple[float, float]] = []
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        ends = {stretch.index(min(stretch, key=_y)), stretch.index(max(stretch, key=_y))}
+        kept += [stretch[i] for i in sorted(ends)]
+    return kept
+
+
+def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Return round numbers between `low` and `high`.
+
+    >>> nice_ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    rough = (high - low) / about
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(m for m in (1, 2, 5, 10) if m * scale >= rough * 0.999) * scale
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def _y(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def _widened(low: float, high: float, share: float = 0.0) -> tuple[float, float]:
+    if high - low <= 1e-12 * max(abs(low), abs(high)):  # one value only
+        space = abs(high) * 0.1 or 1.0
+        return low - space, high + space
+    return low - share * (high - low), high + share * (high - low)
+
+
+def _grid(x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
+    for value in _log_ticks(y_axis) if y_axis.log else nice_ticks(y_axis.low, y_axis.high):
+        y = y_axis.at(value)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
+    for value in nice_ticks(x_axis.low, x_axis.high):
+        yield f'<text x="{x_axis.at(value):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{value:g}</text>'
+
+
+def _log_ticks(axis: _Axis) -> list[float]:
+    decades = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
+    return [10.0**d for d in decades]
+
+
+def _line(line: Series, x_axis: _Axis, y_axis: _Axis) -> str:
+    places = [(x_axis.at(x), y_axis.at(y)) for x, y in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dots = ""
+    if len(places) <= 60:
+        dots = "".join(
+            f'<circle class="{line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="2.5"><title>{escape(line.name)}: '
+            f"{y:.5g} at step {x:g}</title></circle>"
+            for (px, py), (x, y) in zip(places, line.points, strict=True)
+        )
+    return f'<polyline class="{line.kind}" fill="none" stroke="currentColor" points="{path}"/>{dots}'
+
+
+def _legend(title: str, series: Sequence[Series]) -> str:
+    """Return the title at the left and the names of the lines at the right."""
+    text = f'<text class="title" x="{_LEFT}" y="16">{escape(title)}</text>'
+    x = _WIDTH - _RIGHT
+    for line in reversed(series):
+        text += f'<text class="{line.kind}" x="{x}" y="16" text-anchor="end">{escape(line.name)}</text>'
+        x -= 8 * len(line.name) + 10
+    return text

@@ -1,0 +1,1 @@
+"""Installed plugins, their capabilities, and the settings that apply."""

@@ -1,0 +1,126 @@
+"""Finds installed plugins from metadata and source text alone, without importing a plugin, pluggy or NumPy.
+
+`runner`, `runner --help` and `runner list` show them, and must answer in a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from runner_core.base.errors import BadInput, did_you_mean
+
+PROJECTS = "runner.projects"
+EXTENSIONS = "runner.extensions"
+COMMANDS = {
+    "list": "runner_core.cli.overview:list_plugins",
+    "doctor": "runner_core.cli.doctor:doctor",
+    "cache": "runner_core.cli.cache:cache",
+    "compare": "runner_core.cli.compare:compare",
+    "verify-resume": "runner_core.cli.verify_resume:verify_resume",
+    "new": "runner_core.cli.new:new",
+}
+"""Commands of `runner` itself, and the functions that they call; no project can have one of these names."""
+
+
+class Plugin(NamedTuple):
+    """An installed plugin, not loaded; `kind` is project or extension."""
+
+    name: str
+    kind: Literal["project", "extension"]
+    distribution: str
+    version: str
+    entry: EntryPoint
+
+    def summary(self) -> str:
+        """Return the one-line summary in its distribution's metadata."""
+        metadata = self.entry.dist.metadata if self.entry.dist else None
+        return metadata["Summary"] if metadata is not None and "Summary" in metadata else ""
+
+    def hooks(self) -> list[str]:
+        """Return the names, without `runner_`, of the hooks that its source marks with @hookimpl.
+
+        An empty list means that they cannot be found without importing it.
+        """
+        try:
+            source = _source(self.entry.module)
+            body = ast.parse(source.read_bytes()).body if source else []
+        except (ImportError, OSError, SyntaxError, ValueError):
+            return []
+        if self.entry.attr:
+            body = _inside(body, self.entry.attr)
+        marked = [node.name for node in body if isinstance(node, ast.FunctionDef) and _is_marked(node)]
+        return [name.removeprefix("runner_") for name in marked]
+
+
+def projects() -> dict[str, Plugin]:
+    """Return installed projects by name. Raises BadInput when two distributions claim one name."""
+    found = _unique(_plugin(e, "project") for e in entry_points(group=PROJECTS))
+    for name, plugin in found.items():
+        if name in COMMANDS:
+            raise BadInput(
+                f"the project {name!r} of {plugin.distribution} has the name of a command of runner; "
+                f"uninstall {plugin.distribution}, or have it renamed"
+            )
+    return found
+
+
+def extensions() -> dict[str, Plugin]:
+    """Return installed extensions by name. Raises BadInput when two distributions claim one name."""
+    return _unique(_plugin(e, "extension") for e in entry_points(group=EXTENSIONS))
+
+
+def find_project(name: str) -> Plugin:
+    """Return the installed project of this name. Raises BadInput that lists the installed ones."""
+    found = projects()
+    if name in found:
+        return found[name]
+    hint = did_you_mean(name, [*found, *COMMANDS])
+    there = ", ".join(found) or "none; `uv sync --package runner-NAME` or `pip install runner-NAME` installs one"
+    raise BadInput(f"there is no project or command {name!r}{hint}\ninstalled projects: {there}")
+
+
+def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:
+    dist = entry.dist
+    return Plugin(entry.name, kind, dist.name if dist else "?", dist.version if dist else "?", entry)
+
+
+def _unique(plugins: Iterable[Plugin]) -> dict[str, Plugin]:
+    found: dict[str, Plugin] = {}
+    for plugin in sorted(plugins, key=lambda p: (p.name, p.distribution)):
+        other = found.get(plugin.name)
+        if other is not None:
+            raise BadInput(
+                f"two installed distributions give the {plugin.kind} {plugin.name!r}: {other.distribution} "
+                f"{other.version} and {plugin.distribution} {plugin.version}; uninstall one of them"
+            )
+        found[plugin.name] = plugin
+    return found
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module. Packages above it are looked up, not imported."""
+    parts = module.split(".")
+    spec: ModuleSpec | None = find_spec(parts[0])
+    for i in range(1, len(parts)):
+        if spec is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), spec.submodule_search_locations)
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _inside(body: list[ast.stmt], name: str) -> list[ast.stmt]:
+    """Return the body of the class `name`, or of the class that `name = Class(…)` instantiates."""
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(node.value, ast.Call):
+            name = ast.unparse(node.value.func)
+    return next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == name), [])
+
+
+def _is_marked(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(mark).partition("(")[0].endswith("hookimpl") for mark in function.decorator_list)

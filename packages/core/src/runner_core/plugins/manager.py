@@ -1,0 +1,295 @@
+"""The plugins of one run, in one pluggy manager: core < the chosen project < extensions.
+
+Only the chosen project's plugin is loaded, so that no hook has to check which project runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pluggy
+
+from runner_core.base.errors import BadInput, RunnerError, did_you_mean
+from runner_core.contract import hooks
+from runner_core.contract.project import Project
+from runner_core.plugins import discovery
+from runner_core.plugins.discovery import Plugin
+
+_PREFIX = "runner_"
+
+
+class Plugins:
+    """Loaded plugins. `first` and `all` call a hook; `provides` lists the hooks of each plugin."""
+
+    def __init__(self, chosen: Sequence[str] = ()) -> None:
+        self._manager = pluggy.PluginManager("runner")
+        self._manager.add_hookspecs(hooks)
+        self._chosen = tuple(chosen)
+        self._extensions: dict[str, object] = {}
+        self._versions: dict[str, str] = {}
+
+    @classmethod
+    def load(
+        cls,
+        project: str,
+        chosen: Sequence[str] = (),
+        without: Sequence[str] = (),
+        broken: Callable[[str], None] | None = None,
+    ) -> Plugins:
+        """Load the core, the project and every installed extension except those in `without`.
+
+        Extensions in `chosen` win if several give the same first-result capability; of two, the first named. `broken`
+        receives the fault of each plugin that cannot be loaded, which is then left out; without `broken`, BadInput is
+        raised.
+        """
+        from runner_core.plugins import defaults
+
+        installed = discovery.extensions()
+        for name in (*chosen, *without):
+            if name not in installed:
+                there = ", ".join(installed) or "none"
+                raise BadInput(
+                    f"no extension {name!r} is installed{did_you_mean(name, installed)} (installed: {there})"
+                )
+        for name in chosen:
+            if name in without:
+                raise BadInput(f"extension {name!r} is both chosen and switched off")
+        plugins = cls(chosen)
+        plugins.register(defaults, "core", _core_version())
+        extensions = [extension for name, extension in installed.items() if name not in without]
+        for plugin in [discovery.find_project(project), *extensions]:
+            try:
+                plugins.add(plugin)
+            except BadInput as error:
+                if broken is None:
+                    raise
+                broken(str(error))
+        return plugins
+
+    def add(self, plugin: Plugin) -> None:
+        """Import an installed plugin and register it."""
+        try:
+            loaded = plugin.entry.load()
+        except (Exception, SystemExit) as error:
+            if _is_sigterm(error):
+                raise
+            plain = isinstance(error, (ImportError, AttributeError))  # other errors are unclear without their name
+            what = str(error) if plain else f"{type(error).__name__}: {error}"
+            raise BadInput(
+                f"the {plugin.kind} {plugin.name!r} ({plugin.distribution} {plugin.version}) cannot be loaded from "
+                f"{plugin.entry.value!r}: {what}{_remedy(f'{plugin.kind} {plugin.name}')}"
+            ) from error
+        self.register(loaded, plugin.name, f"{plugin.distribution} {plugin.version}", plugin.kind)
+
+    def register(self, plugin: object, name: str, version: str = "", kind: str = "core") -> None:
+        """Register a plugin object. Raises BadInput for unknown hooks, unknown arguments and duplicates."""
+        label = name if kind == "core" else f"{kind} {name}"
+        _check_hooks(plugin, label)
+        try:
+            self._manager.register(plugin, label)
+        except ValueError as error:
+            raise BadInput(
+                f"plugin {label!r} is registered twice, or its module is another plugin's too: {error}"
+            ) from None
+        self._versions[label] = version
+        if kind == "extension":
+            self._extensions[name] = plugin
+
+    def first(self, hook: str, **arguments: Any) -> Any:
+        """Return the capability: an extension's if one gives it, else the project's, else the core's.
+
+        Raises BadInput when two extensions give it and none was chosen, or when one fails; RunnerError when no plugin
+        gives it.
+        """
+        offers = self._implementations(hook)
+        given: dict[str, Any] = {}
+        for name in self._extensions:
+            if offer := offers.pop(f"extension {name}", None):
+                answer = _answer(offer, hook, arguments)
+                given |= {} if answer is None else {name: answer}
+        chosen = next((name for name in self._chosen if name in given), None)
+        if len(given) > 1 and chosen is None:
+            raise BadInput(conflict(hook, list(given)))
+        if given:
+            return given[chosen or next(iter(given))]
+        for offer in reversed(offers.values()):
+            if (answer := _answer(offer, hook, arguments)) is not None:
+                return answer
+        raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
+
+    def all(self, hook: str, **arguments: Any) -> list[Any]:
+        """Return the answers of all plugins in one list: the core's, then the project's, then the extensions'.
+
+        Raises BadInput when a plugin fails, or returns something other than a list, a tuple or None.
+        """
+        found: list[Any] = []
+        for name, offer in self._implementations(hook).items():
+            answer = _answer(offer, hook, arguments)
+            if not isinstance(answer, (list, tuple, type(None))):
+                raise BadInput(f"{name}: {hook} must return a list, it returned {type(answer).__name__}{_remedy(name)}")
+            found += answer or ()
+        return found
+
+    def project(self) -> type[Project]:
+        """Return the chosen project's class, checked for the members that the command line needs."""
+        cls: type[Project] = self.first("runner_project")
+        refuse_incomplete(cls)
+        return cls
+
+    @property
+    def names(self) -> list[str]:
+        """Active plugins in order: core, the project, the extensions."""
+        return list(self._versions)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Active plugins with distribution and version: saved with the run."""
+        return dict(self._versions)
+
+    def provides(self) -> dict[str, list[str]]:
+        """Plugin → names of the hooks that it implements, without their prefix."""
+        return {
+            name: [h.removeprefix(_PREFIX) for h in hook_names() if callable(getattr(plugin, h, None))]
+            for name in self.names
+            if (plugin := self._manager.get_plugin(name)) is not None
+        }
+
+    def offers(self, hook: str) -> list[str]:
+        """Return the plugins that implement `hook`, the strongest first: chosen extensions, others, project, core."""
+        chosen = [f"extension {name}" for name in self._chosen]
+        strongest = self.names[::-1]
+        strongest.sort(key=lambda name: name not in chosen)
+        return [name for name in strongest if hasattr(self._manager.get_plugin(name), hook)]
+
+    def contested(self, hook: str) -> list[str]:
+        """Return the extensions among which the user must choose; empty if there is nothing to choose."""
+        if not gives_first_result(hook):
+            return []
+        found = [name for name, plugin in self._extensions.items() if hasattr(plugin, hook)]
+        return found if len(found) > 1 and not set(found) & set(self._chosen) else []
+
+    def _implementations(self, hook: str) -> dict[str, pluggy.HookImpl]:
+        """Return a hook's implementations by plugin, in the order of registration: core, project, extensions."""
+        return {offer.plugin_name: offer for offer in getattr(self._manager.hook, hook).get_hookimpls()}
+
+
+def _answer(offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any:
+    """Call this plugin's hook and return the result.
+
+    pluggy itself would call all plugins at once, and an error would not name its plugin.
+    """
+    try:
+        return offer.function(**{name: arguments[name] for name in offer.argnames})
+    except RunnerError:
+        raise
+    except (Exception, SystemExit) as error:
+        if offer.plugin_name == "core" or _is_sigterm(error):
+            raise
+        raise BadInput(
+            f"{offer.plugin_name}: {hook} failed: {type(error).__name__}: {error} (--debug shows where)"
+            f"{_remedy(offer.plugin_name)}"
+        ) from error
+
+
+def _is_sigterm(error: BaseException) -> bool:
+    """Return whether this is the command line's exit after SIGTERM, rather than a plugin's own sys.exit()."""
+    return isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+
+
+def _remedy(label: str) -> str:
+    kind, _, name = label.partition(" ")
+    return f"; `--no-extension {name}` switches it off" if kind == "extension" else ""
+
+
+def conflict(hook: str, extensions: Sequence[str]) -> str:
+    """Return the message for several extensions that give the same first-result capability."""
+    return (
+        f"the extensions {' and '.join(extensions)} both give {hook.removeprefix(_PREFIX)!r}: choose one with "
+        f"`--extension NAME`, or switch one off with `--no-extension NAME`"
+    )
+
+
+def hook_names() -> list[str]:
+    """Return every hook, in the order of hooks.py."""
+    return [name for name in vars(hooks) if name.startswith(_PREFIX)]
+
+
+def gives_first_result(hook: str) -> bool:
+    """Return whether one plugin provides this capability, rather than all together."""
+    return bool(getattr(hooks, hook).runner_spec["firstresult"])
+
+
+def _check_hooks(plugin: object, label: str) -> None:
+    """Refuse unknown or unmarked hooks and unknown arguments, which would be ignored silently or fail late."""
+    for name in dir(plugin):
+        function = getattr(plugin, name, None)
+        if not name.startswith(_PREFIX) or not inspect.isroutine(function):
+            continue
+        if name not in hook_names():
+            raise BadInput(f"plugin {label!r}: there is no hook {name!r}{did_you_mean(name, hook_names())}")
+        if not hasattr(function, "runner_impl"):
+            raise BadInput(f"plugin {label!r}: mark {name} with @hookimpl, else it is never called")
+        if any(getattr(function, "runner_impl").values()):  # noqa: B009 - unknown to the type
+            raise BadInput(
+                f"plugin {label!r}: mark {name} with plain @hookimpl: the order is core < project < extensions"
+            )
+        known = _arguments(getattr(hooks, name))
+        for argument in _arguments(function):
+            if argument not in known:
+                raise BadInput(
+                    f"plugin {label!r}: {name} has no argument {argument!r}{did_you_mean(argument, known)} "
+                    f"(it may take: {', '.join(known) or 'none'})"
+                )
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def _core_version() -> str:
+    from importlib.metadata import version
+
+    return f"runner-core {version('runner-core')}"
+
+
+_VALUES = ("name", "framework", "Config", "presets")
+
+_METHODS = ("records", "decode", "prepare", "samples", "model", "step", "phantom")
+"""Methods without a default: `Project`'s own versions do nothing."""
+
+_PRESETS = ("default", "demo")
+
+
+_RENAMED = {"least": "lower_bounds", "of_data": "data_settings", "uninformed": "chance_losses"}
+"""Members of a project by their names before 0.1.0, which nothing would call now."""
+
+
+def refuse_incomplete(cls: type[Any]) -> None:
+    """Raise BadInput that names the project and everything it lacks, or a `monitor` that cannot choose a checkpoint."""
+    name = getattr(cls, "name", cls.__name__)
+    for old, new in _RENAMED.items():
+        if hasattr(cls, old):
+            raise BadInput(f"project {name}: `{old}` is called `{new}` now: rename it in {cls.__name__}")
+    if hasattr(cls, "faster_with"):
+        raise BadInput(
+            f"project {name}: `faster_with` is gone: set train.compile or train.channels_last to on in presets that "
+            "were measured to gain by it"
+        )
+    missing = [value for value in _VALUES if not hasattr(cls, value)]
+    missing += [f"{method}()" for method in _METHODS if getattr(cls, method, None) in (None, getattr(Project, method))]
+    if missing:
+        raise BadInput(f"project {name}: its class {cls.__name__} lacks {', '.join(missing)}, which have no default")
+    if presets := [preset for preset in _PRESETS if preset not in cls.presets]:
+        raise BadInput(f"project {name} lacks the preset {' and '.join(presets)}")
+    if cls.framework == "keras" and getattr(cls, "adjust", Project.adjust) is not Project.adjust:
+        raise BadInput(f"project {name}: `adjust` is for PyTorch; in Keras an optimizer takes schedules: leave it out")
+    match cls.monitor:
+        case (str(), "max" | "min"):
+            return
+    raise BadInput(
+        f'project {name}: monitor must be a validation metric and "max" or "min", as in ("dice", "max"), '
+        f"not {cls.monitor!r}"
+    )

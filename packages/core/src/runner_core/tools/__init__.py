@@ -1,0 +1,1 @@
+"""Commands that look at data, or train a little to find something out."""

@@ -1,0 +1,190 @@
+"""Audit data, record by record and over the set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from runner_core.base.errors import BadInput
+from runner_core.base.location import Location
+from runner_core.base.text import about, counted, first_few
+from runner_core.contract import CachePlan, Finding
+from runner_core.contract.records import AnyRecord
+from runner_core.contract.setup import Setup
+from runner_core.data.cache.place import is_streaming
+from runner_core.data.duplicates import find_duplicates
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.splits import split, spread
+from runner_core.data.stream.bad import too_many, too_many_text
+from runner_core.tools.check.checked import Checked
+from runner_core.tools.check.examine import DECODE, Examined, examine
+from runner_core.tools.check.fits import fits, memory_plan, prepared_already
+from runner_core.tools.check.others import other_files
+from runner_core.tools.check.result import Audit
+from runner_core.tools.check.rules import set_rules
+from runner_core.tools.check.tables import tables
+from runner_core.training.data import describe_plan, describe_split
+from runner_core.training.first_checks import set_faults
+from runner_core.training.memory import MemoryPlan
+
+_REFUSALS = 5
+"""Number of reasons that are repeated at the end."""
+
+
+class Auditor:
+    """A running audit; it prints each finding at once."""
+
+    def __init__(self, setup: Setup, records: Sequence[AnyRecord]) -> None:
+        self.setup, self.records = setup, records
+        self.streaming = is_streaming(setup.config, records)
+        self.findings: list[tuple[str | None, Finding]] = []
+        self.lines: list[str] = []
+        self.found: dict[str, Examined] = {}
+        self.checked = Checked([], [], {})
+        self.cache: CachePlan | None = None
+        self.memory: MemoryPlan | None = None
+
+    def each(self) -> None:
+        """Read every record."""
+        for record, found in examine(self.setup, self.records):
+            self.found[record.key] = found
+            for finding in found.findings:
+                mild = self.streaming and found.unreadable  # training goes on without a few of these
+                self.report(replace(finding, level="warning") if mild else finding, record.key)
+        usable = [record for record in self.records if self.found[record.key].usable]
+        self.checked = Checked(
+            usable, [self.found[record.key] for record in usable], {}, len(self.records) - len(usable)
+        )
+
+    def together(self) -> None:
+        """Check the usable records together: their split, cache and duplicates, and the rules for the set."""
+        project, usable = self.setup.project, self.checked.records
+        if usable:
+            self._or_error("split", self._split)
+            self._or_error("cache", self._plan)
+        self._refuse_unreadable()
+        duplicates = find_duplicates(usable, _digests(self.checked), self.checked.splits)
+        set_findings = [*set_faults(project, usable), *set_rules(project, self.checked)]
+        if set_findings and self.faulty:
+            text = f"what is said of the records together leaves out {counted(self.faulty, 'faulty record')}"
+            set_findings.insert(0, Finding("together", "note", f"{text}: what the others lack may be there"))
+        for finding in [*duplicates, *set_findings]:
+            self.report(finding)
+
+    def fit(self) -> None:
+        """Find what a training on these data takes of RAM, device and disk."""
+        if self.cache is None or not self.checked.splits or self.faulty > self.replaced:
+            return
+        try:
+            self.memory = memory_plan(self.setup, self.checked, self.cache)
+        except BadInput as error:
+            self.report(Finding("memory", "note", f"what a training takes is not known: {error}"))
+            return
+        for text in self.memory.warnings:
+            self.report(Finding("memory", "warning", text))
+        if self.memory.refusal is not None:
+            self.report(Finding("memory", "error", self.memory.refusal))
+
+    def report(self, finding: Finding, key: str | None = None) -> None:
+        self.findings.append((key, finding))
+        print(f"{finding.level:<8} {finding.message if key is None else about(key, finding.message)}")
+
+    def result(self, folder: Location) -> Audit:
+        others = other_files(folder, self.records)
+        return Audit(
+            project=self.setup.name,
+            preset=self.setup.preset,
+            data=str(folder),
+            status="refused" if self._refusals() else "ready",
+            records=self.records,
+            found=self.found,
+            checked=self.checked,
+            findings=self.findings,
+            tables=[*tables(self.checked, others), *fits(self.cache, self.memory)],
+            lines=self.lines,
+            others=others,
+            cache=self.cache,
+            memory=self.memory,
+        )
+
+    def conclude(self, result: Audit) -> None:
+        """Print the counts, and below them why training refuses the data, if it does."""
+        levels = result.levels()
+        counts = [counted(levels[level], level) for level in ("error", "warning", "note")]
+        print(", ".join([counted(self.faulty, "faulty record"), *counts]))
+        if self.replaced:
+            print(f"training reads other records in place of the {self.replaced} that cannot be read")
+        refusals = self._refusals()
+        for text in refusals[:_REFUSALS]:
+            print(f"training refuses: {text}")
+        if len(refusals) > _REFUSALS:
+            print(f"training refuses: {counted(len(refusals) - _REFUSALS, 'more error')}, above")
+
+    @property
+    def faulty(self) -> int:
+        """Number of records that cannot be used."""
+        return len(self.records) - len(self.checked.records)
+
+    @property
+    def replaced(self) -> int:
+        """Number of records that cannot be read and that a training replaces by others."""
+        some_left = bool(self.checked.records) and not too_many(self._unreadable, self._files)
+        return self._unreadable if self.streaming and some_left else 0
+
+    @property
+    def _unreadable(self) -> int:
+        return sum(found.unreadable for found in self.found.values())
+
+    @property
+    def _files(self) -> int:
+        return sum(len(record.files) for record in self.records)
+
+    def _refuse_unreadable(self) -> None:
+        """Report why a training of streamed records cannot replace those that cannot be read."""
+        if not self.streaming:
+            return
+        if too_many(self._unreadable, self._files):
+            self.report(Finding(DECODE, "error", too_many_text(self._unreadable, self._files)))
+        elif not self.checked.records and self.faulty == self._unreadable:
+            self.report(Finding(DECODE, "error", "not one record can be read: there is nothing to train on"))
+
+    def _refusals(self) -> list[str]:
+        """Return why training refuses the data: the first line of each error of the set, all faulty records in one."""
+        errors = [(key, finding) for key, finding in self.findings if finding.level == "error"]
+        alone = list(dict.fromkeys(key for key, _ in errors if key is not None))
+        found = [finding.message.partition("\n")[0] for key, finding in errors if key is None]
+        if alone:
+            them = "it, or move it" if len(alone) == 1 else "them, or move them"
+            text = f"{counted(len(alone), 'faulty record')} ({first_few(alone)}): repair {them} out of the folder"
+            found.insert(0, text)
+        return found
+
+    def _split(self) -> None:
+        setup, usable = self.setup, self.checked.records
+        self._say(f"preset {setup.preset} splits them so:")
+        splits = split(usable, setup.config.data, setup.config.train.seed)
+        self.checked = replace(self.checked, splits=splits)
+        validated = spread(usable, splits["validation"], setup.config.validate.records, setup.config.train.seed)
+        for line in describe_split(setup.project, usable, splits, len(validated)):
+            self._say(line)
+
+    def _plan(self) -> None:
+        plan = self.setup.cache.plan(RecordPipeline.of(self.setup), self.checked.records)
+        self.cache = prepared_already(plan, sum(found.prepared_bytes for found in self.checked.found))
+        self._say(f"preset {self.setup.preset}: {describe_plan(self.cache)}")
+
+    def _say(self, line: str) -> None:
+        self.lines.append(line)
+        print(line)
+
+    def _or_error(self, rule: str, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BadInput as error:
+            self.report(Finding(rule, "error", str(error)))
+
+
+def _digests(checked: Checked) -> list[str | None]:
+    """Return a digest of each decoded image, which does not depend on its file's compression."""
+    images = [None if found.facts is None else found.facts.image for found in checked.found]
+    return [None if image is None else image.digest for image in images]

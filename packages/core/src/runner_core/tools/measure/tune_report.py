@@ -1,0 +1,208 @@
+"""Report tuning, for people and for programs: lines on the screen, settings.yaml, tune.json, report.html."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+import yaml
+
+from runner_core.base.files import size_text
+from runner_core.base.location import shell_word
+from runner_core.base.text import aligned, counted
+from runner_core.config import RunConfig
+from runner_core.config.values import nested, overlay_named
+from runner_core.contract import Json
+from runner_core.contract.project import Project
+from runner_core.output.display import duration, speed
+from runner_core.output.report.charts import Series, line_chart
+from runner_core.output.report.page import page, section, table
+from runner_core.output.runfolder import json_text, replace_text
+from runner_core.plugins.settings import PHANTOM, differences, from_preset
+from runner_core.tools.measure.tuned import Found, Row, interval
+from runner_core.training.child import TrainingSpec
+
+SETTINGS, FACTS, REPORT = "settings.yaml", "tune.json", "report.html"
+
+_SIDES = ("before", "after")
+_COLUMNS = ("tried", "samples/s", "before", "times as fast (95 %)", "memory", "outcome")
+_HOW = (
+    "Each remedy was added to the best settings so far. Both trained from the same seed, in processes of their own, "
+    "and took turns; only times of one round were compared. A remedy was kept where the whole 95 % interval of how "
+    "many times as fast it is lies above 1 (Wilcoxon's signed-rank test), and the losses of the same steps agree; of "
+    "another batch size, where as much was learned of as many samples. What was slower in each of the first three "
+    "rounds was given up: they are too few for an interval. In the end all that was kept took turns with "
+    "the settings as they were once more, and is written only if it was faster in that too."
+)
+
+
+def verdict(found: Found) -> str:
+    """Return the result in one or two sentences."""
+    if found.interrupted:
+        kept = f" ({_typed(found.dropped)} was faster, but not yet measured once more)" if found.dropped else ""
+        return f"Interrupted before the last comparison: the settings stay as they were{kept}."
+    if found.final is None and found.dropped:
+        return "What was faster could not be measured against the settings as they were once more: they stay."
+    if found.dropped:
+        assert found.final is not None
+        return (
+            f"What was kept one by one ({_typed(found.dropped)}) is not faster beyond the noise than the settings as "
+            f"they were when measured once more: {interval(found.final)}. They stay as they are."
+        )
+    if not found.settings:
+        count = sum(row.outcome != "not tried" for row in found.rows)
+        tried = counted(count, "remedy", "remedies")
+        message = f"None of what was tried ({tried}) is faster beyond the noise and learns the same: the settings stay."
+        if not count:
+            short = f"{minutes_text(found.given)} did not suffice for any remedy"
+            message = (
+                f"Nothing was tried, since {short if found.wanted else 'there is nothing to try'}: the settings stay."
+            )
+        return message + _more(found)
+    assert found.final is not None
+    assert found.speeds is not None
+    before, after = (speed(value) for value in found.speeds)
+    return (
+        f"{interval(found.final)} as fast as the settings as they were: {after} instead of {before} samples/s, with "
+        f"{_typed(found.settings)}.{_more(found)}"
+    )
+
+
+def minutes_text(seconds: float) -> str:
+    """Return a time in minutes.
+
+    >>> minutes_text(60.0), minutes_text(90.0), minutes_text(0.6)
+    ('1 minute', '1.5 minutes', '0.01 minutes')
+    """
+    minutes = f"{seconds / 60:g}"
+    return f"{minutes} minute{'' if minutes == '1' else 's'}"
+
+
+def _more(found: Found) -> str:
+    """Return how many minutes would have sufficed to try everything, or ""."""
+    if not found.wanted:
+        return ""
+    enough = math.ceil((max(found.given, found.seconds) + found.wanted) / 60)
+    return f" About --minutes {enough} would do for all that was left out."
+
+
+def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
+    """Yield the table and the next command."""
+    yield ""
+    if tried := [row for row in found.rows if row.outcome != "not tried"]:
+        yield from aligned([_COLUMNS, *map(_cells, tried)])
+    yield from _not_tried(found.rows)
+    yield ""
+    yield verdict(found)
+    yield f"settings: {folder / SETTINGS}   report: {folder / REPORT}   ({duration(found.seconds)})"
+    if found.settings:
+        yield f"next: runner {project} train --config {shell_word(folder / SETTINGS)}"
+
+
+def write(found: Found, base: TrainingSpec, project: type[Project], config: RunConfig, folder: Path) -> None:
+    """Write settings.yaml, tune.json and report.html into `folder`; `config` is the initial settings."""
+    text = settings_text(found, base, project, config)
+    replace_text(folder / SETTINGS, text)
+    replace_text(folder / FACTS, json_text(facts(found, base)) + "\n")
+    replace_text(folder / REPORT, _page(found, base, text))
+
+
+def settings_text(found: Found, base: TrainingSpec, project: type[Project], config: RunConfig) -> str:
+    """Return a settings file with all differences from the preset, whether by tuning or by the user."""
+    tuned = overlay_named(config, found.settings, "tune")
+    changed = {name: now for name, (_, now) in differences(from_preset(project, base.preset), tuned).items()}
+    head = {"project": base.project, "preset": base.preset, "source": base.source or PHANTOM}
+    about = "".join(f"# {line}\n" for line in (f"runner {base.project} train --config THIS_FILE", verdict(found)))
+    return about + str(yaml.safe_dump({**head, **nested(changed)}, sort_keys=False))
+
+
+def facts(found: Found, base: TrainingSpec) -> dict[str, Json]:
+    """Return all results, for JSON."""
+    ready = asdict(found.ready)
+    return {
+        "project": base.project,
+        "preset": base.preset,
+        "source": base.source or PHANTOM,
+        "settings": found.settings,
+        "verdict": verdict(found),
+        "final": None if found.final is None else asdict(found.final),
+        "samples_per_second": found.speeds and dict(zip(_SIDES, found.speeds, strict=True)),
+        "dropped": found.dropped,
+        "interrupted": found.interrupted,
+        "rounds": dict(zip(_SIDES, found.turns, strict=True)),
+        "tried": [asdict(row) for row in found.rows],
+        "began_with": ready | {"data_wait_share": found.wait_share},
+        "seconds": found.seconds,
+    }
+
+
+def _page(found: Found, base: TrainingSpec, settings: str) -> str:
+    ready = found.ready
+    where = f"{ready.device}, {ready.engine}, {ready.precision}; preset {base.preset}, data: {base.source or PHANTOM}"
+    kind = "good" if found.settings else ""
+    tried = [row for row in found.rows if row.outcome != "not tried"]
+    body = (
+        f"<header><h1>{escape(base.project)}: tuning</h1><p>{escape(where)}</p></header>"
+        + section("What it came to", f'<p class="finding {kind}">{escape(verdict(found))}</p>{_chart(found)}')
+        + section("What was tried", table("", _COLUMNS, map(_cells, tried), "tried") + _reasons(found.rows))
+        + section(SETTINGS, f"<pre>{escape(settings)}</pre>")
+        + section("How it was measured", f"<p>{escape(_HOW)}</p>")
+    )
+    return page(f"{base.project}: tuning", body)
+
+
+def _chart(found: Found) -> str:
+    """Return a chart of the samples/s in the rounds of the last comparison."""
+    before, after = found.turns
+    if len(before) < 2:
+        return ""
+    points = [[(float(n), 1 / seconds) for n, seconds in enumerate(turns, 1)] for turns in (before, after)]
+    series = [Series("as they were", "b", points[0]), Series("tuned", "a", points[1])]
+    return line_chart("samples/s by round of the last comparison", series)
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    message = [f"{row.name}: {row.reason}" for row in rows if row.reason and row.outcome != "not tried"]
+    return "".join(f"<p>{escape(text)}</p>" for text in [*message, *_not_tried(rows)])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    speeds = (row.samples_per_second, row.before)
+    outcome = row.outcome
+    if row.reason and row.outcome in ("failed", "too large", "undecided", "given up"):
+        outcome = f"{row.outcome}: {_first(row.reason)}"  # type: ignore[assignment]
+    return (
+        row.name,
+        *("–" if value is None else speed(value) for value in speeds),
+        "–" if row.comparison is None else interval(row.comparison),
+        _memory(row),
+        outcome,
+    )
+
+
+def _not_tried(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the remedies not tried, by reason."""
+    reasons = {row.reason: None for row in rows if row.outcome == "not tried"}
+    for reason in reasons:
+        names = ", ".join(row.name for row in rows if row.outcome == "not tried" and row.reason == reason)
+        yield f"not tried: {names} ({reason})"
+
+
+def _first(reason: str) -> str:
+    """Return the part of a reason that fits into a table."""
+    line = reason.strip().splitlines()[0]
+    return line if len(line) <= 90 else f"{line[:89]}…"
+
+
+def _memory(row: Row) -> str:
+    if row.host_bytes is None:
+        return "–"
+    device = f", {size_text(row.device_bytes)} device" if row.device_bytes else ""
+    return f"{size_text(row.host_bytes)}{device}"
+
+
+def _typed(settings: Mapping[str, Json]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -1,0 +1,1 @@
+"""Train a network, from opening the data to the last checkpoint."""

@@ -1,0 +1,84 @@
+"""Decide when a run logs, validates and saves: pure functions of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner_core.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """Steps at which a run logs, draws, validates and saves.
+
+    `step` counts finished optimizer steps from 1. Epochs end at multiples of `steps_per_epoch`. `snapshots_every` is
+    None for a project that draws no snapshots.
+
+    With `block` above 1, steps go to the device in blocks of that size (the last block of an epoch may be shorter).
+    Results can be read only at the end of a block, so an event that falls inside a block happens at its end.
+    """
+
+    steps_per_epoch: int
+    epochs: int
+    log_every: int = 50
+    validate_every: int = 1
+    save_every: int = 1
+    save_every_steps: int | None = None
+    snapshots_every: int | None = None
+    block: int = 1
+
+    @staticmethod
+    def of(config: RunConfig, steps_per_epoch: int) -> Cadence:
+        return Cadence(
+            steps_per_epoch,
+            config.train.epochs,
+            max(1, config.log.every),
+            max(1, config.validate.every),
+            max(1, config.checkpoint.every),
+            config.checkpoint.every_steps or None,
+        )
+
+    @property
+    def steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def logs(self, step: int) -> bool:
+        """Return True if this step logs; the first step does, to show in which precision the layers compute."""
+        first = self._begin(step) == 0 and self.ends_block(step)
+        return first or step == self.steps or self._due(step, self.log_every)
+
+    def validates(self, step: int) -> bool:
+        return self._epoch_event(step, self.validate_every)
+
+    def draws(self, step: int) -> bool:
+        return self.snapshots_every is not None and self._due(step, self.snapshots_every)
+
+    def saves(self, step: int) -> bool:
+        on_step = self.save_every_steps is not None and self._due(step, self.save_every_steps)
+        return on_step or self._epoch_event(step, self.save_every)
+
+    def next_event(self, step: int) -> int:
+        """Return the first step after `step` that logs, draws, validates, saves or ends an epoch."""
+        periods = [self.log_every, self.steps_per_epoch]
+        periods += [period for period in (self.save_every_steps, self.snapshots_every) if period]
+        due = 1 if step == 0 else min(self.steps, *((step // period + 1) * period for period in periods))
+        return min(self._begin(due) + self.block, self._epoch_begin(due) + self.steps_per_epoch)
+
+    def ends_block(self, step: int) -> bool:
+        return (step - self._epoch_begin(step)) % self.block == 0 or step % self.steps_per_epoch == 0
+
+    def _due(self, step: int, period: int) -> bool:
+        """Return True if the block that ends at `step` contains a multiple of `period`."""
+        return self.ends_block(step) and step // period > self._begin(step) // period
+
+    def _begin(self, step: int) -> int:
+        """Return the step at which the block of `step` began."""
+        epoch = self._epoch_begin(step)
+        return epoch + (step - 1 - epoch) // self.block * self.block
+
+    def _epoch_begin(self, step: int) -> int:
+        return (step - 1) // self.steps_per_epoch * self.steps_per_epoch
+
+    def _epoch_event(self, step: int, every: int) -> bool:
+        epoch, rest = divmod(step, self.steps_per_epoch)
+        return step > 0 and rest == 0 and (epoch % every == 0 or step == self.steps)

@@ -1,0 +1,204 @@
+"""Open the data of a Setup: find the folder, read the records, split them and build their cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
+from runner_core.base.files import size_text
+from runner_core.base.location import Location, Url, refuse_secrets, shell_word
+from runner_core.base.text import counted
+from runner_core.config import DataConfig
+from runner_core.config.values import flat
+from runner_core.contract import CachePlan, Device
+from runner_core.contract.project import Project
+from runner_core.contract.records import AnyRecord, at_url
+from runner_core.contract.setup import Data, Setup
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import Identities
+from runner_core.data.cache.place import is_streaming
+from runner_core.data.duplicates import find_duplicates, known_digests, suspected_digests
+from runner_core.data.phantoms import phantom_folder
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.splits import split, spread
+from runner_core.training.first_checks import warn
+from runner_core.training.saved_split import kept_split
+
+Say = Callable[[str], None]
+
+
+def data_folder(setup: Setup, say: Say) -> Location:
+    """Return the user's data, or the phantom, which is made on first use.
+
+    Raises BadInput if settings name the files to read but not the folder they are in; the phantom needs neither.
+    """
+    if setup.source is not None:
+        return setup.source
+    settings = flat(setup.config)
+    if table := settings.get("data.manifest"):
+        raise BadInput(
+            "data.manifest is set, and --data is not: name the folder of its files (--data FOLDER), or the table "
+            f"itself (--data {shell_word(Path(table))})"
+        )
+    if settings.get("data.pattern"):
+        raise BadInput("data.pattern is set, and --data is not: name the folder of the files (--data FOLDER)")
+    return phantom_folder(setup.project, say)
+
+
+def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord]:
+    """Return every record below `folder`, with today's size and etag for files at URLs.
+
+    Raises BadInput if there are no records or if two records have the same key.
+    """
+    with kept_phantom(setup, folder):
+        records = setup.project.records(folder)
+    if not records:
+        raise BadInput(f"{folder}: there are no {setup.name} records here")
+    seen: dict[str, AnyRecord] = {}
+    for record in records:
+        for place in record.files.values():
+            if isinstance(place, Url):
+                refuse_secrets(place)
+        if record.key in seen:
+            raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
+        seen[record.key] = record
+    if any(map(at_url, records)):
+        from runner_core.data.stream.marks import marked
+
+        return marked(records, setup.config.remote, cache_root(setup.config.cache.dir), say)
+    return records
+
+
+@contextmanager
+def kept_phantom(setup: Setup, folder: Location) -> Iterator[None]:
+    """Add a hint to BadInput raised inside if the data are the phantom, which the user did not write."""
+    try:
+        yield
+    except BadInput as error:
+        if setup.source is None and not isinstance(error, OutOfSpace):
+            hint = f"this is the generated phantom kept in {folder}: if `phantom` was changed, raise phantom_version"
+            error.args = (f"{error}\n{hint}",)
+        raise
+
+
+def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
+    """Return the records, their split, their cache and the statistics of the training records.
+
+    The cache is announced first, then built as far as it is missing. `run` is the folder of a resumed run, which keeps
+    its own split.
+    """
+    folder = data_folder(setup, say)
+    records = read_records(setup, folder, say)
+    config = setup.config
+    kept = None if run is None else kept_split(run, records)
+    splits = split(records, config.data, config.train.seed) if kept is None else kept
+    validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
+    for line in describe_split(setup.project, records, splits, len(validated)):
+        say(line)
+    plan = setup.cache.plan(RecordPipeline.of(setup), records)
+    if plan.device_bytes:
+        refuse_what_no_device_holds(plan, setup.device)
+    say(describe_plan(plan))
+    try:
+        store = setup.cache.open(RecordPipeline.of(setup), records, say)
+    except DataErrors:  # other errors concern the cache, not the data
+        with kept_phantom(setup, folder):
+            raise
+    for line in refuse_duplicates(setup, records, splits):
+        say(line)
+    used = [records[n] for side in ("train", "validation") for n in splits[side]]
+    if plan.mode == "stream":  # it is unknown if they are new, and none is fetched for a check
+        warn(setup, used, say, each=False)
+    elif plan.ready < plan.records and plan.mode != "off":  # new records only: a warning at every start would annoy
+        warn(setup, used, say)
+    with kept_phantom(setup, folder):
+        statistics = setup.project.fit(store, splits["train"])
+    return Data(records, splits, store, statistics, validated=validated, plan=plan)
+
+
+def refuse_duplicates(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
+    """Return warnings about duplicate scans; raise BadInput if duplicates are in different splits.
+
+    This uses digests of files that the cache has already read. Streamed files have not been read yet, so only those
+    that look alike are read.
+    """
+    index = Identities(cache_root(setup.config.cache.dir))
+    digests = (suspected_digests if is_streaming(setup.config, records) else known_digests)(index, records)
+    found = find_duplicates(records, digests, splits)
+    if errors := [finding.message for finding in found if finding.level == "error"]:
+        raise BadInput("\n".join(errors))
+    return [f"{finding.level}: {finding.message}" for finding in found]
+
+
+def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:
+    """Raise BadInput if there is no GPU to hold the data, OutOfSpace if its memory is too small."""
+    if device.kind == "cpu":
+        raise BadInput("cache.mode device keeps the data on a GPU, and this run computes on the CPU: use memory")
+    if 0 < device.memory_bytes < plan.device_bytes:
+        raise OutOfSpace(
+            f"cache.mode device takes {size_text(plan.device_bytes)}, {device.name or device.kind} has "
+            f"{size_text(device.memory_bytes)}: set cache.mode memmap"
+        )
+
+
+def describe_split(
+    project: Project, records: Sequence[AnyRecord], splits: dict[str, list[int]], validated: int
+) -> list[str]:
+    """Return one line for each split: its number of records and its groups.
+
+    The lines also say how many records are `validated`, if not all are, and what it means if no record validates.
+    """
+    lines = []
+    for name, numbers in splits.items():
+        groups = sorted({records[n].group for n in numbers})
+        shown = ", ".join(groups[:8]) + (f", … ({len(groups)} in all)" if len(groups) > 8 else "")
+        if numbers:
+            share = _share(project, records, len(numbers)) if name == "validation" else ""
+            of = f"{counted(len(numbers), 'record')} of {counted(len(groups), 'group')}"
+            lines.append(f"{name}: {of}: {shown}{share}")
+    if validated < (there := len(splits.get("validation", ()))):
+        lines.append(
+            f"validations and the final scores use {counted(validated, 'record')} of these {there} (validate.records); "
+            "`evaluate` takes all"
+        )
+    if not splits.get("validation"):
+        by_split = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
+        scored, seen = project.scored(by_split), {record.key for record in by_split["train"]}
+        trained = sum(record.key in seen for record in scored)
+        which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are trained on"
+        lines.append(
+            "NOTE: nothing validates: no metric will choose the best checkpoint (the newest is used), and "
+            f"{which if scored else 'no record is scored'}. To validate, name groups with "
+            "--data.split group:NAME[,NAME], or a YAML file with your own split"
+        )
+    return lines
+
+
+def _share(project: Project, records: Sequence[AnyRecord], validation: int) -> str:
+    """Return the share of records used for validation, and the requested share if whole groups cannot match it."""
+    data: DataConfig = project.config.data
+    share, asked = f"{validation / len(records):.0%}", f"{data.validation_fraction:.0%}"
+    chosen = data.split == "auto" and not any(record.split for record in records)
+    if not chosen or share == asked:
+        return f" ({share} of the records)"
+    return f" ({share} of the records; data.validation_fraction asks for {asked}, whole groups come no nearer)"
+
+
+def describe_plan(plan: CachePlan) -> str:
+    """Return one line about the space that the cache will take."""
+    most = "at most " if plan.mode == "stream" else ""
+    parts = [
+        f"{most}{size_text(size)} {where}"
+        for size, where in ((plan.disk_bytes, "on disk"), (plan.ram_bytes, "RAM"), (plan.device_bytes, "device memory"))
+        if size
+    ]
+    ready = f", {plan.ready} of {counted(plan.records, 'record')} ready" if plan.ready else ""
+    place = f" in {plan.folder}" if plan.folder else ""
+    notes = "".join(f"\n  {note}" for note in plan.notes)
+    return f"cache ({plan.mode}): {', '.join(parts) or 'takes nothing'}{ready}{place}{notes}"
+
+
+def _files(*records: AnyRecord) -> str:
+    return " and ".join(str(next(iter(record.files.values()), "?")) for record in records)

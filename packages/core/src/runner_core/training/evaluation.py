@@ -1,0 +1,297 @@
+"""Predict whole records in their own grid, score them beside a trivial baseline, list the worst first.
+
+The first name that `Project.score` returns is the headline. It orders the table, in the direction of `Project.monitor`.
+A score of the whole set is its mean over the records that have it, unless `Project.pooled` returns another value.
+`Project.judge` adds scores that need all predictions at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.contract import Array, Finding, Infer
+from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Statistics, Table
+from runner_core.data.pipeline import local
+from runner_core.output.pictures import file_name, write_pictures, write_png
+from runner_core.output.runfolder import json_text, replace_text
+
+FIGURES = 6
+SAID_EVERY = 100
+"""Number of records between two progress lines, for records without scores of their own."""
+
+
+@dataclass
+class Row:
+    """Scores of one record, and the trivial method's scores if there is one."""
+
+    record: AnyRecord
+    scores: Mapping[str, float]
+    baseline: Mapping[str, float]
+    prediction: Any = None
+    """The prediction, kept for its picture if there are few records or if all are kept; more might not fit in memory.
+    """
+    trained_on: bool = False
+    """True if training used this record or another record of its group."""
+    remarks: Sequence[Finding] = ()
+
+
+@dataclass
+class Scores:
+    """Rows (worst first), and the whole set's scores of the network and of the trivial method."""
+
+    rows: list[Row]
+    means: dict[str, float]
+    baseline: dict[str, float]
+    errors: list[str] = field(default_factory=list)
+    """One message for each record that could not be read."""
+    tables: Sequence[Table] = ()
+    further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Scores of the whole set by other methods, by method name."""
+    pictures: Mapping[str, Array] = field(default_factory=dict)
+    """Pictures of the whole set, by name."""
+    shown: Sequence[str] = ()
+    """Names of the scores that fit into tables, from `Project.shown`; empty for all."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.scores))
+
+    @property
+    def names_over_set(self) -> list[str]:
+        """Names of all scores of the set, the headline first."""
+        return list(dict.fromkeys([*self.names, *self.means]))
+
+    @property
+    def shown_names(self) -> list[str]:
+        return [name for name in self.names_over_set if not self.shown or name in self.shown]
+
+    def shown_of(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: values[name] for name in self.shown_names if name in values}
+
+    @property
+    def remarks(self) -> list[tuple[str, Finding]]:
+        """Remarks of the project, each with its record's key."""
+        return [(row.record.key, finding) for row in self.rows for finding in row.remarks]
+
+
+def evaluate(
+    project: Project,
+    infer: Infer,
+    records: Sequence[AnyRecord],
+    statistics: Statistics,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    untrained: Infer | None = None,
+    trained_on: Callable[[AnyRecord], bool] = lambda record: False,
+) -> Scores:
+    """Predict and score every record; a record that cannot be read becomes an entry of `errors`.
+
+    Args:
+        project: The project that predicts and scores.
+        infer: The network.
+        records: The records to predict.
+        statistics: Statistics of the run, for the trivial method.
+        say: Receives progress lines.
+        untrained: The network before its first step, for `Project.judge`.
+        trained_on: Tells if training used a record or another of its group.
+    """
+    rows: list[Row] = []
+    predicted: list[Predicted] = []
+    errors: list[str] = []
+    judging = overrides(project, "judge")
+    for number, record in enumerate(records, 1):
+        try:
+            with local(project, record) as here:
+                found = Predicted(
+                    record,
+                    project.predict(here, infer),
+                    project.baseline(here, statistics),
+                    None if untrained is None else project.predict(here, untrained),
+                    not trained_on(record),
+                )
+                row = _row(project, found, here)
+        except BadInput as error:
+            errors.append(str(error))
+            continue
+        if judging:
+            predicted.append(found)
+        elif len(records) > FIGURES:
+            row.prediction = None
+        rows.append(row)
+        if row.scores or number % SAID_EVERY == 0 or number == len(records):
+            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, project.shown))}")
+        for finding in row.remarks:
+            say(f"{finding.level}: {record.key}: {finding.message}")
+    rows.sort(key=lambda row: _goodness(project, row))
+    own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
+    tables = project.tables(own, trivial) if rows else ()
+    scores = Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, shown=project.shown)
+    return _judged(project, scores, predicted) if predicted else scores
+
+
+def _row(project: Project, found: Predicted, here: Record) -> Row:
+    scores = _score(project, here, found.prediction)
+    baseline = {} if found.baseline is None else _score(project, here, found.baseline)
+    remarks = project.remarks(here, found.prediction)
+    return Row(found.record, scores, baseline, found.prediction, not found.unseen, remarks)
+
+
+def _judged(project: Project, scores: Scores, predicted: Sequence[Predicted]) -> Scores:
+    """Return the scores with the results of `Project.judge`; raise BadInput if that returns no Judgement."""
+    found: Any = project.judge(predicted)
+    if found is None:
+        return scores
+    where = f"project {project.name}: `judge` must return a Judgement or None"
+    if not isinstance(found, Judgement):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    return replace(
+        scores,
+        means=scores.means | _numbers(found.scores, where),
+        baseline=scores.baseline | _numbers(found.baseline, where),
+        further={method: _numbers(values, where) for method, values in found.further.items()},
+        tables=[*scores.tables, *found.tables],
+        pictures=found.pictures,
+    )
+
+
+def no_better(project: Project, scores: Scores) -> Finding | None:
+    """Return a warning if another method's headline score over the set is as good as the trained network's."""
+    headline = next(iter(scores.names_over_set), "")
+    own = scores.means.get(headline, math.nan)
+    others = {"trivial baseline": scores.baseline, **scores.further}
+    values = {method: found.get(headline, math.nan) for method, found in others.items()}
+    as_good = [
+        f"the {method}'s {value:.4g}"
+        for method, value in values.items()
+        if math.isfinite(value) and not (own > value if project.monitor[1] == "max" else own < value)
+    ]
+    if not as_good:
+        return None
+    what = f"scores {headline} {own:.4g}, no better than {' and '.join(as_good)}"
+    return Finding("trivial baseline", "warning", f"the trained network {what}")
+
+
+def write_scores(scores: Scores, folder: Path) -> list[Path]:
+    """Write scores.csv (one row per record, worst first), one CSV per further table, and scores.json with all."""
+    table, summary = folder / "scores.csv", folder / "scores.json"
+    baseline = [name for name in scores.names if any(name in row.baseline for row in scores.rows)]
+    lines: list[list[Any]] = [
+        ["record", "group", *scores.names, *(f"baseline_{name}" for name in baseline), "trained_on"]
+    ]
+    for row in scores.rows:
+        numbers = [row.scores.get(n, "") for n in scores.names] + [row.baseline.get(n, "") for n in baseline]
+        lines.append([row.record.key, row.record.group, *numbers, "yes" if row.trained_on else "no"])
+    replace_text(table, _csv(lines))
+    rows = [
+        {"record": r.record.key, "group": r.record.group, "scores": r.scores, "baseline": r.baseline}
+        | {
+            "trained_on": r.trained_on,
+            "remarks": [{"rule": f.rule, "level": f.level, "message": f.message} for f in r.remarks],
+        }
+        for r in scores.rows
+    ]
+    content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
+    content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
+    content |= {"further": scores.further} if scores.further else {}
+    replace_text(summary, json_text(content) + "\n")
+    return [table, *(_write_table(further, folder) for further in scores.tables), summary]
+
+
+def _write_table(table: Table, folder: Path) -> Path:
+    path = folder / f"scores-{file_name(table.name)}.csv"
+    replace_text(path, _csv([table.columns, *table.rows]))
+    return path
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
+    text = StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
+    """Draw the worst records, a middle one and the best, if the project draws any; draw the pictures of the set."""
+    written = []
+    for place, row in _worth_seeing(scores.rows):
+        with local(project, row.record) as here:
+            prediction = project.predict(here, infer) if row.prediction is None else row.prediction
+            picture = project.figure(here, prediction)
+        if picture is None:
+            break
+        path = folder / f"{place}-{file_name(row.record.key)}.png"
+        write_png(path, picture)
+        written.append(path)
+    return written + write_pictures(scores.pictures, folder)
+
+
+def shown_scores(scores: Mapping[str, float]) -> str:
+    """Return scores as one line of text.
+
+    >>> shown_scores({"dice": 0.97531, "hd95": 2.0})
+    'dice 0.9753  hd95 2'
+    """
+    return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+
+
+def _score(project: Project, record: Record, prediction: Any) -> dict[str, float]:
+    """Return the scores from `Project.score`; raise BadInput if they are not numbers by name."""
+    where = f"project {project.name}: `score` must return numbers by name, as in {{'dice': 0.9}}"
+    return _numbers(project.score(record, prediction), where)
+
+
+def _numbers(found: Any, where: str) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where}; it returned {type(found).__name__}")
+    for name, value in found.items():
+        if isinstance(value, str) or not hasattr(value, "__float__"):
+            raise BadInput(f"{where}; {name!r} is {value!r}")
+    return dict(found)
+
+
+def _goodness(project: Project, row: Row) -> float:
+    """Return the headline score so that larger is better; a score that is not finite is the worst."""
+    value = next(iter(row.scores.values()), 0.0)
+    if not math.isfinite(value):
+        return -math.inf
+    return value if project.monitor[1] == "max" else -value
+
+
+def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: value for name, value in scores.items() if not names or name in names}
+
+
+def _over_set(project: Project, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return _means(rows) | (dict(project.pooled(rows)) if rows else {})
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: [v for row in rows if math.isfinite(v := row.get(name, math.nan))] for name in names}
+    return {name: float(np.mean(values)) if values else math.nan for name, values in found.items()}
+
+
+def _worth_seeing(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield the worst rows, the middle one and the best, each once, named by its place in the table."""
+    places = list(range(len(rows)))
+    if len(rows) > FIGURES:
+        places = [*places[: FIGURES - 2], len(rows) // 2, len(rows) - 1]
+    for place in places:
+        yield f"{place + 1:03d}", rows[place]
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions that every run depends on; the engine adds its own."""
+    import platform
+    from importlib.metadata import version
+
+    return {"python": platform.python_version(), "runner-core": version("runner-core"), "numpy": np.__version__}

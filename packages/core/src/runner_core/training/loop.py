@@ -1,0 +1,414 @@
+"""The step loop: drives a `Trainer` of any framework from where a run stands to its end.
+
+The run's log fixes what happens after a step, and in which order: train line, costs of losses, pictures of samples,
+validation line, watched arrays, health findings, checkpoint. Everything that is not a function of settings, data and
+seed is logged under "timing".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from signal import Signals as Signal
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unhealthy
+from runner_core.contract import Finding, HealthEvent, HostBatch, Json, Trainer
+from runner_core.engines.steplog import not_finite
+from runner_core.health import Health
+from runner_core.output.display import Display
+from runner_core.output.sinks import Sinks
+from runner_core.training.cadence import Cadence
+from runner_core.training.fetching import Fetching
+from runner_core.training.gpu import DeviceUsage
+from runner_core.training.monitor import Monitor
+from runner_core.training.signals import DAMAGED, Signals
+from runner_core.training.team import AgreedSignals
+from runner_core.training.timing import Timing
+
+SHOW_EVERY = 250_000_000  # ns between two updates of the display
+
+
+Save = Callable[["LoopState", bool], None]
+"""Saves a checkpoint of this loop state; the flag marks the best. Raises OutOfSpace, NotSaved, Unhealthy."""
+
+
+@dataclass
+class LoopState:
+    """Where a run stands; stored as JSON in every checkpoint.
+
+    `validations` holds the facts of all past validations. Health rules replay them after a resume.
+    """
+
+    step: int = 0
+    validated: int = 0
+    best: dict[str, Any] | None = None
+    """The step, value (of the monitored metric) and metrics of the best validation."""
+    without_progress: int = 0
+    precision_seen: dict[str, int] | None = None
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    pulls: dict[str, list[float]] = field(default_factory=dict)
+    """Gradient norms of loss terms since the last validation: their number and the largest."""
+    memories: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """State of the health rules, by rule name."""
+    bad: int = 0
+    """Number of samples taken from another record because their own could not be fetched."""
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """Findings of the health rules, for the summary."""
+
+    def json(self) -> dict[str, Json]:
+        return asdict(self)
+
+
+class Loop:
+    """One training run.
+
+    Args:
+        trainer: Takes the steps.
+        cadence: Steps at which something happens.
+        batches: `batches(epoch, first_step)` yields training batches.
+        validation: Yields validation batches; None for no validation.
+        monitor: The metric that chooses the best checkpoint.
+        patience: Validations without progress after which the run ends; None for no limit.
+        health: The health rules.
+        draw: `draw(step)` draws what the network makes of a few samples; None to draw nothing.
+        recall: `recall(step)` returns facts of that step's checkpoint, whose network was just validated; None to skip.
+        watching: Measures the load of the device.
+        precision: The requested precision.
+        fetching: Counts fetched records; None if nothing is streamed.
+        save: Saves a checkpoint.
+        sinks: Receive events and figures.
+        display: Shows progress.
+        signals: Signals that may end the run.
+        processes: Number of processes that take the same steps, each with the same number of samples.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        cadence: Cadence,
+        batches: Callable[[int, int], Iterator[HostBatch]],
+        validation: Callable[[], Iterator[HostBatch]] | None,
+        monitor: Monitor,
+        patience: int | None,
+        health: Health,
+        draw: Callable[[int], None] | None,
+        recall: Callable[[int], Mapping[str, Any] | None] | None,
+        watching: DeviceUsage,
+        precision: str,
+        fetching: Fetching | None,
+        save: Save,
+        sinks: Sinks,
+        display: Display,
+        signals: Signals | AgreedSignals,
+        processes: int = 1,
+    ) -> None:
+        self.trainer = trainer
+        self.cadence = cadence
+        self.batches = batches
+        self.validation = validation
+        self.monitor = monitor
+        self.patience = patience
+        self.health = health
+        self.draw = draw
+        self.recall = recall
+        self.watching = watching
+        self.precision = precision
+        self.fetching = fetching
+        self.save = save
+        self.sinks = sinks
+        self.display = display
+        self.signals = signals
+        self.processes = processes
+        self.restore(LoopState(), Timing())
+        self.unsaved: str | None = None  # why the newest checkpoint could not be saved
+        self._saved: int | None = None  # step of the newest existing checkpoint
+        self._shown: dict[str, Any] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs."""
+        return self.state.step // self.cadence.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        return self.state.step >= self.cadence.steps or self.out_of_patience
+
+    @property
+    def out_of_patience(self) -> bool:
+        return self.patience is not None and self.state.without_progress >= self.patience
+
+    def restore(self, state: LoopState, timing: Timing) -> None:
+        """Continue from the state in a checkpoint."""
+        self.state, self.timing, self._logged, self._best_before = state, timing, replace(timing), state.best
+        self._saved = state.step
+        self.health.findings = [Finding(**finding) for finding in state.findings]
+
+    def forget_best(self) -> None:
+        """Forget the best validation, because its checkpoint is gone; the next one becomes the best."""
+        self.state.best = self._best_before = None
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Log and draw the state before the first step of a new run.
+
+        `facts` describe the data, for health rules. If a rule ends the run here, nothing was trained.
+        """
+        error = self._observe("start", facts)
+        if error is not None:
+            raise error
+        self.watch()
+        if self.draw is not None:
+            self.draw(0)
+
+    def run(self) -> None:
+        """Train to the end.
+
+        Raises Unhealthy and Stopped after saving, and BadInput from the trainer or the data.
+        """
+        if self._owes_validation():  # a signal came before it
+            self._finish_step([])
+        while not self.finished:
+            batches = self.batches(*divmod(self.state.step, self.cadence.steps_per_epoch))
+            try:
+                self._steps(batches)
+            finally:
+                _close(batches)
+        facts = self.state.validations[-1] if self.state.validations else {}
+        error = self._observe("end", facts)
+        if error is not None:
+            raise error
+
+    def _steps(self, batches: Iterator[HostBatch]) -> None:
+        """Take the remaining steps of one epoch.
+
+        Between events a step costs two clock readings and a few comparisons.
+        """
+        state, timing, signals, trainer = self.state, self.timing, self.signals, self.trainer
+        processes = self.processes
+        event = self.cadence.next_event(state.step)
+        mark = begun = perf_counter_ns()
+        show = begun + SHOW_EVERY
+        for batch in batches:
+            ready = perf_counter_ns()
+            if trainer.idle():  # a device with work queued does not wait for the batch
+                timing.wait += ready - mark
+            timing.samples += batch.count * processes
+            trainer.train_step(batch, state.step)
+            state.step += 1
+            mark = perf_counter_ns()
+            timing.compute += mark - ready
+            if state.step == event or ((signals.pending or mark > show) and self.cadence.ends_block(state.step)):
+                timing.total += mark - begun
+                self._after_step()
+                if self.finished:
+                    return
+                event = self.cadence.next_event(state.step)
+                mark = begun = perf_counter_ns()
+                show = begun + SHOW_EVERY
+
+    # ------------------------------------------------------------ after a step
+
+    def _after_step(self) -> None:
+        """Do everything that is due at this step."""
+        errors = self._log() if self.cadence.logs(self.state.step) else []
+        if self.signals.hung_up:
+            self.signals.hung_up = False
+            self.display.say("the terminal is gone (SIGHUP); training goes on")
+        if self.draw is not None and self.cadence.draws(self.state.step):
+            self.draw(self.state.step)
+        self._finish_step(errors)
+        rates = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
+        self.display.update(self.state.step, self.epoch, {**self._shown, **rates})
+
+    def _finish_step(self, errors: list[Unhealthy]) -> None:
+        """Validate and save if due, then end the run if something asks for it."""
+        improved = False
+        self.watching.pause()
+        if self._owes_validation() and not self.signals.pending:
+            improved = self._validate(errors)
+        signal = self.signals.pending
+        if signal == DAMAGED:
+            raise BadInput(self.signals.damage)
+        if improved or errors or signal or self.finished or self.cadence.saves(self.state.step):
+            self._save(improved, ends=bool(errors or signal or self.finished))
+            if not signal:  # the sender may not wait
+                self._recall(errors)
+        if errors:
+            raise Unhealthy("\n".join(str(error) for error in errors))
+        if signal and not (self.finished and not self._owes_validation()):
+            kept = self.unsaved or f"the checkpoint of step {self.state.step} is saved; --resume goes on from there"
+            raise Stopped(signal, f"stopped by {Signal(signal).name} after step {self.state.step}: {kept}")
+        self.watching.go_on()
+
+    def _log(self) -> list[Unhealthy]:
+        """Log the train line: means since the last one, and how the time was spent."""
+        begun = perf_counter_ns()
+        values = self.trainer.read_log()
+        waited = perf_counter_ns() - begun
+        self.timing.compute += waited  # the device was computing meanwhile
+        self.timing.total += waited
+        self._tell_notes()
+        seen, losses, facts = (values.pop(name, None) for name in ("precision_seen", "losses", "facts"))
+        facts = {"pulls": {}, **(facts or {})}
+        step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
+        if step is not None:
+            raise Unhealthy(not_finite(step, term))
+        if seen is not None:
+            self._first_step(seen)
+        window = self.timing.since(self._logged)
+        self._logged = replace(self.timing)
+        self._shown = values
+        self._event("train", {**values, "timing": window.shown()})
+        if self.fetching is not None:
+            self.state.bad += self.fetching.collect()
+            self._event("data", self.fetching.event(self.state.bad, window))
+        if losses is not None:
+            self._event("losses", losses)
+            for name, norm in losses["gradient_norm"].items():
+                count, largest = self.state.pulls.get(name, (0, 0.0))
+                if math.isfinite(norm):  # an overflow in half precision is no norm
+                    self.state.pulls[name] = [count + 1, max(largest, norm)]
+                    count, largest = facts["pulls"].get(name, (0, 0.0))
+                    facts["pulls"][name] = [count + 1, max(largest, norm)]
+        timed = {"seconds": window.total / 1e9, "data_wait_share": window.data_wait_share, **self.watching.facts()}
+        error = self._observe("log", {**values, **facts, **timed})
+        return [] if error is None else [error]
+
+    def _first_step(self, seen: dict[str, int]) -> None:
+        """Report, once per run, the precision in which the layers were seen to compute.
+
+        A wrong precision raises Unhealthy before anything is saved, so that the run cannot be resumed past this point.
+        """
+        if self.state.precision_seen is not None:
+            return
+        self.state.precision_seen = seen
+        self._event("precision", {"asked": self.precision, "seen": seen})
+        facts = {"precision_asked": self.precision, "precision_seen": seen, "weights": self._checksum()}
+        error = self._observe("first_step", facts)
+        if error is not None:
+            raise error
+
+    # ------------------------------------------------------------ validation and checkpoints
+
+    def _owes_validation(self) -> bool:
+        step = self.state.step
+        return self.validation is not None and self.cadence.validates(step) and self.state.validated < step
+
+    def _validate(self, errors: list[Unhealthy]) -> bool:
+        """Validate, and return True if the monitored metric improved.
+
+        Health findings are appended to `errors`. After a signal, the validation is done on resume.
+        """
+        assert self.validation is not None
+        begun = perf_counter_ns()
+        if self.fetching is not None:
+            self.state.bad += self.fetching.collect()
+        batches = self.validation()
+        try:
+            facts = self.trainer.validate(self._until_signal(batches))
+        except _Interrupted:
+            return False
+        finally:
+            _close(batches)
+            if self.fetching is not None:  # what validation fetched is not what training needs
+                self.fetching.forget()
+        self._tell_notes()
+        state = self.state
+        state.validated = state.step
+        seen, state.pulls = {**facts, "weights": self._checksum(), "pulls": state.pulls}, {}
+        state.validations.append({"step": state.step, "epoch": self.epoch, **seen})
+        metrics = {name: value for name, value in facts.items() if not name.startswith("decision_")}
+        value = self.monitor.value(metrics)
+        improved = self.monitor.better(value, None if state.best is None else state.best["value"])
+        state.without_progress = 0 if improved else state.without_progress + 1
+        seconds = round((perf_counter_ns() - begun) / 1e9, 6)
+        self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
+        self.watch()
+        error = self._observe("validation", seen)
+        if error is not None:
+            errors.append(error)
+        if improved:
+            self._best_before = state.best
+            state.best = {"step": state.step, "value": value, "metrics": metrics}
+        return improved
+
+    def _checksum(self) -> int | None:
+        """Return the checksum of the weights, or None if no health rule is active."""
+        return self.trainer.checksum() if self.health.rules else None
+
+    def watch(self) -> None:
+        """Log the arrays that the project watches in its network, in the state that a validation sees."""
+        arrays = self.trainer.watch()
+        if arrays:
+            self._event("watch", {"arrays": {name: array.tolist() for name, array in arrays.items()}})
+
+    def _until_signal(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+        for batch in batches:
+            if self.signals.pending:
+                batch.release()
+                raise _Interrupted
+            yield batch
+
+    def _save(self, improved: bool, ends: bool) -> None:
+        """Save a checkpoint.
+
+        If it cannot be written, the run goes on, unless it `ends` here, and the previous checkpoint is kept.
+        """
+        state = self.state
+        if self.validation is None:  # nothing can be compared: the last is the best
+            improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
+        state.findings = [asdict(finding) for finding in self.health.findings]
+        state.memories = self.health.memories()
+        if self.fetching is not None:
+            state.bad += self.fetching.collect()
+        try:
+            self.save(state, improved)
+        except (OutOfSpace, NotSaved) as error:
+            self.unsaved = str(error)
+            there = self._saved is not None
+            kept = f"The checkpoint of step {self._saved} is kept" if there else "There is no earlier checkpoint"
+            text = f"{error}. {kept}" + ("" if ends else "; training goes on")
+            self.health.tell(Finding("checkpoint not saved", "warning", text, timed=True), state.step, self.epoch)
+            if improved:  # the best checkpoint is the one that can be loaded
+                state.best = self._best_before
+        else:
+            self.unsaved, self._saved = None, state.step
+            self._best_before = state.best
+
+    def _recall(self, errors: list[Unhealthy]) -> None:
+        """Check, once per start, that the first checkpoint of a validated network gives back the same results."""
+        if self.recall is None or self.unsaved or self.state.validated != self.state.step:
+            return
+        facts, self.recall = self.recall(self.state.step), None
+        if self.fetching is not None:  # what was fetched for it is not what training needs
+            self.fetching.forget()
+        error = None if facts is None else self._observe("checkpoint", facts)
+        if error is not None:
+            errors.append(error)
+
+    # ------------------------------------------------------------ telling
+
+    def _event(self, kind: str, values: Mapping[str, Json]) -> None:
+        self.sinks.event(kind, self.state.step, {"epoch": self.epoch, **values})
+
+    def _tell_notes(self) -> None:
+        for note in self.trainer.notes():
+            self.health.tell(Finding("memory", "note", note), self.state.step, self.epoch)
+
+    def _observe(
+        self, moment: Literal["start", "first_step", "log", "validation", "checkpoint", "end"], facts: Mapping[str, Any]
+    ) -> Unhealthy | None:
+        return self.health.observe(HealthEvent(moment, self.state.step, self.epoch, facts))
+
+
+class _Interrupted(Exception):
+    """Validation was interrupted by a signal."""
+
+
+def _close(batches: Any) -> None:
+    close = getattr(batches, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,66 @@
+"""Draw what a network makes of a few samples, again and again while it trains.
+
+The settings decide the steps, the samples are always the same, and pictures are drawn before the checkpoint of their
+step is saved. So a killed and resumed run has the files and log lines of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from runner_core.contract import Arrays, Samples, Trainer
+from runner_core.contract.project import Project
+from runner_core.output.pictures import file_name, write_png
+from runner_core.output.sinks import Sinks
+
+
+class Snapshots:
+    """Draws into `folder` as NAME-STEP.png, with eight digits of the step, and passes each picture to `figures`."""
+
+    def __init__(
+        self,
+        project: Project,
+        samples: Mapping[str, Samples],
+        seed: int,
+        folder: Path,
+        figures: Sinks,
+        say: Callable[[str], None],
+    ) -> None:
+        self._samples = samples.get("validation", samples["train"])
+        self._count, self._seed = project.snapshot_samples, seed
+        self._folder, self._figures, self._say = folder, figures, say
+        self.unwritten: list[Path] = []
+        """Pictures that could not be written to the disk."""
+
+    @cached_property
+    def _batch(self) -> Arrays:
+        return first_samples(self._samples, self._count, self._seed)
+
+    def draw(self, trainer: Trainer, step: int) -> None:
+        """Draw the pictures of this step.
+
+        Raises BadInput and Unhealthy from the trainer. A failed write to the disk does not stop training.
+        """
+        for name, picture in trainer.snapshots(self._batch).items():
+            path = self._folder / f"{file_name(name)}-{step:08d}.png"
+            try:
+                self._folder.mkdir(exist_ok=True)
+                write_png(path, picture)
+            except OSError as error:
+                self.unwritten.append(path)
+                self._say(f"WARNING: {path} cannot be written: {error.strerror or error}; training goes on")
+            else:
+                self._figures.figure(name, step, path)
+
+
+def first_samples(samples: Samples, count: int, seed: int) -> Arrays:
+    """Return the first `count` samples (or all) as a validation fills them: the same in every process."""
+    first = np.arange(min(count, len(samples)), dtype=np.int64)
+    arrays = {name: np.empty((len(first), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    copy(samples).fill(first, first, seed, 0, arrays)  # a copy, because training's samples count what they replace
+    return arrays

@@ -1,0 +1,55 @@
+"""Every write, fsync, rename and new file of checkpoints, caches, run folders and stream entries fails in turn, on a
+full disk and on a broken one, once and from then on: nothing that was promised is lost, nothing torn passes for whole,
+and with room again the work goes on and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runner_core.base.errors import BadInput
+from runner_core.output.sinks import Late
+
+sys.path.insert(0, str(Path(__file__).parent / "crash"))
+from disk import Disk, Fault
+from scenarios import SCENARIOS
+
+FAULTS = {
+    "full": Fault(0, errno.ENOSPC),
+    "full from then on": Fault(0, errno.ENOSPC, lasting=True),
+    "broken": Fault(0, errno.EIO),
+    "broken from then on": Fault(0, errno.EIO, lasting=True),
+}
+SLOW = ("full", "broken from then on")
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in FAULTS])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_an_operation_that_fails_loses_nothing(name: str, fault: str, tmp_path: Path) -> None:
+    scenario = SCENARIOS[name]()
+    scenario.prepare(tmp_path)
+    failed, at = set(), 0
+    while True:
+        folder = tmp_path / f"failed-{at}"
+        folder.mkdir()
+        with Disk(folder, replace(FAULTS[fault], at=at)) as disk, suppress(OSError, Late, BadInput):
+            scenario.work(folder, disk.mark)  # the command line says what went wrong
+        if not disk.failed:
+            break
+        try:
+            with Disk(folder):
+                scenario.check(folder, [op.label for op in disk.log if op.kind == "mark"])
+        except Exception as error:
+            error.add_note(f"operation {at} ({disk.failed}) of {name} failed")
+            raise
+        failed.add(disk.failed.partition(" ")[0])
+        shutil.rmtree(folder)
+        at += 1
+    assert at > 50
+    assert failed >= {"write", "create", "mkdir", "rename"}

@@ -1,0 +1,74 @@
+"""Embedding of a whole field: the network embeds windows that cover it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from runner_core import Array, BadInput, Infer
+
+from runner_dinocell.config import CellConfig
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings of a field's windows, `windows` (n, D) float32, and their upper left pixels.
+
+    `corners` is (n, 2) int32 (y, x).
+    """
+
+    windows: Array
+    corners: Array
+
+    @property
+    def field(self) -> Array:
+        """Mean over the windows, (D,) float32."""
+        return np.asarray(self.windows.mean(0, dtype=np.float64), np.float32)
+
+
+def side(config: CellConfig) -> int:
+    """Return the side of a window in pixels.
+
+    It is the mean side of a global crop's content, so that the network sees cells as large as in training.
+    """
+    low, high = config.augment.global_scale
+    return round(config.data.window * math.sqrt((low + high) / 2))
+
+
+def corners(shape: tuple[int, int], window: int, stride: float) -> Array:
+    """Return (n, 2) int32: the corners of evenly spaced windows that cover a field of `shape`, row by row.
+
+    Windows have side `window`, and lie at most `stride` of a window apart.
+
+    >>> corners((10, 9), 4, 1.0).tolist()
+    [[0, 0], [0, 2], [0, 5], [3, 0], [3, 2], [3, 5], [6, 0], [6, 2], [6, 5]]
+    """
+    starts = [_starts(length, window, max(1.0, stride * window)) for length in shape]
+    return np.stack(np.meshgrid(*starts, indexing="ij"), -1).reshape(-1, 2).astype(np.int32)
+
+
+def _starts(length: int, window: int, step: float) -> Array:
+    count = int(np.ceil((length - window) / step)) + 1
+    return np.linspace(0, length - window, count).round()
+
+
+def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: float, batch: int, key: str) -> Embedded:
+    """Embed a prepared field: image (C, H, W), levels (C, 2), grey (C,).
+
+    `batch` is the number of windows at once; `key` is the field's, for messages. Raises BadInput for a field smaller
+    than the window.
+    """
+    image = prepared["image"]
+    height, width = image.shape[1:]
+    if min(height, width) < window:
+        raise BadInput(f"{key}: {width} × {height} pixels, smaller than the windows that the network reads ({window})")
+    places = corners((height, width), window, stride)
+    found = []
+    for first in range(0, len(places), batch):
+        some = places[first : first + batch]
+        windows = np.stack([image[:, y : y + window, x : x + window] for y, x in some])
+        of_field = {n: np.repeat(prepared[n][None], len(some), 0) for n in ("levels", "grey") if n in prepared}
+        found.append(infer({"image": windows, **of_field})["embedding"])
+    return Embedded(np.concatenate(found).astype(np.float32, copy=False), places)

@@ -1,0 +1,227 @@
+"""Find the challenge's patients and read one.
+
+    [provided-data/]train-pats/pt_1/ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv, PTV70.csv, …
+    [provided-data/]validation-pats/pt_201/…
+    [provided-data/]test-pats/pt_241/…
+
+Patients' folders of any name below one folder are found too, and so is a single one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from runner_core import BadInput, Record, walk
+
+from runner_openkbp.csvfiles import read_masks, read_values, read_voxels
+from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit, unpack
+
+REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
+"""Files that every patient must have, by role; `dose` too, except for prediction."""
+DOSE = "dose.csv"
+LAYOUT = (
+    "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and a CSV a region (PTV70.csv, "
+    "SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder"
+)
+_KNOWN = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
+_SPLIT = re.compile(r"(?P<name>train|training|val|valid|validation|test|testing)([-_ ](pats|patients|data))?$", re.I)
+_SPLITS = {"tr": "train", "va": "validation", "te": "test"}
+_PATIENT = re.compile(r"pt_\d+$", re.I)
+MOST_GY = 120.0
+"""Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
+BEHIND = 0.01
+"""Share of the possible-dose mask that may lie behind the last voxel of a file (0 in the challenge's files)."""
+_INT16 = np.iinfo(np.int16)
+
+
+@dataclass
+class Patient:
+    """One patient on the challenge's grid (see `rois.GRID` for its axes)."""
+
+    ct: Array
+    """(128, 128, 128) int16, as the file has it (HU + 1024 in the challenge); 0 for voxels that the file lacks."""
+    dose: Array | None
+    """(128, 128, 128) float32, Gy; 0 for voxels that the file lacks. None if the patient has no dose (prediction)."""
+    masks: Array
+    """(128, 128, 128) uint16: bit i is the mask `rois.MASKS[i]`; a missing region's bit is 0 everywhere."""
+    voxel_mm: Array
+    """(3,) float64: size of a voxel along the axes."""
+
+
+# ---------------------------------------------------------------- finding
+
+
+def find_records(root: Path) -> list[Record]:
+    """Find every patient below `root`, for training and evaluation.
+
+    A required file that is missing is listed where it should be, so that decoding reports it for all patients at once.
+    If no patient of a folder has a dose, its patients can only be predicted and are left out (the challenge once gave
+    out its validation and test sets so). Raises BadInput if there is no patient, or none has a dose.
+    """
+    found = _patient_folders(root)
+    sets = defaultdict(list)
+    for folder in found:
+        sets[folder.parent].append(folder)
+    dosed = [folder for own in sets.values() if any(_has(f, DOSE) for f in own) for folder in own]
+    if not dosed:
+        lacking = [name for name in REQUIRED.values() if not any(_has(folder, name) for folder in found)]
+        needed = f", nor {', '.join(lacking)}; restore the files" if lacking else ". `predict` does without it"
+        raise BadInput(
+            f"{root}: none of its {len(found)} patients has {DOSE}, which training and evaluation need{needed}"
+        )
+    return _records(root, dosed, with_dose=True)
+
+
+def find_inputs(path: Path) -> list[Record]:
+    """Find patients to predict: a patient's folder, a file in it, or a folder of patients; no dose is read."""
+    folder = path.parent if path.is_file() and path.name in _KNOWN else path
+    return _records(folder, _patient_folders(folder), with_dose=False)
+
+
+def _patient_folders(root: Path) -> list[Path]:
+    if not root.exists():
+        raise BadInput(f"{root}: no such folder")
+    if not root.is_dir():
+        raise BadInput(f"{root}: not a folder. Looked for {LAYOUT}")
+    found = sorted(_walk(root), key=lambda folder: _natural(str(folder)))
+    if not found:
+        empty = "it is empty" if not any(root.iterdir()) else "no patient below it"
+        raise BadInput(f"{root}: {empty}. Looked for {LAYOUT}")
+    return found
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, folders, names in walk(root):
+        unpacked = {name.removesuffix(".gz") for name in names}
+        if _KNOWN & unpacked or (_PATIENT.match(folder.name) and not folders and not names):
+            folders.clear()
+            yield folder
+
+
+def _records(root: Path, folders: Sequence[Path], with_dose: bool) -> list[Record]:
+    count = Counter(folder.name for folder in folders)
+    records = []
+    for folder in folders:
+        name = folder.name or folder.resolve().name
+        parts = folder.relative_to(root).parts
+        key = name if count[folder.name] == 1 else "__".join(parts)
+        files = {role: folder / file for role, file in REQUIRED.items()}
+        files |= {"dose": folder / DOSE} if with_dose else {}
+        files |= {roi: path for roi in ROIS if (path := folder / f"{roi}.csv").exists() or _packed(path)}
+        records.append(Record(key, name, files, _split(parts)))
+    return records
+
+
+def _split(parts: Sequence[str]) -> str | None:
+    """Return the split that the innermost folder's name indicates.
+
+    >>> _split(("provided-data", "validation-pats", "pt_201"))
+    'validation'
+    """
+    names = (_SPLIT.match(part) for part in reversed(parts[:-1]))
+    return next((_SPLITS[found["name"][:2].lower()] for found in names if found), None)
+
+
+def _has(folder: Path, name: str) -> bool:
+    path = folder / name
+    return path.exists() or _packed(path)
+
+
+def _packed(path: Path) -> bool:
+    return path.with_name(f"{path.name}.gz").exists()
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts pt_2 before pt_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_patient(record: Record) -> Patient:
+    """Read a patient's files as arrays.
+
+    Missing regions are normal. If anything else is missing or broken, BadInput names the file, the fault and the
+    remedy.
+    """
+    files = record.files
+    if missing := [role for role, path in files.items() if not path.exists()]:
+        raise BadInput(_missing(missing[0], [files[role] for role in missing]))
+    voxel_mm = read_voxels(files["voxels"])
+    masks = np.zeros(np.prod(GRID), np.uint16)
+    names = [name for name in MASKS if name in files]
+    for name, index in zip(names, read_masks([files[name] for name in names]), strict=True):
+        masks[index] |= np.uint16(1 << bit(name))
+    masks = masks.reshape(GRID)
+    possible = unpack(masks, POSSIBLE)
+    if not possible.any():
+        raise BadInput(f"{files[POSSIBLE]}: the mask is empty, so there is nothing to predict or to score; restore it")
+    dose = _read_dose(files["dose"], possible) if "dose" in files else None
+    return Patient(_read_ct(files["ct"], possible), dose, masks, voxel_mm)
+
+
+def _read_ct(path: Path, possible: Array) -> Array:
+    """Read values rounded to int16 (the challenge's are whole numbers)."""
+    index, values = read_values(path)
+    if not index.size:
+        raise BadInput(f"{path}: holds no voxel; copy or export it again")
+    low, high = values.min(), values.max()
+    if low < _INT16.min or high > _INT16.max:
+        raise BadInput(
+            f"{path}: values run from {low:g} to {high:g}, beyond CT numbers ({_INT16.min} … {_INT16.max}); is this "
+            "the CT? Export it again"
+        )
+    _refuse_cut_off(path, index, possible)
+    ct = np.zeros(np.prod(GRID), np.int16)
+    ct[index] = np.rint(values)
+    return ct.reshape(GRID)
+
+
+def _read_dose(path: Path, possible: Array) -> Array:
+    index, values = read_values(path)
+    if not index.size or not values.any():
+        raise BadInput(f"{path}: holds no dose above 0; copy or export it again")
+    if values.min() < 0:
+        worst = int(np.argmin(values))
+        raise BadInput(
+            f"{path}: {np.count_nonzero(values < 0)} doses are negative, down to {values[worst]:g} Gy at index "
+            f"{index[worst]}; export the dose again"
+        )
+    if values.max() > MOST_GY:
+        raise BadInput(
+            f"{path}: the dose reaches {values.max():g} Gy, and no plan's is above {MOST_GY:g}; is it in cGy? Export "
+            "it in Gy"
+        )
+    _refuse_cut_off(path, index, possible)
+    dose = np.zeros(np.prod(GRID), np.float32)
+    dose[index] = values
+    return dose.reshape(GRID)
+
+
+def _refuse_cut_off(path: Path, index: Array, possible: Array) -> None:
+    """Raise BadInput if the file ends well before the mask: a cut between two lines shows no other fault."""
+    flat, last = possible.reshape(-1), int(index.max())
+    behind = np.count_nonzero(flat[last + 1 :]) / np.count_nonzero(flat)
+    if behind > BEHIND:
+        raise BadInput(
+            f"{path}: seems cut off: it ends at index {last}, and {behind:.0%} of the possible-dose mask lies behind; "
+            "copy or export it again"
+        )
+
+
+def _missing(role: str, missing: Sequence[Path]) -> str:
+    path = missing[0]
+    if _packed(path):
+        return f"{path}: only {path.name}.gz is there; unpack it (gzip -d)"
+    needed = "training and evaluation need the dose" if role == "dose" else "every patient needs it"
+    if role == "voxels":
+        needed = "it holds a voxel's size in mm, which scores and the geometry of written doses need"
+    more = f", and so are {', '.join(p.name for p in missing[1:])}" if len(missing) > 1 else ""
+    them = "them" if more else "it"
+    return f"{path}: the file is missing ({needed}){more}; restore {them}, or take the patient's folder out"
