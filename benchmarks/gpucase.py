@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core import HostBatch
-from runner_core.base.files import whole_folder
+from runner_core.base.writing import whole_folder
 from runner_core.config.values import overlay_named
 from runner_core.contract.project import overrides
 from runner_core.contract.setup import Data, Setup

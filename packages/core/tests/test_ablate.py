@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from runner_core import BadInput
 from runner_core.base.location import Url
+from runner_core.base.writing import json_text
 from runner_core.cli import main
 from runner_core.config.values import plain
 from runner_core.contract import Optimisation
 from runner_core.contract.setup import Setup
 from runner_core.output.report.bars import Bar, bar_chart
-from runner_core.output.runfolder import json_text
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import runner_core.output.runfolder
 import yaml
 from runner_core import BadInput
 from runner_core.base.errors import OutOfSpace
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli import _Terminated, main
 from runner_core.cli.crash import describe
 from runner_core.plugins.origin import place_of
@@ -26,24 +26,23 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
 
 
-def full(*names: str) -> Any:
-    """replace_text, on a disk that has no room for these files."""
-    own = runner_core.output.runfolder.replace_text
+def full(own: Callable[[Path, Any], None], *names: str) -> Any:
+    """`own`, replace_text or replace_json, on a disk that has no room for these files."""
 
-    def replace_text(path: Path, text: str) -> None:
+    def replace(path: Path, content: Any) -> None:
         if path.name in names:
             raise OSError(errno.ENOSPC, "No space left on device")
-        own(path, text)
+        own(path, content)
 
-    return replace_text
+    return replace
 
 
 @pytest.mark.torch
 def test_a_full_disk_at_the_end_costs_no_table(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("runner_core.output.runfolder.replace_text", full("summary.json"))
-    monkeypatch.setattr("runner_core.output.report.replace_text", full("report.html"))
+    monkeypatch.setattr("runner_core.output.runfolder.replace_json", full(replace_json, "summary.json"))
+    monkeypatch.setattr("runner_core.output.report.replace_text", full(replace_text, "report.html"))
     assert main(SHORT) == 2
     said = capsys.readouterr().out
     assert "run/summary.json cannot be written: No space left on device" in said
@@ -62,8 +61,8 @@ def test_a_full_disk_that_takes_no_checkpoint_says_what_is_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("runner_core.engines.torch.checkpoint.SafetensorsFormat.write", no_room)
-    monkeypatch.setattr("runner_core.output.runfolder.replace_text", full("summary.json"))
-    monkeypatch.setattr("runner_core.output.report.replace_text", full("report.html"))
+    monkeypatch.setattr("runner_core.output.runfolder.replace_json", full(replace_json, "summary.json"))
+    monkeypatch.setattr("runner_core.output.report.replace_text", full(replace_text, "report.html"))
     assert main(SHORT) == 2
     said = capsys.readouterr()
     assert "free some space there. There is no earlier checkpoint\n" in said.out
@@ -82,7 +81,7 @@ def test_a_full_disk_at_the_start_is_bad_input(
 ) -> None:
     for where, name in (("plugins.settings", "config.yaml"), ("training.saved_split", "split.yaml")):
         with monkeypatch.context() as patch:
-            patch.setattr(f"runner_core.{where}.replace_text", full(name))
+            patch.setattr(f"runner_core.{where}.replace_text", full(replace_text, name))
             assert main(SHORT) == 2
         assert f"run/{name}: cannot be written: No space left on device" in capsys.readouterr().err
         assert not (here / "run").exists()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from runner_core import BadInput, Record, refuse_special_file, walk
-from runner_core.base.files import full_disk, hash_file
+from runner_core.base.files import hash_file
+from runner_core.base.writing import full_disk
 from runner_core.config.yamlfile import read_yaml
 from runner_core.data.cache.identity import identify
 from runner_core.data.pipeline import local

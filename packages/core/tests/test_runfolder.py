@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput
-from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.base.writing import replace_text
+from runner_core.output.runfolder import RunFolder
 
 
 def make(path: Path) -> RunFolder:

@@ -16,12 +16,12 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
 from runner_core.base.errors import BadInput
+from runner_core.base.writing import json_text
 from runner_core.cli import main
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.contract import Fix
 from runner_core.contract.project import Project
-from runner_core.output.runfolder import json_text
 from runner_core.tools.measure import tune
 from runner_core.tools.measure.agreement import same_samples, same_steps
 from runner_core.tools.measure.candidates import Candidate, Facts, LeftOut, systematic, with_fixes

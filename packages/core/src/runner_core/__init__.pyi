@@ -23,6 +23,7 @@ from runner_core.base.sizes import refuse_long_file as refuse_long_file
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
+from runner_core.base.writing import whole_file as whole_file
 from runner_core.config import DataConfig as DataConfig
 from runner_core.config import PairsConfig as PairsConfig
 from runner_core.config import RemoteConfig as RemoteConfig

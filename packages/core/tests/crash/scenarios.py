@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from runner_core import RunConfig
 from runner_core.base.errors import BadInput
+from runner_core.base.writing import replace_text
 from runner_core.config import CacheConfig
 from runner_core.contract import State
 from runner_core.contract.records import Record
@@ -23,7 +24,7 @@ from runner_core.data.crop import NoCrop
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import BadRecord, BadSamples
 from runner_core.engines.checkpoint import SafetensorsFiles
-from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks.lines import JsonlSink
 from runner_core.training.checkpoints import Checkpoints
 from runner_core.training.fetching import kept_block

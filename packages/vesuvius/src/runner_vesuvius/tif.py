@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import tifffile
-from runner_core import Array, BadInput, counted
+from runner_core import Array, BadInput, counted, whole_file
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the faults that it warns of are refused here
 
@@ -76,12 +75,8 @@ def write(path: Path, volume: Array) -> None:
     """
     if volume.ndim != 3 or volume.dtype != np.uint8 or not volume.size:
         raise ValueError(f"{path.name}: a volume (D, H, W) of uint8 is written, not {volume.dtype} {volume.shape}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as temporary:
         tifffile.imwrite(temporary, volume, photometric="minisblack", compression="lzw", metadata=None)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _shape(count: int, page: tifffile.TiffPage) -> tuple[int, ...]:

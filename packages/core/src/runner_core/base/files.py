@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
 
 from runner_core.base.errors import BadInput
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""`errno` of a write that found no space."""
-_NO_FLUSH = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 _SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
 """Folder names, and the split that each names."""
 
@@ -122,72 +116,6 @@ def split_named(text: str, where: str) -> str:
     if text.lower() not in _SPLITS:
         raise BadInput(f"{where}: the split {text!r} is none of {', '.join(_SPLITS)}.")
     return _SPLITS[text.lower()]
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder beside `folder` to write into, renamed to `folder` at the end, removed after an error.
-
-    `folder` must be empty or not exist.
-    """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        flush_all(temporary)
-        temporary.rename(folder)
-        flush(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def flush(path: Path) -> None:
-    """Flush a file with fsync, or a folder: the names in it, not the contents of its files.
-
-    A folder that cannot be flushed (another user's, or on a file system that does not support it) is skipped.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FLUSH or not path.is_dir():
-            raise
-
-
-def flush_all(path: Path) -> None:
-    """Flush a file with fsync, or a folder with everything in it."""
-    for inside in [*path.rglob("*"), path]:
-        flush(inside)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, with those above it, that survives a loss of power; it may exist already."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        flush(folder.parent)
-
-
-def full_disk(error: BaseException) -> OSError | None:
-    """Return the error of a full disk that `error` is or came from, else None.
-
-    Libraries wrap it in their own errors, or only mention its number in the text (safetensors: "os error 28", HDF5:
-    "errno = 28").
-    """
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
-            return cause
-        number = re.search(r"\b(?:os error|errno =) (\d+)", str(cause))
-        if number and int(number[1]) in NO_SPACE:
-            return OSError(int(number[1]), os.strerror(int(number[1])))
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-    return None
 
 
 def size_text(size: float) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import aligned
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import AblateOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.setup import Setup
-from runner_core.output.runfolder import json_text, replace_text
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation, Found
@@ -74,6 +74,6 @@ def _show(setup: Setup, found: Found) -> None:
 
 def _write(setup: Setup, found: Found, folder: Path) -> None:
     head = report.head(setup, found)
-    replace_text(folder / "ablate.json", json_text(report.as_json(head, found)) + "\n")
+    replace_json(folder / "ablate.json", report.as_json(head, found))
     replace_text(folder / "ablate.csv", report.as_csv(found))
     replace_text(folder / "report.html", report.as_page(head, found))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
-from runner_core.output.runfolder import json_text, replace_text
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.compare.page import render
 from runner_core.tools.compare.runs import Run, read_runs
@@ -33,7 +33,7 @@ def compare(arguments: Sequence[str]) -> int:
     with claimed(runs[0].project, "compare", options.out) as folder:  # refuse the folder before anything is printed
         for line in _lines(runs, found, remarks):
             print(line)
-        replace_text(folder / "compare.json", json_text(_facts(runs, found, remarks)) + "\n")
+        replace_json(folder / "compare.json", _facts(runs, found, remarks))
         replace_text(folder / "report.html", render(runs, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
     return 0

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_json
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests
-from runner_core.output.runfolder import json_text, replace_text
 from runner_core.training.saved_split import SavedSplit
 
 CONTENTS_FILE = "contents.json"
@@ -29,7 +29,7 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
     trained = [records[n] for n in training]
     found = {r.key: digest for r, digest in zip(trained, known_digests(index, trained), strict=True) if digest}
     try:
-        replace_text(path, json_text({"train": found}) + "\n")
+        replace_json(path, {"train": found})
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.text import counted, decimal
+from runner_core.base.writing import replace_json
 from runner_core.cli.contents import Seen, read_contents, seen
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks, start_from_run
@@ -21,7 +22,7 @@ from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.report import write_report
-from runner_core.output.runfolder import RunFolder, json_text, replace_text
+from runner_core.output.runfolder import RunFolder
 from runner_core.output.toolfolder import claimed
 from runner_core.training.data import data_folder, read_records
 from runner_core.training.evaluation import Scores, draw_figures, write_scores
@@ -86,7 +87,7 @@ def _folder(name: str, out: Path | None, run: RunFolder, found: dict[str, Any], 
         return
     with claimed(name, "evaluate", out) as folder:
         yield folder
-        replace_text(folder / FACTS_FILE, json_text(found) + "\n")
+        replace_json(folder / FACTS_FILE, found)
     done.append(out)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from runner_core.base.errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_text
 from runner_core.cli.contents import CONTENTS_FILE, save_contents
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.ending import Phase, Phases, Unwritten
@@ -30,7 +31,7 @@ from runner_core.data.cache.identity import Identities
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
 from runner_core.output.display import Display
-from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
 from runner_core.training import watched

@@ -7,13 +7,13 @@ from html import escape
 
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.measured import base_of
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.setup import Setup
 from runner_core.output.display import duration
 from runner_core.output.report.page import page, section, table
-from runner_core.output.runfolder import json_text, replace_text
 from runner_core.output.toolfolder import claimed
 from runner_core.plugins.discovery import find_project
 from runner_core.tools.verify_resume.campaign import Campaigns, Result
@@ -40,7 +40,7 @@ def verify_resume(arguments: Sequence[str]) -> int:
         print(_described(setup))
         campaigns = Campaigns(base_of(started), folder, setup.checkpoint_format.read, print)
         result = campaigns.run(options.times, options.kills, options.seed)
-        replace_text(folder / "verify-resume.json", json_text(_facts(setup, result)) + "\n")
+        replace_json(folder / "verify-resume.json", _facts(setup, result))
         replace_text(folder / "report.html", _page(setup, result))
         print(_verdict(result))
         print(f"report: {folder / 'report.html'}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import whole_folder
+from runner_core.base.writing import locked, whole_folder
 from runner_core.contract.project import Project
 
 SEED = 0
@@ -29,8 +29,6 @@ def write_phantom(project: Project, folder: Path) -> Path:
 
 def phantom_folder(project: Project, say: Callable[[str], None]) -> Path:
     """Return the project's phantom in the cache folder, made on first use by one process while others wait."""
-    from filelock import FileLock
-
     from runner_core.data.cache.folder import cache_root
 
     parent = cache_root(project.config.cache.dir) / "phantoms" / project.name
@@ -39,7 +37,7 @@ def phantom_folder(project: Project, say: Callable[[str], None]) -> Path:
         return folder
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(parent / f".{folder.name}.lock"):
+        with locked(parent / f".{folder.name}.lock"):
             if not folder.is_dir():
                 for leftover in parent.glob(f".{folder.name}.[0-9]*"):  # of a killed process
                     shutil.rmtree(leftover, ignore_errors=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import whole_folder
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_json, whole_folder
 from runner_core.data.cache.identity import digest_json
 from runner_core.output.pictures import file_name
-from runner_core.output.runfolder import free_path, json_text, replace_text
+from runner_core.output.runfolder import free_path
 
 FACTS_FILE = "evaluation.json"
 _FREE_SECTIONS = ("cache", "remote", "log")
@@ -68,10 +68,10 @@ def new_folder(run: Path, found: Mapping[str, Any], written: list[Path]) -> Iter
     before = [old for old, known in listed(run) if known.get("key") == found["key"]]
     try:
         with whole_folder(folder) as temporary:
-            replace_text(temporary / FACTS_FILE, json_text(found) + "\n")
+            replace_json(temporary / FACTS_FILE, found)
             yield temporary
             inside = [path.name for path in temporary.iterdir()]
-            replace_text(temporary / FACTS_FILE, json_text({**found, "files": sorted(inside)}) + "\n")
+            replace_json(temporary / FACTS_FILE, {**found, "files": sorted(inside)})
     except PermissionError as error:
         raise BadInput(f"{run}: cannot write here: {error.strerror}; name another folder with --out") from error
     written.append(folder)

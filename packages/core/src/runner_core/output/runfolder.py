@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import flush, make_folder, refuse_special_file
+from runner_core.base.files import refuse_special_file
 from runner_core.base.location import shell_word
-from runner_core.base.secrets import without_secrets
+from runner_core.base.writing import locked, make_folder, replace_json, replace_text
 
 RUNS = Path("runs")
 _LOCK = ".lock"
 _LEFTOVER = re.compile(r"\.(\w+\.(yaml|jsonl|json|html|csv)\.\d+|streaming\.json\.\w{8})")
-"""Names of half-written files, from `replace_text` and `kept_block`."""
+"""Names of half-written files, from `whole_file` and `write_once`."""
 
 
 class RunFolder:
@@ -87,22 +86,19 @@ class RunFolder:
 
         A killed process holds nothing; its half-written files are removed.
         """
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self.path / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise BadInput(f"{self.path}: another runner is training in this folder; wait for it, or stop it") from None
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path / _LOCK, wait=False))
+            except BlockingIOError:
+                raise BadInput(
+                    f"{self.path}: another runner is training in this folder; wait for it, or stop it"
+                ) from None
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
             for found in self.path.iterdir():
                 if _LEFTOVER.fullmatch(found.name):
                     found.unlink(missing_ok=True)
             yield
-        finally:
-            lock.release()
 
     def truncate_log(self, step: int, validated: int = 0) -> None:
         """Drop the lines of log.jsonl after the checkpoint of `step`, because those steps run again.
@@ -156,7 +152,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json whole or not at all; NaN and infinities become null."""
-        replace_text(self.summary_file, json_text(summary) + "\n")
+        replace_json(self.summary_file, summary)
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json, or an empty dict while there is none. Raises BadInput for a damaged one."""
@@ -223,45 +219,6 @@ def malformed(event: Mapping[str, Any]) -> str:
     )
     wrong = [name for name, kind in wanted.items() if not isinstance(event.get(name), kind)]
     return f"{wrong[0]} is not what the runner writes" if wrong else ""
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; bytes of a file name that are not text are escaped, as in JSON."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        flush(path.parent)
-    except OSError as error:
-        error.filename = str(path)  # the name that the user knows
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def json_text(value: Any) -> str:
-    """Return standard JSON (no NaN) from values that may hold NumPy scalars and paths."""
-    return json.dumps(to_json(value), indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def to_json(value: Any) -> Any:
-    """Return `value` as plain JSON values.
-
-    NumPy scalars and arrays, tuples and paths become plain, values that are not finite become None, and passwords are
-    taken out of URLs.
-    """
-    if isinstance(value, Mapping):
-        return {without_secrets(str(k)): to_json(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(v) for v in value]
-    if hasattr(value, "tolist"):  # a NumPy scalar or array
-        return to_json(value.tolist())
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return without_secrets(str(value)) if isinstance(value, (str, Path)) else value
 
 
 def free_path(path: Path) -> Path:

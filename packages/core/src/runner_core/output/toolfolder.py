@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
+from runner_core.base.writing import lock
 from runner_core.output.runfolder import RUNS
 
 _LOCK = ".lock"
@@ -73,12 +73,12 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises BadInput if another process holds it; a killed process holds nothing."""
     place = path / _LOCK
     try:
-        lock = place.open("ab")
+        file = place.open("ab")
     except OSError as error:
         raise _unwritable(path, error) from error
-    with lock:
+    with file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno(), wait=False)
         except BlockingIOError:
             raise BadInput(f"{path}: another runner is writing into this folder; name another one with --out") from None
         except OSError:  # a network file system may have no locks

@@ -5,7 +5,6 @@ A full disk or a kill in between leaves older files of the same names unchanged.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import flush, full_disk, make_folder
+from runner_core.base.writing import flush, full_disk, lock, make_folder
 
 _PREFIX = ".runner-writing-"
 
@@ -52,7 +51,7 @@ def remove_leftovers(out: Path) -> None:
     """Remove the half-written folders of killed processes in `out`; running processes hold a lock."""
     for folder in out.glob(f"{_PREFIX}*"):
         with suppress(OSError), _open(folder) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, wait=False)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -67,7 +66,7 @@ def _folder(out: Path) -> Iterator[Path]:
     try:
         with _open(temporary) as descriptor:
             with suppress(OSError):  # a network file system may have no locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor, wait=False)
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

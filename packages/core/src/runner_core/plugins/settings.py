@@ -15,13 +15,13 @@ import yaml
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.secrets import hold_no_secrets
+from runner_core.base.writing import replace_text
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.values import flat, overlay, overlay_named, plain
 from runner_core.config.yamlfile import read_yaml
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
-from runner_core.output.runfolder import replace_text
 
 PHANTOM = "phantom"
 """Value of `source` when a run trains on the built-in phantom."""

@@ -23,7 +23,8 @@ from typing import Any
 import xxhash
 
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
-from runner_core.base.files import NO_SPACE, flush, flush_all, hash_file
+from runner_core.base.files import hash_file
+from runner_core.base.writing import NO_SPACE, flush_all, move, replace_text
 from runner_core.contract import CheckpointFormat, State
 from runner_core.contract.run import Damaged, remedy, why
 
@@ -140,8 +141,7 @@ class Checkpoints:
             if final.exists():  # saved again at the same step, its validation done now
                 _remove(replaced)
                 os.rename(final, replaced)
-            os.rename(temporary, final)
-            flush(self.folder)
+            move(temporary, final)
             _remove(replaced)
             if is_best:
                 self.set_best(step)
@@ -173,11 +173,7 @@ class Checkpoints:
 
     def set_best(self, step: int) -> None:
         """Record which checkpoint is the best, atomically."""
-        temporary = self.folder / f".writing-{BEST}"
-        temporary.write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
-        flush(temporary)
-        os.replace(temporary, self.folder / BEST)
-        flush(self.folder)
+        replace_text(self.folder / BEST, json.dumps({"step": step}) + "\n")
 
     def start(self, step: int, best: int | None) -> bool:
         """Make the folder agree with a run that stands at `step` (0: a new run) and has its best at step `best`.
@@ -194,6 +190,8 @@ class Checkpoints:
         for leftover in self.folder.glob(".*-step-*"):
             if not leftover.name.startswith(DAMAGED):
                 _remove(leftover)
+        for half in self.folder.glob(f".{BEST}.*"):
+            half.unlink()
         for later, path in self._steps().items():
             if later > step:
                 self._set_aside(path)
@@ -358,8 +356,7 @@ def _remove(path: Path) -> None:
     doomed = path if path.name.startswith(".") else path.with_name(f".removing-{path.name}")
     if doomed != path:
         shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
-        flush(path.parent)
+        move(path, doomed)
     shutil.rmtree(doomed)
 
 

@@ -7,23 +7,21 @@ A score of the whole set is its mean over the records that have it, unless `Proj
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runner_core.base.errors import BadInput
+from runner_core.base.writing import replace_csv, replace_json
 from runner_core.contract import Array, Finding, Infer
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Statistics, Table
 from runner_core.data.pipeline import local
 from runner_core.output.pictures import file_name, write_pictures, write_png
-from runner_core.output.runfolder import json_text, replace_text
 
 FIGURES = 6
 SAID_EVERY = 100
@@ -191,7 +189,7 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     for row in scores.rows:
         numbers = [row.scores.get(n, "") for n in scores.names] + [row.baseline.get(n, "") for n in baseline]
         lines.append([row.record.key, row.record.group, *numbers, "yes" if row.trained_on else "no"])
-    replace_text(table, _csv(lines))
+    replace_csv(table, lines)
     rows = [
         {"record": r.record.key, "group": r.record.group, "scores": r.scores, "baseline": r.baseline}
         | {
@@ -203,20 +201,14 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
     content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
     content |= {"further": scores.further} if scores.further else {}
-    replace_text(summary, json_text(content) + "\n")
+    replace_json(summary, content)
     return [table, *(_write_table(further, folder) for further in scores.tables), summary]
 
 
 def _write_table(table: Table, folder: Path) -> Path:
     path = folder / f"scores-{file_name(table.name)}.csv"
-    replace_text(path, _csv([table.columns, *table.rows]))
+    replace_csv(path, [table.columns, *table.rows])
     return path
-
-
-def _csv(rows: Iterable[Sequence[Any]]) -> str:
-    text = StringIO(newline="")
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
 
 
 def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-from runner_core.base.files import flush
+from runner_core.base.writing import write_once
 from runner_core.contract import Json
 from runner_core.training.timing import Timing
 
@@ -115,10 +112,5 @@ def kept_block(file: Path, block: int) -> int:
     The order of samples depends on this number, and the number of records that fit on the disk can change later.
     Several processes may call this at once and get the same number.
     """
-    with suppress(FileExistsError), NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.") as own:
-        own.write(json.dumps({"block": block}))
-        own.flush()
-        os.fsync(own.fileno())
-        os.link(own.name, file)
-        flush(file.parent)
+    write_once(file, json.dumps({"block": block}))
     return int(json.loads(file.read_text(encoding="utf-8"))["block"])

@@ -11,9 +11,9 @@ from pathlib import Path
 import yaml
 
 from runner_core.base.errors import BadInput
+from runner_core.base.writing import replace_text
 from runner_core.contract.records import AnyRecord
 from runner_core.data.splits import SPLITS, read_lists
-from runner_core.output.runfolder import replace_text
 
 SPLIT_FILE = "split.yaml"
 

@@ -22,8 +22,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import whole_folder
 from runner_core.base.location import shell_word
+from runner_core.base.writing import whole_folder
 from runner_core.plugins import discovery
 
 TEMPLATE = Path(__file__).with_name("template")

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
-from runner_core.base.files import NO_SPACE, flush, size_text
+from runner_core.base.files import size_text
 from runner_core.base.progress import progress
 from runner_core.base.workers import Work, Workers
+from runner_core.base.writing import NO_SPACE, flush, move
 from runner_core.contract import Array, Json, Pipeline
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.cache.content import content_bytes
@@ -167,8 +168,7 @@ class Builder:
             write_meta(temporary, meta)
             flush(temporary)
             if not folder.exists():  # it may: files that only moved are known by their contents
-                temporary.rename(folder)
-                flush(self.parent)
+                move(temporary, folder)
             return folder
         except OSError as error:
             raise self._disk_error(error) from error

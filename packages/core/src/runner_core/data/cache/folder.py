@@ -12,23 +12,22 @@ name is not ours: neither it nor its content is listed or removed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
+from runner_core.base.writing import flush, lock, locked
 from runner_core.contract import Json
 from runner_core.data.cache.content import Block, changed_ns, content_blocks, content_bytes
 from runner_core.data.cache.identity import digest_json
@@ -122,10 +121,8 @@ def caches(parent: Path) -> list[Path]:
 def write_meta(folder: Path, meta: CacheMeta) -> None:
     body = asdict(meta) | {"version": _VERSION}
     text = json.dumps(body | {"checksum": digest_json(body)}, indent=1)
-    with open(folder / "meta.json", "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    (folder / "meta.json").write_text(text, encoding="utf-8")
+    flush(folder / "meta.json")
 
 
 def read_meta(folder: Path) -> CacheMeta:
@@ -233,7 +230,7 @@ def open_shared(folder: Path) -> int:
                 raise
             raise Damaged(_damage(folder, "meta.json is missing")) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            lock(descriptor, shared=True)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder / "meta.json")):
                 return descriptor
         except BaseException:
@@ -258,7 +255,7 @@ def remove(folder: Path) -> str:
         descriptor = None
     try:
         if descriptor is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, wait=False)
         gone = folder.with_name(f"{TEMPORARY}removed-{folder.name}-{os.getpid()}")
         folder.rename(gone)  # so that no process finds half a cache
         shutil.rmtree(gone, ignore_errors=True)
@@ -281,20 +278,14 @@ def remove_leftovers(parent: Path) -> None:
 @contextmanager
 def build_lock(parent: Path, say: Say) -> Iterator[None]:
     """Let only one process build caches of these settings; another one waits and says so."""
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(parent / "build.lock")
+    busy = f"another process is building this cache ({parent}): waiting for it"
+    with ExitStack() as held:
         try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            say(f"another process is building this cache ({parent}): waiting for it")
-            lock.acquire()
-    except OSError as error:
-        raise unwritable(parent, error) from error
-    try:
+            parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(parent / "build.lock", busy=lambda: say(busy)))
+        except OSError as error:
+            raise unwritable(parent, error) from error
         yield
-    finally:
-        lock.release()
 
 
 def unwritable(folder: Path, error: OSError) -> BadInput:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
-
 from runner_core.base.text import counted
+from runner_core.base.writing import is_locked, locked
 from runner_core.data.cache.content import content_bytes
 from runner_core.data.cache.folder import (
     Damaged,
@@ -119,8 +116,7 @@ def prune(
     if any(e.form == STREAM for e in there):
         Lru(cache_root(root) / FOLDER, sys.maxsize).trim()  # removes files of killed writers
     for parent in settings_folders(cache_root(root), project):
-        lock = filelock.FileLock(parent / "build.lock")
-        with suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
+        with suppress(OSError), locked(parent / "build.lock", wait=False):
             remove_leftovers(parent)
     return Pruned([e for e, why_not in tried if not why_not], [(e, why_not) for e, why_not in tried if why_not])
 
@@ -137,7 +133,7 @@ def _entry(folder: Path) -> Entry:
         records = len(read_meta(folder).keys)
     except Damaged as error:
         problem = str(error)
-    return Entry(folder, folder.parent.parent.name, records, size, used, form, _in_use(folder / "meta.json"), problem)
+    return Entry(folder, folder.parent.parent.name, records, size, used, form, is_locked(folder / "meta.json"), problem)
 
 
 def _streamed(root: Path) -> list[Entry]:
@@ -146,7 +142,7 @@ def _streamed(root: Path) -> list[Entry]:
     names = lru.names()
     if not names:
         return []
-    in_use = any(_in_use(lru.folder / name) for name in names)
+    in_use = any(is_locked(lru.folder / name) for name in names)
     return [Entry(lru.folder, "", len(names), lru.size(), lru.last_used(), STREAM, in_use)]
 
 
@@ -158,18 +154,3 @@ def _remove(entry: Entry) -> str:
     lru.trim()
     left = len(lru.names())
     return f"a process has {counted(left, 'record')} of it open, the others are gone" if left else ""
-
-
-def _in_use(file: Path) -> bool:
-    """Return True if a process holds a lock on the file."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.base.files import flush_all
+from runner_core.base.writing import flush_all
 from runner_core.contract import Array, StoredArray
 from runner_core.data.cache.content import Checksums, content_bytes, content_checksums
 from runner_core.data.cache.folder import ArrayMeta, Damaged

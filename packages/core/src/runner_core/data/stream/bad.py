@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput, OutOfSpace
-from runner_core.base.files import flush
 from runner_core.base.location import Url
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import counted
+from runner_core.base.writing import append_line
 from runner_core.contract import Array
 from runner_core.contract.records import AnyRecord
 from runner_core.data.sampling import sample_rng
@@ -116,15 +115,8 @@ class BadSamples:
             "position": position,
             "replaced_by": by,
         }
-        text = (json.dumps(line) + "\n").encode()
         try:
-            with open(self._file, "ab", buffering=0) as file:
-                new = file.tell() == 0
-                if file.write(text) < len(text):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(file.fileno())
-            if new:
-                flush(self._file.parent)
+            append_line(self._file, json.dumps(line))
         except OSError as error:
             raise OutOfSpace(
                 f"{self._file}: what takes a bad record's place cannot be written ({error.strerror}): free some space, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import fcntl
 import os
 import shutil
 import stat
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner_core.base.errors import BadInput, OutOfSpace
-from runner_core.base.files import full_disk, size_text
+from runner_core.base.files import size_text
 from runner_core.base.location import Url
+from runner_core.base.writing import full_disk, lock
 from runner_core.contract.records import AnyRecord, Record
 
 if TYPE_CHECKING:
@@ -93,15 +93,15 @@ def _of_this_process(place: Path, pid: int) -> Path:
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid():
         raise BadInput(f"{parent} is no folder of yours: remove it, or set the environment variable TMPDIR")
     with open(parent / "lock", "w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # so that no process sees a folder before its file is locked
+        lock(guard.fileno())  # so that no process sees a folder before its file is locked
         for leftover in parent.glob("*.lock"):
             with suppress(OSError), open(leftover) as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(held.fileno(), wait=False)
                 shutil.rmtree(leftover.with_suffix(""), ignore_errors=True)
                 leftover.unlink()
         own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=parent))
         descriptor = os.open(own.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends
+        lock(descriptor)  # until the process ends
     atexit.register(_remove, own)
     return own
 

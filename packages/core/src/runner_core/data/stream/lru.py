@@ -15,7 +15,6 @@ when it first reads it, and fetches it again if a power loss has damaged it.
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 import re
@@ -28,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import OutOfSpace
-from runner_core.base.files import NO_SPACE, size_text
+from runner_core.base.files import size_text
+from runner_core.base.writing import NO_SPACE, lock, unlock
 from runner_core.contract import Arrays, Json
 from runner_core.data.cache.folder import unwritable
 from runner_core.data.stream.entry import Entry, PackedRecord, Torn, open_entry
@@ -81,7 +81,7 @@ class Lru:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            lock(descriptor, shared=True)
             if not os.fstat(descriptor).st_nlink:
                 return None  # removed since it was opened
             _touch(descriptor)
@@ -128,7 +128,7 @@ class Lru:
             with self._locked():
                 if not (self.folder / name).exists():  # never replace a file in use: its bytes would not count
                     temporary.rename(self.folder / name)
-                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                    lock(descriptor, shared=True)
                     return open_entry(descriptor, check=False)
                 temporary.unlink()
                 self._total -= _pages(packed.size)
@@ -185,11 +185,11 @@ class Lru:
                     self._descriptor = os.open(self.folder / _TOTAL, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
                 except OSError as error:
                     raise unwritable(self.folder, error) from error
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            lock(self._descriptor)
             try:
                 yield
             finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                unlock(self._descriptor)
 
     def _reserve(self, name: str, size: int) -> tuple[int, Path] | None:
         """Return descriptor and path of a new locked file of `size` bytes, or None if there is no room."""
@@ -219,7 +219,7 @@ class Lru:
         path = self.folder / f".writing-{name}-{os.getpid()}-{next(_NUMBERS)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor)
             os.posix_fallocate(descriptor, 0, size)
         except BaseException:
             os.close(descriptor)
@@ -264,7 +264,7 @@ class Lru:
         except PermissionError:  # another user's
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor, wait=False)
             (self.folder / name).unlink()
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):

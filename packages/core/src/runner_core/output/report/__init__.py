@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_text
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.output.display import duration, speed
 from runner_core.output.evaluations import described, listed, title, trained_on_text
@@ -21,7 +22,7 @@ from runner_core.output.report.page import is_number, number, page, section, tab
 from runner_core.output.report.pictures import Series as Drawn
 from runner_core.output.report.pictures import pictures, series, snapshots
 from runner_core.output.report.streaming import streaming
-from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.output.runfolder import RunFolder
 
 _ROWS = 30
 _NOT_CURVES = (

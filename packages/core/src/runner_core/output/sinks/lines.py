@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner_core.base.files import flush
+from runner_core.base.writing import flush, to_json
 from runner_core.contract import Json
-from runner_core.output.runfolder import to_json
 from runner_core.output.sinks import Late
 
 
@@ -39,7 +38,7 @@ class _Lines:
                 self._file = self._open()
             self._empty(self._file)
             if flushed:
-                os.fsync(self._file.fileno())
+                flush(self._path)
                 flush(self._path.parent)
         except OSError as error:
             text = (

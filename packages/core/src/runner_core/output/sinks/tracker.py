@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner_core.base.writing import replace_text
 from runner_core.contract import Json
-from runner_core.output.runfolder import RunFolder, replace_text
+from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import numbers
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from runner_core.base.files import size_text
 from runner_core.base.text import about, counted, shape_text
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract.records import AnyRecord
 from runner_core.output.report.page import page, section, table
-from runner_core.output.runfolder import json_text, replace_text
 from runner_core.tools.check.result import Audit
 
 _ROWS = 200
@@ -21,7 +21,7 @@ _STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "training 
 
 def write_audit(audit: Audit, folder: Path) -> Path:
     """Write check.json and report.html into `folder`, each whole or not at all; return the page's path."""
-    replace_text(folder / "check.json", json_text(audit.to_json()))
+    replace_json(folder / "check.json", audit.to_json())
     replace_text(folder / "report.html", render(audit))
     return folder / "report.html"
 

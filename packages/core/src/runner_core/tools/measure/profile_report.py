@@ -11,6 +11,7 @@ from typing import Any
 
 from runner_core.base.files import size_text
 from runner_core.base.text import aligned
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract import Fix
 from runner_core.contract.phases import (
     AUGMENT,
@@ -29,7 +30,6 @@ from runner_core.contract.phases import (
 from runner_core.output.display import duration, speed
 from runner_core.output.report.memory import memory
 from runner_core.output.report.page import page, section, table
-from runner_core.output.runfolder import json_text, replace_text
 
 FACTS, REPORT = "profile.json", "report.html"
 
@@ -61,7 +61,7 @@ _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 720, 130, 150, 24, 14
 
 def write(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> None:
     """Write profile.json and report.html into `folder`."""
-    replace_text(folder / FACTS, json_text({**facts, "fixes": [asdict(fix) for fix in fixes]}))
+    replace_json(folder / FACTS, {**facts, "fixes": [asdict(fix) for fix in fixes]})
     replace_text(folder / REPORT, render(facts, fixes))
 
 

@@ -16,8 +16,8 @@ from time import perf_counter
 from typing import Any
 
 from runner_core.base.errors import BadInput, OutOfSpace
-from runner_core.base.files import full_disk
 from runner_core.base.memory import peak_host_memory
+from runner_core.base.writing import full_disk
 from runner_core.contract import Fix, HostBatch, Json, Trainer
 from runner_core.contract.phases import OTHER, PARTS, LossCost, Phases
 from runner_core.contract.setup import Data, Setup

@@ -13,6 +13,7 @@ import yaml
 from runner_core.base.files import size_text
 from runner_core.base.location import shell_word
 from runner_core.base.text import aligned, counted
+from runner_core.base.writing import replace_json, replace_text
 from runner_core.config import RunConfig
 from runner_core.config.values import nested, overlay_named
 from runner_core.contract import Json
@@ -20,7 +21,6 @@ from runner_core.contract.project import Project
 from runner_core.output.display import duration, speed
 from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import page, section, table
-from runner_core.output.runfolder import json_text, replace_text
 from runner_core.plugins.settings import PHANTOM, differences, from_preset
 from runner_core.tools.measure.tuned import Found, Row, interval
 from runner_core.training.child import TrainingSpec
@@ -106,7 +106,7 @@ def write(found: Found, base: TrainingSpec, project: type[Project], config: RunC
     """Write settings.yaml, tune.json and report.html into `folder`; `config` is the initial settings."""
     text = settings_text(found, base, project, config)
     replace_text(folder / SETTINGS, text)
-    replace_text(folder / FACTS, json_text(facts(found, base)) + "\n")
+    replace_json(folder / FACTS, facts(found, base))
     replace_text(folder / REPORT, _page(found, base, text))
 
 

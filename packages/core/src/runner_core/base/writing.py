@@ -1,0 +1,234 @@
+"""Write files and folders so that a kill or a loss of power leaves them whole or as they were, and lock them."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from runner_core.base.secrets import without_secrets
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""`errno` of a write that found no space."""
+_NO_FLUSH = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
+
+
+# ------------------------------------------------------------ to the disk
+
+
+def flush(path: Path) -> None:
+    """Flush a file with fsync, or a folder: the names in it, not the contents of its files.
+
+    A folder that cannot be flushed (another user's, or on a file system that does not support it) is skipped.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH or not path.is_dir():
+            raise
+
+
+def flush_all(path: Path) -> None:
+    """Flush a file with fsync, or a folder with everything in it."""
+    for inside in [*path.rglob("*"), path]:
+        flush(inside)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those above it, that survives a loss of power; it may exist already."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        flush(folder.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder, which is flushed already; the new name survives a loss of power."""
+    os.replace(source, target)
+    flush(target.parent)
+
+
+# ------------------------------------------------------------ whole or not at all
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a hidden path beside `path` to write, renamed to `path` at the end, removed after an error.
+
+    An OSError names `path`, which is the name that the user knows.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        flush(temporary)
+        move(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder beside `folder` to write into, renamed to `folder` at the end, removed after an error.
+
+    `folder` must be empty or not exist.
+    """
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        flush_all(temporary)
+        move(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; bytes of a file name that are not text are escaped, as in JSON."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(text.encode(errors="backslashreplace"))
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Write `json_text` of a value, whole or not at all."""
+    replace_text(path, json_text(value) + "\n")
+
+
+def replace_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table, the column names first, whole or not at all."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    replace_text(path, text.getvalue())
+
+
+def write_once(path: Path, text: str) -> None:
+    """Write a file whole unless it exists. Of several processes that call this at once, one writes."""
+    with suppress(FileExistsError), NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as own:
+        own.write(text)
+        own.flush()
+        flush(Path(own.name))
+        os.link(own.name, path)
+        flush(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line in one write and flush it. Several processes may append to one file."""
+    data = f"{line}\n".encode()
+    with path.open("ab", buffering=0) as file:
+        new = file.tell() == 0
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    flush(path)
+    if new:
+        flush(path.parent)
+
+
+def json_text(value: Any) -> str:
+    """Return standard JSON (no NaN) from values that may hold NumPy scalars and paths."""
+    return json.dumps(to_json(value), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def to_json(value: Any) -> Any:
+    """Return `value` as plain JSON values.
+
+    NumPy scalars and arrays, tuples and paths become plain, values that are not finite become None, and passwords are
+    taken out of URLs.
+    """
+    if isinstance(value, Mapping):
+        return {without_secrets(str(k)): to_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(v) for v in value]
+    if hasattr(value, "tolist"):  # a NumPy scalar or array
+        return to_json(value.tolist())
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return without_secrets(str(value)) if isinstance(value, (str, Path)) else value
+
+
+def full_disk(error: BaseException) -> OSError | None:
+    """Return the error of a full disk that `error` is or came from, else None.
+
+    Libraries wrap it in their own errors, or only mention its number in the text (safetensors: "os error 28", HDF5:
+    "errno = 28").
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, OSError) and cause.errno in NO_SPACE:
+            return cause
+        number = re.search(r"\b(?:os error|errno =) (\d+)", str(cause))
+        if number and int(number[1]) in NO_SPACE:
+            return OSError(int(number[1]), os.strerror(int(number[1])))
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+# ------------------------------------------------------------ locks
+
+
+def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> None:
+    """Lock an open file or folder until it is closed, or the process ends.
+
+    Raises BlockingIOError if `wait` is False and another process holds the lock, and OSError on a file system without
+    locks.
+    """
+    fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
+def unlock(descriptor: int) -> None:
+    """Release the lock of a file that stays open."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_locked(path: Path) -> bool:
+    """Return True if a process holds a lock on the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        lock(descriptor, wait=False)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(file: Path, *, wait: bool = True, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock `file`, which is made if it is missing; the lock of a killed process is free.
+
+    If another process holds it, `busy` is called, and then this one waits. Without `wait` it raises BlockingIOError.
+    """
+    from filelock import FileLock, Timeout
+
+    held = FileLock(file)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        if not wait:
+            raise BlockingIOError(errno.EAGAIN, "another process holds the lock", str(file)) from None
+        busy()
+        held.acquire()
+    try:
+        yield
+    finally:
+        held.release()
