@@ -29,8 +29,8 @@ def test_optimisations_have_names_of_their_own_and_settings_that_there_are(name)
     known = flat(project.Config())
     for optimisation in there:
         assert set(optimisation.off) <= set(known), optimisation.name
-        assert optimisation.about.endswith(".")
-        assert " without, " in optimisation.about  # one sentence says both
+        assert optimisation.why.endswith(".")
+        assert " without, " in optimisation.why  # one sentence says both
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)

@@ -17,7 +17,7 @@ from runner_core.base.location import Url
 from runner_core.base.writing import json_text
 from runner_core.cli import main
 from runner_core.config.values import plain
-from runner_core.contract import Optimisation
+from runner_core.contract import Remedy
 from runner_core.contract.setup import Setup
 from runner_core.output.report.bars import Bar, bar_chart
 from runner_core.plugins.manager import Plugins
@@ -34,9 +34,9 @@ from measure_toy import ready
 
 READY = ready()
 OWN = (
-    Optimisation("kernel", {"model.width": 5}, "network", "Fast."),
-    Optimisation("few", {"train.batch_size": 2}, "data", "Other samples.", same=False),
-    Optimisation("nothing", {"model.dropout": 0.1}, "loss", "What the run has anyway."),
+    Remedy("kernel", off={"model.width": 5}, part="network", why="Fast."),
+    Remedy("few", off={"train.batch_size": 2}, part="data", why="Other samples.", same=False),
+    Remedy("nothing", off={"model.dropout": 0.1}, part="loss", why="What the run has anyway."),
 )
 
 

@@ -7,7 +7,7 @@ from runner_core.config import RunConfig
 from runner_core.contract.phases import PARTS, Limits, Operation
 from runner_core.contract.project import Project
 from runner_core.engines.limits import chunks
-from runner_core.plugins.fixes import default_fixes
+from runner_core.plugins.remedies import default_remedies
 from runner_core.tools.measure.bound import bound
 from runner_core.tools.measure.limits import roofline
 
@@ -83,7 +83,7 @@ def test_what_happens_between_steps_is_no_part_of_one_and_is_said_where_it_takes
     now = bound(found)
     assert now["bound"] == "data", "40 % of the step, if 20 % of the time"
     assert "50% of the time goes into what happens between steps" in now["reason"]
-    fixes = {fix.name: fix for fix in default_fixes(Plain(RunConfig()), found | now)}
+    fixes = {fix.name: fix for fix in default_remedies(Plain(RunConfig()), found | now)}
     assert fixes["metrics less often"].settings == {"validate.every": 4}
     assert fixes["metrics less often"].saves == pytest.approx(0.375)
 
@@ -93,7 +93,7 @@ def advised(found, **settings):
     for name, value in settings.items():
         section, _, key = name.partition("__")
         setattr(getattr(config, section), key, value)
-    return {fix.name: fix for fix in default_fixes(Plain(config), found)}
+    return {fix.name: fix for fix in default_remedies(Plain(config), found)}
 
 
 def test_workers_where_training_waits_and_cores_are_idle():

@@ -116,7 +116,7 @@ def test_example_of_a_precision_keeps_the_head_where_the_device_has_bfloat16() -
 
 
 def test_example_of_a_fix_is_offered_where_data_are_waited_for() -> None:
-    fixes = example("runner_fixes").runner_fixes
+    fixes = example("runner_remedies").runner_remedies
     project = SimpleNamespace(config=RunConfig())
     project.config.train.workers = 0
     (fix,) = fixes(project, {"bound": "data"})

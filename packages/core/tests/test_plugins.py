@@ -103,7 +103,7 @@ def test_a_plugin_may_not_put_itself_first() -> None:
 SOURCES = {
     "plain": "@hookimpl\ndef runner_cache():\n    pass\n\n\n@core.hookimpl\ndef runner_sinks():\n    pass\n",
     "below.plain": "@hookimpl\ndef runner_crop():\n    pass\n",
-    "inside:made": "class P:\n    @hookimpl\n    def runner_fixes(self): ...\n\nmade = P()\n",
+    "inside:made": "class P:\n    @hookimpl\n    def runner_remedies(self): ...\n\nmade = P()\n",
     "torn": "def (",
     "dynamic": "globals()['runner_cache'] = 1\n",
 }
@@ -114,7 +114,7 @@ SOURCES = {
     [
         ("plain", ["cache", "sinks"]),
         ("below.plain", ["crop"]),
-        ("inside:made", ["fixes"]),
+        ("inside:made", ["remedies"]),
         ("torn", []),
         ("dynamic", []),
         ("missing", []),
@@ -260,3 +260,16 @@ def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
 
     with pytest.raises(BadInput, match=f"project old: `{old}` is called `{new}` now"):
         refuse_incomplete(type("Old", (Project,), {"name": "old", old: ()}))
+
+
+def test_an_old_hook_is_answered_with_the_new_one() -> None:
+    old = types.ModuleType("plugin")
+    vars(old)["runner_fixes"] = hookimpl(lambda project, report: [])
+    with pytest.raises(BadInput, match="the hook `runner_fixes` is called `runner_remedies` now"):
+        Plugins().register(old, "e", kind="extension")
+
+
+@pytest.mark.parametrize("old", ["Fix", "Optimisation"])
+def test_an_old_name_of_the_face_is_answered_with_the_new_one(old: str) -> None:
+    with pytest.raises(ImportError, match=f"`{old}` is gone from runner_core: write `Remedy"):
+        exec(f"from runner_core import {old}")

@@ -265,13 +265,13 @@ def test_an_engine_that_cannot_take_its_steps_apart_is_refused(monkeypatch):
 
 
 def test_remedies_of_all_plugins_the_best_first():
-    from runner_core import Fix, hookimpl
+    from runner_core import Remedy, hookimpl
     from runner_core.plugins import defaults
 
     class Extension:
         @hookimpl
-        def runner_fixes(self, project, report):
-            return [Fix("nothing", {}, "why not", 0.01), Fix("everything", {}, report["bound"], 0.99)]
+        def runner_remedies(self, project, report):
+            return [Remedy("nothing", {}, "why not", 0.01), Remedy("everything", {}, report["bound"], 0.99)]
 
     plugins = Plugins()
     plugins.register(defaults, "core")

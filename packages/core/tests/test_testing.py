@@ -211,9 +211,9 @@ def judging(found: Any) -> Any:
 
 
 def switching(*settings: str) -> Any:
-    from runner_core.contract import Optimisation
+    from runner_core.contract import Remedy
 
-    return lambda own: tuple(Optimisation("fast", {name: 1}, "data", "It is.") for name in settings)
+    return lambda own: tuple(Remedy("fast", off={name: 1}, part="data", why="It is.") for name in settings)
 
 
 def moody_judge(own: Any) -> Any:

@@ -20,11 +20,11 @@ from runner_core.base.writing import json_text
 from runner_core.cli import main
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
-from runner_core.contract import Fix
+from runner_core.contract import Remedy
 from runner_core.contract.project import Project
 from runner_core.tools.measure import tune
 from runner_core.tools.measure.agreement import same_samples, same_steps
-from runner_core.tools.measure.candidates import Candidate, Facts, LeftOut, systematic, with_fixes
+from runner_core.tools.measure.candidates import Candidate, Facts, LeftOut, systematic, with_remedies
 from runner_core.tools.measure.trial import TrialFailed, Turn
 from runner_core.tools.measure.tune import Tuning
 from runner_core.tools.measure.tune_report import facts, lines, verdict
@@ -133,10 +133,10 @@ def outcome(found, name):
     return next(row for row in found.rows if row.name == name)
 
 
-WORKERS = Fix("workers", {"train.workers": 2}, "")
-LAYOUT = Fix("layout", {"train.channels_last": "on"}, "")
-COMPILE = Fix("compile", {"train.compile": "on"}, "")
-BATCH = Fix("batch", {"train.batch_size": 8}, "", same=False)
+WORKERS = Remedy("workers", {"train.workers": 2}, "")
+LAYOUT = Remedy("layout", {"train.channels_last": "on"}, "")
+COMPILE = Remedy("compile", {"train.compile": "on"}, "")
+BATCH = Remedy("batch", {"train.batch_size": 8}, "", same=False)
 
 
 def test_what_is_faster_is_kept_and_the_rest_is_not(world):
@@ -253,7 +253,7 @@ def test_a_short_time_is_used_for_the_first_remedy(world):
     with Tuning(BASE, 14.0, None, said.append) as tuning:
         tuning.begin()
         tuning.ready = replace(tuning.ready, seconds=1.0)
-        assert tuning.fixes() == []
+        assert tuning.remedies() == []
         tuning.try_all(SETTINGS, [Candidate(WORKERS), Candidate(COMPILE)], [])
         found = tuning.finish()
     assert "no time for a profile" in said[0]
@@ -311,7 +311,7 @@ def test_settings_that_fail_from_the_start_are_refused(world, monkeypatch):
 
 
 def test_what_is_so_already_is_not_tried(world):
-    assert [row.name for row in tuned(Fix("same", {"train.workers": 0}, ""), WORKERS).rows] == ["workers"]
+    assert [row.name for row in tuned(Remedy("same", {"train.workers": 0}, ""), WORKERS).rows] == ["workers"]
 
 
 def test_report_holds_all_that_was_found(world, tmp_path):
@@ -349,7 +349,7 @@ def listed(project=Plain, wait=0.0, step=0.5, settings=(), **told):
 
 def test_data_is_left_alone_where_training_does_not_wait():
     tried, left = listed(wait=0.001)
-    assert not any("train.workers" in c.fix.settings or "cache.mode" in c.fix.settings for c in tried.values())
+    assert not any("train.workers" in c.remedy.settings or "cache.mode" in c.remedy.settings for c in tried.values())
     assert "0.1%" in left["workers, prefetch, another cache"]
     tried, _ = listed(wait=0.3)
     assert "1 worker" in tried
@@ -374,8 +374,8 @@ def test_device_decides_what_is_tried():
 
 def test_batch_size_doubles_only_after_it_was_kept():
     tried, _ = listed(batch=8, samples_per_epoch=1000, settings={"train.batch_size": 8, "train.steps_per_epoch": 100})
-    assert tried["batch size 16"].fix.settings == {"train.batch_size": 16, "train.steps_per_epoch": 50}
-    assert not tried["batch size 16"].fix.same
+    assert tried["batch size 16"].remedy.settings == {"train.batch_size": 16, "train.steps_per_epoch": 50}
+    assert not tried["batch size 16"].remedy.same
     assert tried["batch size 32"].applies({"train.batch_size": 16})
     assert not tried["batch size 32"].applies({"train.batch_size": 8})
     assert not tried["batch size 4"].applies({"train.batch_size": 16})
@@ -386,13 +386,13 @@ def test_batch_size_doubles_only_after_it_was_kept():
 def test_remedies_of_a_profile_come_first_and_once():
     tried, _ = listed(wait=0.2)
     fixes = [
-        Fix("precision", {"precision.mode": "bfloat16"}, "products take half", 0.4, same=False),
-        Fix("own", {"model.fast": True}, "the project knows"),
-        Fix("validation less often", {"validate.every": 4}, "it takes 30%", 0.2),
+        Remedy("precision", {"precision.mode": "bfloat16"}, "products take half", 0.4, same=False),
+        Remedy("own", {"model.fast": True}, "the project knows"),
+        Remedy("validation less often", {"validate.every": 4}, "it takes 30%", 0.2),
     ]
-    found, left = with_fixes(fixes, list(tried.values()))
+    found, left = with_remedies(fixes, list(tried.values()))
     assert [c.name for c in found][:2] == ["bfloat16", "own"]
-    assert found[0].fix.why == "products take half"
+    assert found[0].remedy.why == "products take half"
     assert len(found) == len(tried) + 1
     assert left[0].name == "validation less often"
     assert "validate.every 4" in left[0].reason
@@ -429,7 +429,7 @@ def test_what_was_learned_must_be_visible():
 def test_command_writes_settings_that_train_takes(here, capsys, monkeypatch):
     """One remedy, which is much faster: what is written is what `train --config` then runs with."""
     slow = {"train.accumulate": 8, "train.epochs": 1, "train.steps_per_epoch": 20}
-    monkeypatch.setattr(Tuning, "fixes", lambda self: [Fix("whole batches", {"train.accumulate": 1}, "")])
+    monkeypatch.setattr(Tuning, "remedies", lambda self: [Remedy("whole batches", {"train.accumulate": 1}, "")])
     monkeypatch.setattr(tune, "SECONDS", 0.1)
     monkeypatch.setattr("runner_core.cli.tune.systematic", lambda found: ([], [LeftOut("more", "not here")]))
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in slow.items()]
@@ -451,7 +451,7 @@ def test_command_writes_settings_that_train_takes(here, capsys, monkeypatch):
 @pytest.mark.torch
 def test_interrupted_the_command_writes_what_it_has(here, world, capsys, monkeypatch):
     world.fails = {("train.accumulate", 2): KeyboardInterrupt()}
-    monkeypatch.setattr(Tuning, "fixes", lambda self: [Fix("halves", {"train.accumulate": 2}, "")])
+    monkeypatch.setattr(Tuning, "remedies", lambda self: [Remedy("halves", {"train.accumulate": 2}, "")])
     assert main(["toy", "tune", "--out", "tuned"]) == 130
     assert "Interrupted before the last comparison" in capsys.readouterr().out
     assert json.loads((here / "tuned" / "tune.json").read_text())["interrupted"]

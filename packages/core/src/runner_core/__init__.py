@@ -12,8 +12,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+_RENAMED = {
+    "Fix": "Remedy(name, settings, why)",
+    "Optimisation": "Remedy(name, off=SETTINGS, part=PART, why=SENTENCE)",
+}
+"""Public names before 0.1.0, and what to write now."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:  # Python would hide the text of an AttributeError
+        raise ImportError(f"`{name}` is gone from runner_core: write `{_RENAMED[name]}`")
     if name == "__all__":
         return sorted(_modules())
     if name.startswith("_") or name not in _modules():

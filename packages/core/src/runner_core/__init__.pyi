@@ -74,12 +74,11 @@ from runner_core.contract.run import LEFT_OUT as LEFT_OUT
 from runner_core.contract.run import CheckpointFormat as CheckpointFormat
 from runner_core.contract.run import Device as Device
 from runner_core.contract.run import Finding as Finding
-from runner_core.contract.run import Fix as Fix
 from runner_core.contract.run import HealthEvent as HealthEvent
 from runner_core.contract.run import HealthRule as HealthRule
 from runner_core.contract.run import Metric as Metric
-from runner_core.contract.run import Optimisation as Optimisation
 from runner_core.contract.run import Precision as Precision
+from runner_core.contract.run import Remedy as Remedy
 from runner_core.contract.run import Sink as Sink
 from runner_core.contract.run import State as State
 from runner_core.contract.values import Array as Array

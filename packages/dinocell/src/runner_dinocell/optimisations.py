@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from runner_core import Optimisation
+from runner_core import Remedy
 
 OPTIMISATIONS = (
-    Optimisation(
+    Remedy(
         "windows",
-        {"data.windows": 1},
-        "data",
-        "A fetched field serves for several samples; without, it is fetched for each.",
+        off={"data.windows": 1},
+        part="data",
+        why="A fetched field serves for several samples; without, it is fetched for each.",
         same=False,
     ),
 )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from runner_core import Optimisation
+from runner_core import Remedy
 
 OPTIMISATIONS = (
-    Optimisation(
+    Remedy(
         "packed",
-        {"data.unpack": "host"},
-        "data",
-        "Batches hold 16-bit CT and dose and a bit a mask, which the device unpacks; without, float32 and a channel a "
-        "mask.",
+        off={"data.unpack": "host"},
+        part="data",
+        why="Batches hold 16-bit CT and dose and a bit a mask, which the device unpacks; without, float32 and a "
+        "channel a mask.",
     ),
-    Optimisation(
+    Remedy(
         "recompute",
-        {"model.recompute": False},
-        "network",
-        "Activations are computed again for the gradient; without, all of them are kept: faster, in more memory.",
+        off={"model.recompute": False},
+        part="network",
+        why="Activations are computed again for the gradient; without, all of them are kept: faster, in more memory.",
     ),
 )

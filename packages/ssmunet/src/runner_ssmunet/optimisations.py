@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from runner_core import Optimisation
+from runner_core import Remedy
 
 OPTIMISATIONS = (
-    Optimisation(
+    Remedy(
         "scan",
-        {"model.scan": "reference"},
-        "network",
-        "The Mamba layers by kernels that keep no states; without, the textbook's loop over the wavenumbers.",
+        off={"model.scan": "reference"},
+        part="network",
+        why="The Mamba layers by kernels that keep no states; without, the textbook's loop over the wavenumbers.",
     ),
-    Optimisation(
+    Remedy(
         "chunks",
-        {"model.chunk": 0},
-        "network",
-        "The spectral layers go over chunks of pixels and are computed again for the gradient; without, everything "
+        off={"model.chunk": 0},
+        part="network",
+        why="The spectral layers go over chunks of pixels and are computed again for the gradient; without, everything "
         "between spectra and features is kept.",
     ),
-    Optimisation(
+    Remedy(
         "tissue",
-        {"model.tissue_only": False},
-        "network",
-        "Only tissue passes the spectral layers, the rest is one spectrum; without, every pixel does.",
+        off={"model.tissue_only": False},
+        part="network",
+        why="Only tissue passes the spectral layers, the rest is one spectrum; without, every pixel does.",
     ),
-    Optimisation(
+    Remedy(
         "annotated",
-        {"data.unlabelled": True},
-        "data",
-        "Patches without an annotated pixel are left out; without, they are trained on and teach nothing.",
+        off={"data.unlabelled": True},
+        part="data",
+        why="Patches without an annotated pixel are left out; without, they are trained on and teach nothing.",
         same=False,
     ),
-    Optimisation(
+    Remedy(
         "side-by-side",
-        {"data.overlap": 0.5},
-        "data",
-        "Training patches lie side by side; without, each overlaps the next by half: four times as many.",
+        off={"data.overlap": 0.5},
+        part="data",
+        why="Training patches lie side by side; without, each overlaps the next by half: four times as many.",
         same=False,
     ),
 )

@@ -14,7 +14,7 @@ from runner_core.config.values import flat
 from runner_core.output.display import speed
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import tune_report
-from runner_core.tools.measure.candidates import Facts, systematic, with_fixes
+from runner_core.tools.measure.candidates import Facts, systematic, with_remedies
 from runner_core.tools.measure.trial import Ready, TrialFailed
 from runner_core.tools.measure.tune import Tuning
 from runner_core.tools.measure.turns import spread
@@ -49,7 +49,7 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
         facts = Facts(setup.project, settings, ready, tuning.wait_share, tuning.step_seconds, available_ram())
         tried, left = systematic(facts)
         try:
-            candidates, beyond = with_fixes(tuning.fixes(), tried)
+            candidates, beyond = with_remedies(tuning.remedies(), tried)
             tuning.try_all(settings, candidates, [*left, *beyond])
             found = tuning.finish()
         except (KeyboardInterrupt, SystemExit) as stop:

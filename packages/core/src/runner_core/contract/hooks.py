@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from runner_core.contract.data import Cache, Cropper
     from runner_core.contract.engines import Engine
     from runner_core.contract.project import Project
-    from runner_core.contract.run import CheckpointFormat, Device, Fix, HealthRule, Metric, Precision, Sink
+    from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Remedy, Sink
 
 hookspec = pluggy.HookspecMarker("runner")
 hookimpl = pluggy.HookimplMarker("runner")
@@ -358,7 +358,7 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
 
 
 @hookspec
-def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Fix]:
+def runner_remedies(project: Project, report: Mapping[str, Any]) -> Sequence[Remedy]:
     """Return remedies: settings that might make this run faster. *All*.
 
     `profile` shows them, and `tune` tries them.
@@ -376,12 +376,12 @@ def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Fix]:
 
     Example:
         ```python
-        from runner_core import Fix, hookimpl
+        from runner_core import Remedy, hookimpl
 
         @hookimpl
-        def runner_fixes(project, report):
+        def runner_remedies(project, report):
             if report["bound"] == "data" and not project.config.train.workers:
-                return [Fix("workers", {"train.workers": 2}, "one process alone fills the batches")]
+                return [Remedy("workers", {"train.workers": 2}, "one process alone fills the batches")]
             return []
         ```
     """

@@ -29,7 +29,7 @@ from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.contract.data import Pipeline, Samples, Store
 from runner_core.contract.engines import Infer, Progress, Step
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Statistics, Table
-from runner_core.contract.run import Finding, Metric, Optimisation, Precision
+from runner_core.contract.run import Finding, Metric, Precision, Remedy
 from runner_core.contract.values import Array, Arrays, Json, Tensors
 
 
@@ -68,7 +68,7 @@ class Project:
     recompute: ClassVar[str] = ""
     """Dotted name of the on/off setting with which the network keeps fewer activations and computes them again for the
     gradient. The memory plan advises it."""
-    optimisations: ClassVar[tuple[Optimisation, ...]] = ()
+    optimisations: ClassVar[tuple[Remedy, ...]] = ()
     """What makes this project fast beyond what the core does for all. `runner P ablate` measures each."""
     remote: ClassVar[bool] = False
     """True if the data may be at a URL. `records` and `inputs` then get a `Url` if the user named one."""

@@ -178,35 +178,27 @@ class HealthRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Optimisation:
-    """Something that makes a project fast, with the settings that switch it off, for `runner P ablate`.
+class Remedy:
+    """Something that makes training faster, with the settings that apply it or the settings that do without it.
 
-    `off` holds settings by dotted name. If the run has these values anyway, there is nothing to switch off.
+    `profile` advises remedies that have `settings`, and `tune` tries them. `ablate` measures those that have `off`: a
+    project lists what makes it fast in `optimisations`.
     """
 
     name: str
-    off: Mapping[str, Json]
-    part: Literal["data", "network", "loss"]
-    """The part that it makes faster: bringing batches (data), the network, or the loss."""
-    about: str
-    """One sentence: what it does, and what happens without it."""
-    same: bool = True
-    """True if the network learns the same without it. Then the losses of both must agree."""
-
-
-@dataclass(frozen=True)
-class Fix:
-    """A remedy that might make a run faster: `profile` advises it and `tune` tries it."""
-
-    name: str
-    settings: Mapping[str, Json]
-    """Settings by dotted name."""
-    why: str
-    """The evidence for it in the report, in one sentence."""
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    """Settings that apply it, by dotted name."""
+    why: str = ""
+    """One sentence: the evidence for it in the profile; of an optimisation, what it does and what happens without."""
     saves: float | None = None
     """Estimated share of a sample's time that it saves (0…1); None: unknown before it is tried."""
     same: bool = True
-    """True if every step still learns the same. Another batch size changes that."""
+    """True if the network learns the same with it and without it; then losses must agree. Another batch size does
+    not."""
+    off: Mapping[str, Json] = field(default_factory=dict)
+    """Settings that do without it, by dotted name. If the run has these values anyway, nothing is switched off."""
+    part: Literal["data", "network", "loss", ""] = ""
+    """The part that an optimisation makes faster: bringing batches (data), the network, or the loss."""
 
 
 class Sink(Protocol):

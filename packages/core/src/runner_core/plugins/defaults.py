@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         Cropper,
         Device,
         Engine,
-        Fix,
         HealthRule,
         Metric,
         Precision,
+        Remedy,
         Sink,
     )
     from runner_core.contract.project import Project
@@ -112,10 +112,10 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
 
 
 @hookimpl
-def runner_fixes(project: Project, report: Mapping[str, Any]) -> Sequence[Fix]:
-    from runner_core.plugins.fixes import default_fixes
+def runner_remedies(project: Project, report: Mapping[str, Any]) -> Sequence[Remedy]:
+    from runner_core.plugins.remedies import default_remedies
 
-    return default_fixes(project, report)
+    return default_remedies(project, report)
 
 
 @contextmanager

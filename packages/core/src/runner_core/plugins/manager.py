@@ -19,6 +19,8 @@ from runner_core.plugins import discovery
 from runner_core.plugins.discovery import Plugin
 
 _PREFIX = "runner_"
+_RENAMED_HOOKS = {"runner_fixes": "runner_remedies"}
+"""Hooks by their names before 0.1.0."""
 
 
 class Plugins:
@@ -228,6 +230,8 @@ def _check_hooks(plugin: object, label: str) -> None:
         function = getattr(plugin, name, None)
         if not name.startswith(_PREFIX) or not inspect.isroutine(function):
             continue
+        if name in _RENAMED_HOOKS:
+            raise BadInput(f"plugin {label!r}: the hook `{name}` is called `{_RENAMED_HOOKS[name]}` now: rename it")
         if name not in hook_names():
             raise BadInput(f"plugin {label!r}: there is no hook {name!r}{did_you_mean(name, hook_names())}")
         if not hasattr(function, "runner_impl"):

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from runner_core.contract import Fix, Json
+from runner_core.contract import Json, Remedy
 from runner_core.contract.project import Project, overrides
 from runner_core.engines.usage import usable_cores
-from runner_core.plugins.fixes import blocks_may_help
+from runner_core.plugins.remedies import blocks_may_help
 from runner_core.tools.measure.trial import Ready
 
 WAITS = 0.02
@@ -26,12 +26,12 @@ Settings = Mapping[str, Json]
 class Candidate:
     """A remedy, and a function that tells if it applies to the settings with the kept changes."""
 
-    fix: Fix
+    remedy: Remedy
     applies: Callable[[Settings], bool] = lambda settings: True
 
     @property
     def name(self) -> str:
-        return self.fix.name
+        return self.remedy.name
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,24 @@ def systematic(facts: Facts) -> tuple[list[Candidate], list[LeftOut]]:
     return tried, left
 
 
-def with_fixes(fixes: Sequence[Fix], tried: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftOut]]:
+def with_remedies(remedies: Sequence[Remedy], tried: Sequence[Candidate]) -> tuple[list[Candidate], list[LeftOut]]:
     """Return the candidates with the remedies that a profile suggests first, and those left out.
 
     Remedies that are in the list are taken from it. Those that change nothing in the timed steps are left out.
     """
     first: list[Candidate] = []
     left: list[LeftOut] = []
-    for fix in fixes:
-        if all(name.startswith(_BETWEEN) for name in fix.settings):
-            listed = ", ".join(f"{name} {value}" for name, value in fix.settings.items())
-            left.append(LeftOut(fix.name, f"not in the steps that are timed; to have it, set {listed}: {fix.why}"))
+    for remedy in remedies:
+        if all(name.startswith(_BETWEEN) for name in remedy.settings):
+            listed = ", ".join(f"{name} {value}" for name, value in remedy.settings.items())
+            left.append(
+                LeftOut(remedy.name, f"not in the steps that are timed; to have it, set {listed}: {remedy.why}")
+            )
             continue
-        same = [c for c in tried if fix.settings.items() <= c.fix.settings.items()]
-        first.append(replace(same[0], fix=replace(same[0].fix, why=fix.why)) if same else Candidate(fix))
-    taken = [dict(one.fix.settings) for one in first]
-    return [*first, *(c for c in tried if dict(c.fix.settings) not in taken)], left
+        same = [c for c in tried if remedy.settings.items() <= c.remedy.settings.items()]
+        first.append(replace(same[0], remedy=replace(same[0].remedy, why=remedy.why)) if same else Candidate(remedy))
+    taken = [dict(one.remedy.settings) for one in first]
+    return [*first, *(c for c in tried if dict(c.remedy.settings) not in taken)], left
 
 
 Found = Iterator[Candidate | LeftOut]
@@ -110,17 +112,21 @@ def _data(facts: Facts) -> Found:
     for count in sorted({0, 1, 2, 4, min(8, cores)}):
         if count <= cores:
             text = f"{count} worker{'s' if count > 1 else ''}" if count else "no workers"
-            yield Candidate(Fix(text, {"train.workers": count}, "who fills the batches"))
+            yield Candidate(Remedy(text, {"train.workers": count}, "who fills the batches"))
     for ahead in (4, 8):
-        fix = Fix(f"prefetch {ahead}", {"train.prefetch": ahead}, "more batches are kept ready")
-        yield Candidate(fix, partial(_looks_ahead, ahead))
+        remedy = Remedy(f"prefetch {ahead}", {"train.prefetch": ahead}, "more batches are kept ready")
+        yield Candidate(remedy, partial(_looks_ahead, ahead))
     if cache in ("blosc2", "off"):
-        yield Candidate(Fix("cache as a memory map", {"cache.mode": "memmap"}, "nothing is unpacked or prepared again"))
+        yield Candidate(
+            Remedy("cache as a memory map", {"cache.mode": "memmap"}, "nothing is unpacked or prepared again")
+        )
     if cache != "memory" and settings["cache.mode"] != "stream":
         if 2 * facts.ready.set_bytes > facts.free_ram:
             yield LeftOut("cache in memory", "the set would take more than half of the memory that is free")
         else:
-            yield Candidate(Fix("cache in memory", {"cache.mode": "memory"}, "no page of the cache is read from disk"))
+            yield Candidate(
+                Remedy("cache in memory", {"cache.mode": "memory"}, "no page of the cache is read from disk")
+            )
 
 
 def _on_device(facts: Facts) -> Found:
@@ -131,24 +137,28 @@ def _on_device(facts: Facts) -> Found:
     elif not total or facts.ready.set_bytes > _SHARE_OF_DEVICE * total:
         yield LeftOut(name, f"it would take more than {_SHARE_OF_DEVICE:.0%} of the GPU's memory")
     else:
-        yield Candidate(Fix(name, {"cache.mode": "device"}, why))
+        yield Candidate(Remedy(name, {"cache.mode": "device"}, why))
 
 
 def _precision(facts: Facts) -> Found:
     now = facts.ready.precision
     why = f"a 16-bit number takes half of the room of {now}, and the device may compute in it faster"
     if now not in ("bfloat16", "float16"):
-        yield Candidate(Fix("bfloat16", {"precision.mode": "bfloat16"}, why))
+        yield Candidate(Remedy("bfloat16", {"precision.mode": "bfloat16"}, why))
     if facts.gpu and now == "float32":
-        yield Candidate(Fix("tf32", {"precision.mode": "tf32"}, "matrix products and convolutions round their inputs"))
+        yield Candidate(
+            Remedy("tf32", {"precision.mode": "tf32"}, "matrix products and convolutions round their inputs")
+        )
 
 
 def _layout(facts: Facts) -> Found:
     if not facts.torch:
         return
     other = "off" if facts.settings["train.channels_last"] == "on" else "on"
-    fix = Fix(f"channels last {other}", {"train.channels_last": other}, "convolutions read memory in another order")
-    yield Candidate(fix)
+    remedy = Remedy(
+        f"channels last {other}", {"train.channels_last": other}, "convolutions read memory in another order"
+    )
+    yield Candidate(remedy)
 
 
 def _compilation(facts: Facts) -> Found:
@@ -160,7 +170,7 @@ def _compilation(facts: Facts) -> Found:
         return
     other = "off" if now == "on" else "on"
     what = "operations are fused" if other == "on" else "nothing is compiled"
-    yield Candidate(Fix(f"compile {other}", {"train.compile": other}, what))
+    yield Candidate(Remedy(f"compile {other}", {"train.compile": other}, what))
 
 
 def _blocks(facts: Facts) -> Found:
@@ -170,8 +180,8 @@ def _blocks(facts: Facts) -> Found:
         reason = f"a step takes {1000 * facts.step_seconds:.0f} ms: what surrounds it is little"
         yield LeftOut("steps per execution", reason)
         return
-    fix = Fix("8 steps per execution", {"train.steps_per_execution": 8}, "several steps go to the device at once")
-    yield Candidate(fix)
+    remedy = Remedy("8 steps per execution", {"train.steps_per_execution": 8}, "several steps go to the device at once")
+    yield Candidate(remedy)
 
 
 def _micro_batches(facts: Facts) -> Found:
@@ -182,15 +192,19 @@ def _micro_batches(facts: Facts) -> Found:
     for count in (1, 2, 4):
         if count != now and batch >= 2 * count:
             name = f"{count} micro-batches" if count > 1 else "no micro-batches"
-            yield Candidate(Fix(name, {"train.accumulate": count}, "less memory at a time may fit into faster memory"))
+            yield Candidate(
+                Remedy(name, {"train.accumulate": count}, "less memory at a time may fit into faster memory")
+            )
 
 
 def _threads(facts: Facts) -> Found:
     cores = usable_cores()
     now = facts.ready.threads or cores
     for count in sorted({cores, max(1, cores // 2)} - {now}, reverse=True):
-        fix = Fix(f"{count} thread{'s' if count > 1 else ''}", {"train.threads": count}, f"it computes with {now} now")
-        yield Candidate(fix)
+        remedy = Remedy(
+            f"{count} thread{'s' if count > 1 else ''}", {"train.threads": count}, f"it computes with {now} now"
+        )
+        yield Candidate(remedy)
 
 
 def _batch_size(facts: Facts) -> Found:
@@ -203,9 +217,9 @@ def _batch_size(facts: Facts) -> Found:
         settings: dict[str, Json] = {"train.batch_size": size}
         if steps is not None:
             settings["train.steps_per_epoch"] = max(1, round(steps * batch / size))
-        fix = Fix(f"batch size {size}", settings, "samples share what a step costs", same=False)
+        remedy = Remedy(f"batch size {size}", settings, "samples share what a step costs", same=False)
         before = batch if size < batch else size // 2
-        yield Candidate(fix, partial(_has_batch, before))
+        yield Candidate(remedy, partial(_has_batch, before))
 
 
 def _looks_ahead(count: int, now: Settings) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import Url
 from runner_core.config.values import flat, plain
-from runner_core.contract import Json, Optimisation
+from runner_core.contract import Json, Remedy
 from runner_core.contract.setup import Setup
 from runner_core.tools.measure.trial import Ready
 
@@ -17,63 +17,66 @@ ALL, SAME = "all off", "all off that learn the same"
 """Names of the two cases that switch off several optimisations."""
 
 CORE = (
-    Optimisation(
+    Remedy(
         "look-ahead",
-        {"cache.ahead": False},
-        "data",
-        "Records are fetched before a batch asks for them; without, each batch waits for its own.",
+        off={"cache.ahead": False},
+        part="data",
+        why="Records are fetched before a batch asks for them; without, each batch waits for its own.",
     ),
-    Optimisation(
+    Remedy(
         "connections",
-        {"remote.connections": 1},
-        "data",
-        "Files are requested many at a time; without, one after the other.",
+        off={"remote.connections": 1},
+        part="data",
+        why="Files are requested many at a time; without, one after the other.",
     ),
-    Optimisation(
+    Remedy(
         "workers",
-        {"train.workers": 0},
-        "data",
-        "Other processes fill batches ahead; without, the training process fills each when it needs it.",
+        off={"train.workers": 0},
+        part="data",
+        why="Other processes fill batches ahead; without, the training process fills each when it needs it.",
     ),
-    Optimisation(
+    Remedy(
         "crop",
-        {"crop.mode": "none"},
-        "data",
-        "Records are cut to what matters before they are kept; without, they are kept whole.",
+        off={"crop.mode": "none"},
+        part="data",
+        why="Records are cut to what matters before they are kept; without, they are kept whole.",
         same=False,
     ),
-    Optimisation(
+    Remedy(
         "device-cache",
-        {"cache.mode": "memmap"},
-        "data",
-        "The whole set lives on the device; without, batches are brought there.",
+        off={"cache.mode": "memmap"},
+        part="data",
+        why="The whole set lives on the device; without, batches are brought there.",
     ),
-    Optimisation(
+    Remedy(
         "precision",
-        {"precision.mode": "float32"},
-        "network",
-        "The network computes in fewer bits; without, in float32.",
+        off={"precision.mode": "float32"},
+        part="network",
+        why="The network computes in fewer bits; without, in float32.",
     ),
-    Optimisation(
-        "compile", {"train.compile": "off"}, "network", "The step is compiled; without, it runs operation by operation."
+    Remedy(
+        "compile",
+        off={"train.compile": "off"},
+        part="network",
+        why="The step is compiled; without, it runs operation by operation.",
     ),
-    Optimisation(
+    Remedy(
         "channels-last",
-        {"train.channels_last": "off"},
-        "network",
-        "Convolutions have their channels last in memory; without, first.",
+        off={"train.channels_last": "off"},
+        part="network",
+        why="Convolutions have their channels last in memory; without, first.",
     ),
-    Optimisation(
+    Remedy(
         "blocks",
-        {"train.steps_per_execution": 1},
-        "network",
-        "Several steps go to the device at once; without, each by itself.",
+        off={"train.steps_per_execution": 1},
+        part="network",
+        why="Several steps go to the device at once; without, each by itself.",
     ),
-    Optimisation(
+    Remedy(
         "cache",
-        {"cache.mode": "off"},
-        "data",
-        "Records are read and prepared once; without, anew for the samples that a batch has of them.",
+        off={"cache.mode": "off"},
+        part="data",
+        why="Records are read and prepared once; without, anew for the samples that a batch has of them.",
     ),
 )
 """Ordered so that all can be switched off at once: if two change the same setting, the later one wins."""
@@ -109,13 +112,13 @@ def cases(setup: Setup, ready: Ready, only: Sequence[str] = ()) -> list[Case]:
     own = [o for o in (*setup.project.optimisations, *CORE) if not only or o.name in only]
     now = flat(setup.config) | in_effect(setup, ready)
     there = [o for o in own if _wanted(o, setup, now, ready)]
-    found = [Case(o.name, dict(o.off), (o.part,), o.about, o.same) for o in there]
+    found = [Case(o.name, dict(o.off), (o.part,), o.why, o.same) for o in there]
     if len(there) > 1:
         found += _together(there)
     return found
 
 
-def _together(there: Sequence[Optimisation]) -> Iterator[Case]:
+def _together(there: Sequence[Remedy]) -> Iterator[Case]:
     alike = [o for o in there if o.same]
     for name, those in ((SAME, alike), (ALL, there)):
         if name == ALL or 1 < len(alike) < len(there):
@@ -144,7 +147,7 @@ def in_effect(setup: Setup, ready: Ready) -> dict[str, Any]:
     }
 
 
-def _wanted(optimisation: Optimisation, setup: Setup, now: Mapping[str, Any], ready: Ready) -> bool:
+def _wanted(optimisation: Remedy, setup: Setup, now: Mapping[str, Any], ready: Ready) -> bool:
     """Return True if the run uses this optimisation."""
     if all(now.get(name) == plain(value) for name, value in optimisation.off.items()):
         return False

@@ -12,7 +12,7 @@ from typing import Any
 from runner_core.base.files import size_text
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
-from runner_core.contract import Fix
+from runner_core.contract import Remedy
 from runner_core.contract.phases import (
     AUGMENT,
     BACKWARD,
@@ -59,13 +59,13 @@ _OVER = 5.0
 _WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 720, 130, 150, 24, 14
 
 
-def write(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> None:
+def write(facts: Mapping[str, Any], remedies: Sequence[Remedy], folder: Path) -> None:
     """Write profile.json and report.html into `folder`."""
-    replace_json(folder / FACTS, {**facts, "fixes": [asdict(fix) for fix in fixes]})
-    replace_text(folder / REPORT, render(facts, fixes))
+    replace_json(folder / FACTS, {**facts, "fixes": [remedy_json(remedy) for remedy in remedies]})
+    replace_text(folder / REPORT, render(facts, remedies))
 
 
-def lines(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> Iterator[str]:
+def lines(facts: Mapping[str, Any], remedies: Sequence[Remedy], folder: Path) -> Iterator[str]:
     """Yield the lines for the screen."""
     yield ""
     rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
@@ -79,9 +79,9 @@ def lines(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> Itera
     yield ""
     yield from (f"{what}: {note}" for what, note in _machine(facts))
     yield f"bound by {facts['bound']}: {facts['reason']}"
-    if fixes:
+    if remedies:
         yield "what might help (`tune` tries what changes the steps):"
-        yield from aligned([*map(_fix, fixes)])
+        yield from aligned([*map(_cells, remedies)])
     if facts["took"] > facts["asked"] + _OVER:
         yield (
             f"this took {duration(facts['took'])}: --minutes is for the steps; to compile them, and to time the loss, "
@@ -92,7 +92,7 @@ def lines(facts: Mapping[str, Any], fixes: Sequence[Fix], folder: Path) -> Itera
         yield f"trace: {trace}"
 
 
-def render(facts: Mapping[str, Any], fixes: Sequence[Fix]) -> str:
+def render(facts: Mapping[str, Any], remedies: Sequence[Remedy]) -> str:
     """Return the page as HTML text."""
     device = facts["device"]
     where = (
@@ -101,7 +101,7 @@ def render(facts: Mapping[str, Any], fixes: Sequence[Fix]) -> str:
     rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
     limit = f'<p class="finding warning">Bound by <b>{escape(facts["bound"])}</b>: {escape(facts["reason"])}.</p>'
     times = f"<p>{escape(_speed(facts))}; {escape(_watching(facts))}.</p>"
-    advice = table("", ("remedy", "settings", "may save", "why"), map(_fix, fixes), "fixes") if fixes else ""
+    advice = table("", ("remedy", "settings", "may save", "why"), map(_cells, remedies), "fixes") if remedies else ""
     body = "".join(
         (
             f"<header><h1>{escape(facts['project'])}: profile</h1><p>{escape(where)}</p></header>",
@@ -197,10 +197,15 @@ def _machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
 
 
-def _fix(fix: Fix) -> tuple[str, str, str, str]:
-    settings = " ".join(f"--{name.replace('_', '-')} {_typed(value)}" for name, value in fix.settings.items())
-    why = fix.why if fix.same else f"{fix.why} (steps learn something else)"
-    return fix.name, settings, "?" if fix.saves is None else f"{fix.saves:.0%}", why
+def _cells(remedy: Remedy) -> tuple[str, str, str, str]:
+    settings = " ".join(f"--{name.replace('_', '-')} {_typed(value)}" for name, value in remedy.settings.items())
+    why = remedy.why if remedy.same else f"{remedy.why} (steps learn something else)"
+    return remedy.name, settings, "?" if remedy.saves is None else f"{remedy.saves:.0%}", why
+
+
+def remedy_json(remedy: Remedy) -> dict[str, Any]:
+    """Return what is written of a remedy that a profile suggests."""
+    return {name: value for name, value in asdict(remedy).items() if name not in ("off", "part")}
 
 
 def _typed(value: Any) -> str:

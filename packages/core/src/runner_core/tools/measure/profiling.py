@@ -18,7 +18,7 @@ from typing import Any
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.base.memory import peak_host_memory
 from runner_core.base.writing import full_disk
-from runner_core.contract import Fix, HostBatch, Json, Trainer
+from runner_core.contract import HostBatch, Json, Remedy, Trainer
 from runner_core.contract.phases import OTHER, PARTS, LossCost, Phases
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines.usage import Cores, Gpu, GpuSampler
@@ -51,7 +51,7 @@ def profile_run(
 ) -> dict[str, Json]:
     """Profile some steps of a training, and return facts as JSON values.
 
-    They are the content of profile.json and the `report` of the hook `runner_fixes`. The trainer is made anew and
+    They are the content of profile.json and the `report` of the hook `runner_remedies`. The trainer is made anew and
     discarded.
 
     Args:
@@ -107,10 +107,10 @@ def profile_run(
             raise
 
 
-def remedies(setup: Setup, facts: Mapping[str, Json]) -> list[Fix]:
+def remedies(setup: Setup, facts: Mapping[str, Json]) -> list[Remedy]:
     """Return the changes that the core, the project and the extensions suggest, the most promising first."""
-    found = setup.plugins.all("runner_fixes", project=setup.project, report=facts)
-    return sorted(found, key=lambda fix: -(fix.saves or 0.0))
+    found = setup.plugins.all("runner_remedies", project=setup.project, report=facts)
+    return sorted(found, key=lambda remedy: -(remedy.saves or 0.0))
 
 
 class _Run:

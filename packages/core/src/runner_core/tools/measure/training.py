@@ -256,7 +256,7 @@ def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: fl
 
     setup, place = TrainingSpec.from_json(base).setup(settings), Path(folder)
     report = profile_run(setup, open_data(setup, lambda text: None), steps=_PROFILED, seconds=seconds, folder=place)
-    return {"report": report, "fixes": [asdict(fix) for fix in remedies(setup, report)]}
+    return {"report": report, "fixes": [asdict(remedy) for remedy in remedies(setup, report)]}
 
 
 def _lead(samples: Any, config: RunConfig, block: int) -> int:

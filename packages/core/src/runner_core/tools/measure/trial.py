@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeVar
 
-from runner_core.contract import Fix, Json
+from runner_core.contract import Json, Remedy
 from runner_core.tools.measure.process import TrialFailed, WorkerProcess
 from runner_core.training.child import TrainingSpec
 
@@ -153,7 +153,7 @@ class Trial:
         self._ask("prepare", base=asdict(self.base), settings=self.settings)
         self.close()
 
-    def profile(self, seconds: float) -> tuple[dict[str, Json], list[Fix]]:
+    def profile(self, seconds: float) -> tuple[dict[str, Json], list[Remedy]]:
         """Return the results of a short profile of these settings (profile.json), and the remedies that it suggests.
 
         `seconds` is the time for the measured steps. The trial is closed afterwards.
@@ -161,7 +161,7 @@ class Trial:
         self._open()
         found = self._ask("profile", base=asdict(self.base), settings=self.settings, seconds=seconds)
         self.close()
-        return found["report"], [Fix(**fix) for fix in found["fixes"]]
+        return found["report"], [Remedy(**remedy) for remedy in found["fixes"]]
 
     def steps(self, count: int) -> Turn:
         """Train for `count` steps (more if several go to the device at once), after a lead-in that is not counted.

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text
 from runner_core.base.memory import available_ram
-from runner_core.contract import Fix, Json
+from runner_core.contract import Json, Remedy
 from runner_core.tools.measure.agreement import compare_apart, compare_together, same_steps
 from runner_core.tools.measure.candidates import Candidate, LeftOut
 from runner_core.tools.measure.trial import Ready, Trial, TrialFailed
@@ -106,7 +106,7 @@ class Tuning:
         self.step_seconds = spread([turn.per_step for turn in self.best.turns]).median
         return self.ready
 
-    def fixes(self) -> list[Fix]:
+    def remedies(self) -> list[Remedy]:
         """Return the remedies that a short profile suggests, or [] if a profile would take too much of the time."""
         seconds = self.end - self.began
         if _PROFILE_SHARE * seconds < _PROFILE_STARTS * self._start_seconds():
@@ -124,11 +124,11 @@ class Tuning:
         self.rows += [Row(one.name, {}, "", "not tried", one.reason) for one in left]
         for number, candidate in enumerate(candidates):
             now = {**settings, **self.kept}
-            wanted = dict(candidate.fix.settings)
+            wanted = dict(candidate.remedy.settings)
             if not candidate.applies(now) or all(now.get(name) == value for name, value in wanted.items()):
                 continue
-            fix = candidate.fix
-            row = Row(fix.name, wanted, fix.why, "not tried", "there was no time")
+            remedy = candidate.remedy
+            row = Row(remedy.name, wanted, remedy.why, "not tried", "there was no time")
             left_seconds = self._left_seconds()
             if left_seconds <= self._least_seconds():
                 self._wanted += self._usual_seconds()
@@ -136,12 +136,14 @@ class Tuning:
                 slice_seconds = max(left_seconds / (len(candidates) - number), min(left_seconds, self._usual_seconds()))
                 if left_seconds - slice_seconds <= self._least_seconds():  # the rest would be too short for another one
                     slice_seconds = left_seconds
-                stepwise = fix.same or set(wanted) <= _ROUNDS_ONLY
+                stepwise = remedy.same or set(wanted) <= _ROUNDS_ONLY
                 try:
                     self._try(row, stepwise, time.monotonic() + slice_seconds)
                 except (KeyboardInterrupt, SystemExit):
-                    for fix in (one.fix for one in candidates[number:]):
-                        self.rows.append(Row(fix.name, dict(fix.settings), fix.why, "not tried", "interrupted"))
+                    for remedy in (one.remedy for one in candidates[number:]):
+                        self.rows.append(
+                            Row(remedy.name, dict(remedy.settings), remedy.why, "not tried", "interrupted")
+                        )
                     raise
             self.rows.append(row)
             self.say(verdict(row))

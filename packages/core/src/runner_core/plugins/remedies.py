@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner_core.contract import Fix, Json
+from runner_core.contract import Json, Remedy
 from runner_core.contract.phases import (
     AUGMENT,
     BACKWARD,
@@ -34,14 +34,14 @@ _SHORT = 0.02
 _NETWORK = (AUGMENT, FORWARD, LOSS, BACKWARD)
 
 
-def default_fixes(project: Project, report: Mapping[str, Any]) -> list[Fix]:
+def default_remedies(project: Project, report: Mapping[str, Any]) -> list[Remedy]:
     """Return the remedies, the most promising first; the gain of some is unknown before they are tried."""
-    found = [fix for part in (_data, _computation, _batch, _between) for fix in part(project, report)]
-    worth = [fix for fix in found if fix.saves is None or fix.saves >= _WORTH]
-    return sorted(worth, key=lambda fix: -(fix.saves or 0.0))
+    found = [remedy for part in (_data, _computation, _batch, _between) for remedy in part(project, report)]
+    worth = [remedy for remedy in found if remedy.saves is None or remedy.saves >= _WORTH]
+    return sorted(worth, key=lambda remedy: -(remedy.saves or 0.0))
 
 
-def _data(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
+def _data(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     """Yield remedies for a training that waits for its batches."""
     train, cache = project.config.train, project.config.cache
     parts, seconds = report["parts"], report["seconds"]
@@ -56,27 +56,29 @@ def _data(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
         free = max(0.0, cpu["usable"] - 1.0)
     if train.workers == 0 and free >= 0.5:
         count = max(1, min(4, round(free)))
-        yield Fix(
+        yield Remedy(
             "workers", {"train.workers": count}, f"{reason}, and {free:.1f} cores are idle", wait * min(1.0, free)
         )
     elif train.workers and free >= 0.5:
         more = min(train.workers + max(1, int(free)), 2 * train.workers)
         saves = wait * (1 - train.workers / more)
-        yield Fix("more workers", {"train.workers": more}, f"{reason}, and {free:.1f} cores are idle", saves)
+        yield Remedy("more workers", {"train.workers": more}, f"{reason}, and {free:.1f} cores are idle", saves)
     if train.workers:
         why = f"{reason}: more batches ready even out those that take long"
-        yield Fix("look-ahead", {"train.prefetch": max(4, 2 * train.prefetch)}, why)
+        yield Remedy("look-ahead", {"train.prefetch": max(4, 2 * train.prefetch)}, why)
     if cache.mode == "blosc2":
-        yield Fix("memory map", {"cache.mode": "memmap"}, f"{reason}, and the cache is decompressed at each use")
+        yield Remedy("memory map", {"cache.mode": "memmap"}, f"{reason}, and the cache is decompressed at each use")
     if cache.mode == "off":
-        yield Fix("cache", {"cache.mode": "auto"}, f"{reason}, and records are prepared anew for each use", 0.9 * wait)
+        yield Remedy(
+            "cache", {"cache.mode": "auto"}, f"{reason}, and records are prepared anew for each use", 0.9 * wait
+        )
     if cache.mode in ("auto", "memmap"):
-        yield Fix(
+        yield Remedy(
             "in memory", {"cache.mode": "memory"}, f"{reason}: memory answers faster than a disk that was not read yet"
         )
 
 
-def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
+def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     """Yield remedies for a device that computes most of the time, or waits for the next operation."""
     train, parts, seconds = project.config.train, report["parts"], report["seconds"]
     gpu, limit = report["device"]["kind"] != "cpu", report["bound"]
@@ -85,7 +87,7 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
     cache = project.config.cache.mode
     if gpu and brought > _WORTH and cache != "device" and not overrides(project, "augment"):
         why = f"{brought:.0%} of the time is bringing batches: the GPU can hold the set, where it fits"
-        yield Fix("set on the GPU", {"cache.mode": "device"}, why, brought)
+        yield Remedy("set on the GPU", {"cache.mode": "device"}, why, brought)
     yield from _precision(report, network)
     slower = report["engine"] == "keras" and not gpu  # XLA on a CPU
     if train.compile != "on" and limit in (LATENCY, BANDWIDTH) and not slower:
@@ -94,14 +96,14 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
         if lines and limit == BANDWIDTH:  # fused operations read memory once
             saves = 0.5 * min(network, lines[BANDWIDTH] / seconds)
         why = "many operations are small or only move memory: compiled, they are computed together"
-        yield Fix("compile", {"train.compile": "on"}, why, saves)
+        yield Remedy("compile", {"train.compile": "on"}, why, saves)
     if report["engine"] == "torch" and train.channels_last != "on" and limit in (COMPUTE, BANDWIDTH):
         why = "convolutions depend on the order of their axes in memory"
-        yield Fix("channels last", {"train.channels_last": "on"}, why)
+        yield Remedy("channels last", {"train.channels_last": "on"}, why)
     single = report["engine"] == "keras" and train.steps_per_execution == 1
     if single and limit == LATENCY and blocks_may_help(report["step"]):
         why = f"a step takes {1000 * report['step']:.3g} ms, of which the host begins each anew"
-        yield Fix("steps at once", {"train.steps_per_execution": 8}, why)
+        yield Remedy("steps at once", {"train.steps_per_execution": 8}, why)
 
 
 def blocks_may_help(step: float) -> bool:
@@ -109,7 +111,7 @@ def blocks_may_help(step: float) -> bool:
     return step <= _SHORT
 
 
-def _precision(report: Mapping[str, Any], network: float) -> Iterator[Fix]:
+def _precision(report: Mapping[str, Any], network: float) -> Iterator[Remedy]:
     """Yield bfloat16 if matrix products were measured to be faster in it."""
     rates, now, lines = report["limits"]["flops"], report["precision"], report["roofline"]
     if now in ("bfloat16", "float16") or "bfloat16" not in rates or now not in rates:
@@ -119,15 +121,15 @@ def _precision(report: Mapping[str, Any], network: float) -> Iterator[Fix]:
         return
     products = min(network, lines[COMPUTE] / report["seconds"]) if lines else network
     why = f"matrix products take 1/{ratio:.2g} of the time in bfloat16 here; other operations may take longer"
-    yield Fix("bfloat16", {"precision.mode": "bfloat16"}, why, products * (1 - 1 / ratio))
+    yield Remedy("bfloat16", {"precision.mode": "bfloat16"}, why, products * (1 - 1 / ratio))
 
 
-def _batch(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
+def _batch(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     """Yield remedies for a step that takes equally long whatever its batch size."""
     train, parts, seconds = project.config.train, report["parts"], report["seconds"]
     if train.accumulate > 1:
         why = f"a batch is computed in {train.accumulate} parts, which take turns: one is faster where it fits"
-        yield Fix("no accumulation", {"train.accumulate": 1}, why)
+        yield Remedy("no accumulation", {"train.accumulate": 1}, why)
     update = parts[OPTIMIZER] / seconds
     double: dict[str, Json] = {"train.batch_size": 2 * train.batch_size}
     if train.steps_per_epoch is not None:  # an epoch stays as long
@@ -136,13 +138,13 @@ def _batch(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
         lines = report["roofline"] or {}
         fixed = sum(parts[part] for part in _NETWORK) / seconds * 0.5 if lines or report["host"] else 0.0
         why = "a step takes about as long with more samples in it; it is another training: fewer, larger steps"
-        yield Fix(f"batch size {2 * train.batch_size}", double, why, fixed + update / 2, same=False)
+        yield Remedy(f"batch size {2 * train.batch_size}", double, why, fixed + update / 2, same=False)
     elif update > 0.2:
         why = f"{update:.0%} of the time is the optimizer's update, whatever the batch; it is another training"
-        yield Fix(f"batch size {2 * train.batch_size}", double, why, update / 2, same=False)
+        yield Remedy(f"batch size {2 * train.batch_size}", double, why, update / 2, same=False)
 
 
-def _between(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
+def _between(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     """Yield remedies for work between steps that takes much of the time."""
     config = project.config
     often = {
@@ -156,4 +158,4 @@ def _between(project: Project, report: Mapping[str, Any]) -> Iterator[Fix]:
         if share > (0.2 if name == METRICS else 0.05):
             setting = event["setting"]
             why = f"{name} takes {share:.0%} of the time: {event['seconds']:.3g} s every {event['every']:,.0f} steps"
-            yield Fix(f"{name} less often", {setting: 4 * often[setting]}, why, 0.75 * share)
+            yield Remedy(f"{name} less often", {setting: 4 * often[setting]}, why, 0.75 * share)
