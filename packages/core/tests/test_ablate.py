@@ -24,8 +24,10 @@ from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation
 from runner_core.tools.measure import ablate_report as report
-from runner_core.tools.measure.ablate import DATA, LOSS, NETWORK, STEP, Ablation, Parity, Times
+from runner_core.tools.measure.ablate import Ablation
 from runner_core.tools.measure.optimisations import ALL, SAME, cases, refuse_unknown
+from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
+from runner_core.tools.measure.times import Times
 from runner_core.tools.measure.trial import TrialFailed, Turn
 from runner_core.training.child import TrainingSpec
 
@@ -60,11 +62,11 @@ def names(found):
 def test_what_the_run_has_is_switched_off_each_by_itself_then_all(setup):
     found = cases(setup, READY)
     assert names(found) == ["kernel", "few", "cache", SAME, ALL]
-    assert found[0].off == {"model.width": 5}
-    assert found[3].off == {"model.width": 5, "cache.mode": "off"}
+    assert found[0].settings == {"model.width": 5}
+    assert found[3].settings == {"model.width": 5, "cache.mode": "off"}
     assert found[3].parts == ("network", "data")
     assert found[3].same
-    assert found[4].off == {"model.width": 5, "train.batch_size": 2, "cache.mode": "off"}
+    assert found[4].settings == {"model.width": 5, "train.batch_size": 2, "cache.mode": "off"}
     assert not found[4].same
 
 
@@ -81,7 +83,7 @@ def test_what_a_gpu_has_is_there_only_on_one(setup, monkeypatch):
     setup.config.train.compile, setup.config.train.channels_last = "on", "on"
     on_gpu = replace(READY, kind="cuda", device="A GPU", precision="bfloat16", cache="device")
     assert names(cases(setup, on_gpu)) == ["device-cache", "precision", "compile", "channels-last", "cache", ALL]
-    assert cases(setup, on_gpu)[-1].off["cache.mode"] == "off"
+    assert cases(setup, on_gpu)[-1].settings["cache.mode"] == "off"
     setup.config.train.compile, setup.config.train.channels_last = "off", "on"
     assert names(cases(setup, READY)) == ["channels-last", "cache", ALL]
 
@@ -203,40 +205,40 @@ def test_each_case_takes_turns_with_the_run_as_it_is(setup, fake):
     found = run(setup)
     assert names(row.case for row in found.rows) == ["kernel", "few", "cache", SAME, ALL]
     kernel, few, cache, same, everything = found.rows
-    assert kernel.times[STEP].comparison.ratio == pytest.approx(3)
-    assert kernel.times[NETWORK].comparison.ratio == pytest.approx(3)
+    assert kernel.times[STEP].longer.ratio == pytest.approx(3)
+    assert kernel.times[NETWORK].longer.ratio == pytest.approx(3)
     assert set(kernel.times) == {STEP, NETWORK}  # of the others it is not said that they change
     assert set(cache.times) == {STEP, DATA}
-    assert cache.times[DATA].comparison.ratio == pytest.approx(7)
+    assert cache.times[DATA].longer.ratio == pytest.approx(7)
     for row in (same, everything):
         assert set(row.times) == {STEP, DATA, NETWORK}
-        assert row.times[STEP].comparison.ratio == pytest.approx(21)
+        assert row.times[STEP].longer.ratio == pytest.approx(21)
     assert LOSS not in found.times  # the engine cannot tell
     assert found.seconds_per_epoch == pytest.approx(0.1)
     assert cache.epoch.usual == pytest.approx((0.1, 0.7))
     assert (found.host_bytes, kernel.host_bytes) == (1000, 3000)
-    assert few.parity is None
+    assert few.agreement is None
     assert not any(trial.alive for trial in fake.made)
 
 
 def test_who_begins_changes_and_time_is_kept(setup, fake):
     found = run(setup, 2.0, only=("kernel",))
     turns = [name for name, what in fake.asked if what == "network"]
-    assert found.rows[0].times[STEP].comparison.rounds >= 4
+    assert found.rows[0].times[STEP].longer.rounds >= 4
     pairs = list(zip(turns[-8::2], turns[-7::2], strict=True))
     assert set(pairs) == {("as set", "kernel"), ("kernel", "as set")}
     for row in run(setup, 0.0).rows:  # a round each, if there is no time for more
-        assert {times.comparison.rounds for times in row.times.values()} == {1}
+        assert {times.longer.rounds for times in row.times.values()} == {1}
 
 
 def test_losses_that_should_agree_are_compared_over_the_same_steps(setup, fake):
     fake.learns = {"kernel": 1.004, "cache": 1.2}
     found = run(setup)
-    parities = {row.case.name: row.parity for row in found.rows}
-    assert parities["kernel"].agree
+    parities = {row.case.name: row.agreement for row in found.rows}
+    assert parities["kernel"].agrees
     assert parities["kernel"].difference == pytest.approx(0.004, rel=0.1)
     assert parities["kernel"].steps >= 10
-    assert not parities["cache"].agree
+    assert not parities["cache"].agrees
     assert parities["few"] is None
     notes = " ".join(report.footnotes(found))
     assert "cache should learn the same and does not: mean loss of" in notes
@@ -246,21 +248,23 @@ def test_losses_that_should_agree_are_compared_over_the_same_steps(setup, fake):
 def test_chance_is_no_difference_but_what_is_evaluated_must_agree():
     class Side:
         def __init__(self, losses, evaluated):
-            self.losses, self.evaluated = losses, evaluated
+            self.first_losses, self.evaluated = losses, evaluated
 
     on = Side([1.0, 2.0, 1.5, 1.2, 1.7], 1.0)
-    assert ablation.parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.0)).agree  # dropout draws other numbers
-    assert not ablation.parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.05)).agree
-    assert not ablation.parity(on, Side([1.1, 2.1, 1.6, 1.3, 1.8], 1.0)).agree
-    assert not ablation.parity(on, Side([math.nan] * 5, 1.0)).agree
-    assert ablation.parity(on, Side([1.0, 2.0], 1.0)) == Parity(2, (1.5, 1.5), (1.0, 1.0), True)
+    assert parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.0)).agrees  # dropout draws other numbers
+    assert not parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.05)).agrees
+    assert not parity(on, Side([1.1, 2.1, 1.6, 1.3, 1.8], 1.0)).agrees
+    assert not parity(on, Side([math.nan] * 5, 1.0)).agrees
+    same = parity(on, Side([1.0, 2.0], 1.0))
+    assert (same.steps, same.before, same.after, same.evaluated) == (2, 1.5, 1.5, (1.0, 1.0))
+    assert same.agrees
 
 
 def test_a_case_that_fails_is_a_row_and_no_end(setup, fake):
     fake.fails = {"kernel: start": TrialFailed("it crashed\nhere")}
     said = []
     found = run(setup, say=said.append)
-    assert found.rows[0].failed == "it crashed\nhere"
+    assert (found.rows[0].outcome, found.rows[0].reason) == ("failed", "it crashed\nhere")
     assert [bool(row.failed) for row in found.rows] == [True, False, False, False, False]
     assert list(report.rows(found))[1][:4] == ("kernel", "", "failed", "")
     assert "without kernel: it crashed\nhere" in report.footnotes(found)
@@ -271,11 +275,11 @@ def test_what_does_not_fit_beside_the_other_is_measured_by_itself(setup, fake):
     fake.fails = {"kernel: steps": TrialFailed("out of memory", memory=True)}
     found = run(setup)
     kernel, few = found.rows[:2]
-    assert kernel.alone
+    assert kernel.apart
     assert not kernel.failed
-    assert kernel.times[STEP].comparison.ratio == pytest.approx(3)
-    assert (kernel.times[STEP].comparison.rounds, kernel.times[STEP].comparison.low) == (1, 0)  # of other minutes
-    assert not few.alone
+    assert kernel.times[STEP].longer.ratio == pytest.approx(3)
+    assert (kernel.times[STEP].longer.rounds, kernel.times[STEP].longer.low) == (1, 0)  # of other minutes
+    assert not few.apart
     starts = [name for name, what in fake.asked if what == "start"]
     assert starts[:5] == ["as set", "kernel", "kernel", "as set", "few"]
     assert list(report.rows(found))[1][0] == "kernel *"
@@ -289,7 +293,7 @@ def test_what_does_not_fit_by_itself_either_fails(setup, fake):
 
     fake.fails = Twice()
     found = run(setup)
-    assert found.rows[0].failed == "out of memory"
+    assert (found.rows[0].outcome, found.rows[0].reason) == ("too large", "out of memory")
     assert found.rows[1].times
 
 
@@ -310,14 +314,14 @@ def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
         found = run(setup)
     finally:
         fake._do = original
-    assert found.rows[0].alone
+    assert found.rows[0].apart
     assert not any(row.failed for row in found.rows)
 
 
 def test_a_case_that_fails_later_tells_no_half_of_it(setup, fake):
     fake.fails = {"kernel: network": TrialFailed("it crashed")}
     found = run(setup)
-    assert found.rows[0].failed == "it crashed"
+    assert found.rows[0].reason == "it crashed"
     assert not found.rows[0].times
     assert not any(line.startswith("kernel") for line in report.as_csv(found).splitlines())
 

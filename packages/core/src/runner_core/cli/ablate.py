@@ -15,7 +15,7 @@ from runner_core.cli.start import Started, start_new
 from runner_core.contract.setup import Setup
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import ablate_report as report
-from runner_core.tools.measure.ablate import Ablation, Found
+from runner_core.tools.measure.ablate import Ablated, Ablation
 from runner_core.tools.measure.optimisations import cases, refuse_unknown
 from runner_core.tools.measure.trial import TrialFailed
 from runner_core.training.data import data_folder, open_data
@@ -35,7 +35,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     base = replace(base_of(started), source=str(data_folder(setup, print)))  # one phantom for all trials
     measured, code = Ablation(base, 60 * options.minutes, print), 0
 
-    def done(found: Found) -> None:
+    def done(found: Ablated) -> None:
         """Write the result after every case, so that no measurement is lost."""
         _write(setup, found, folder)
         *_, row = report.rows(found)
@@ -64,7 +64,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     return code
 
 
-def _show(setup: Setup, found: Found) -> None:
+def _show(setup: Setup, found: Ablated) -> None:
     print(report.headline(report.head(setup, found)))
     for line in aligned([report.COLUMNS, *report.rows(found)]):
         print(line)
@@ -72,7 +72,7 @@ def _show(setup: Setup, found: Found) -> None:
         print(note)
 
 
-def _write(setup: Setup, found: Found, folder: Path) -> None:
+def _write(setup: Setup, found: Ablated, folder: Path) -> None:
     head = report.head(setup, found)
     replace_json(folder / "ablate.json", report.as_json(head, found))
     replace_text(folder / "ablate.csv", report.as_csv(found))

@@ -17,8 +17,9 @@ from runner_core.contract.setup import Setup
 from runner_core.output.display import duration, speed
 from runner_core.output.report.bars import Bar, bar_chart
 from runner_core.output.report.page import page, section, table
-from runner_core.tools.measure.ablate import DATA, LOSS, NETWORK, QUANTITIES, STEP, Found, Row, Times, spoken
-from runner_core.tools.measure.turns import LEAST, Comparison, spread
+from runner_core.tools.measure.ablate import QUANTITIES, Ablated, spoken
+from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, Result
+from runner_core.tools.measure.times import LEAST, Comparison, Times, spread
 
 COLUMNS = ("without", "rounds", "a step", "data, samples/s", "network", "loss", "an epoch", "peak memory", "losses")
 SIGNS = (
@@ -34,7 +35,7 @@ HOW = (
 _UNITS = {STEP: "seconds of a step", DATA: "seconds of a sample", NETWORK: "seconds of a step", LOSS: "seconds"}
 
 
-def head(setup: Setup, found: Found) -> dict[str, Json]:
+def head(setup: Setup, found: Ablated) -> dict[str, Json]:
     """Return what was measured and where, which gives the ratios their meaning."""
     from runner_core.engines.device import cpu_name
     from runner_core.engines.usage import usable_cores
@@ -69,7 +70,7 @@ def headline(facts: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- the table
 
 
-def rows(found: Found) -> Iterator[tuple[str, ...]]:
+def rows(found: Ablated) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each row, in the order of `COLUMNS`; the first row has all optimisations on."""
     yield (
         "(nothing)",
@@ -81,11 +82,11 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
     )
     for row in found.rows:
         if row.failed:
-            yield row.case.name, "", "failed", *[""] * (len(COLUMNS) - 3)
+            yield row.name, "", "failed", *[""] * (len(COLUMNS) - 3)
             continue
         yield (
-            row.case.name + (" *" if row.alone else ""),
-            str(row.times[STEP].comparison.rounds),
+            row.name + (" *" if row.apart else ""),
+            str(row.times[STEP].longer.rounds),
             *(_with_ratio(quantity, row.times.get(quantity)) for quantity in QUANTITIES),
             _epoch(row),
             _memory_ratio(found, row),
@@ -93,7 +94,7 @@ def rows(found: Found) -> Iterator[tuple[str, ...]]:
         )
 
 
-def footnotes(found: Found) -> Iterator[str]:
+def footnotes(found: Ablated) -> Iterator[str]:
     yield f"{SIGNS} {HOW}"
     if found.left_out:
         enough = math.ceil((found.seconds + len(found.left_out) * found.least) / 60)
@@ -102,16 +103,17 @@ def footnotes(found: Found) -> Iterator[str]:
             f"to start "
             f"and to compile: about --minutes {enough} would do for all."
         )
-    if any(row.alone for row in found.rows):
+    if any(row.apart for row in found.rows):
         yield "* Measured by itself, since there was no room for both: its times are of other minutes."
     for row in found.rows:
         if row.failed:
-            yield f"{spoken(row.case.name)}: {row.failed}"
-        if row.parity and not row.parity.agree:
-            (on, off), (before, after) = row.parity.trained, row.parity.evaluated
+            yield f"{spoken(row.name)}: {row.reason}"
+        if (losses := row.agreement) and not losses.agrees:
+            before, after = losses.evaluated or (math.nan, math.nan)
             yield (
-                f"{row.case.name} should learn the same and does not: mean loss of {row.parity.steps} steps {on:.6g} "
-                f"with, {off:.6g} without; evaluated {before:.6g} and {after:.6g}."
+                f"{row.name} should learn the same and does not: mean loss of {losses.steps} steps "
+                f"{losses.before:.6g} with, {losses.after:.6g} without; evaluated {before:.6g} and "
+                f"{after:.6g}."
             )
 
 
@@ -133,11 +135,11 @@ def _unsure(values: Sequence[float]) -> str:
 def _with_ratio(quantity: str, times: Times | None) -> str:
     if times is None:
         return "–"
-    return f"{from_to(*(_amount(quantity, seconds) for seconds in times.usual))} {_ratio(times.comparison)}"
+    return f"{from_to(*(_amount(quantity, seconds) for seconds in times.usual))} {_ratio(times.longer)}"
 
 
-def _epoch(row: Row) -> str:
-    return f"{from_to(*map(_long, row.epoch.usual))} {_ratio(row.epoch.comparison)}"
+def _epoch(row: Result) -> str:
+    return f"{from_to(*map(_long, row.epoch.usual))} {_ratio(row.epoch.longer)}"
 
 
 def from_to(one: str, other: str) -> str:
@@ -186,16 +188,16 @@ def _memory(host: int, device: int) -> str:
     return size_text(host) + (f", GPU {size_text(device)}" if device else "")
 
 
-def _memory_ratio(found: Found, row: Row) -> str:
+def _memory_ratio(found: Ablated, row: Result) -> str:
     """Return the memory and its ratio, for the device's memory if it has its own."""
     was, now = (found.device_bytes, row.device_bytes) if found.device_bytes else (found.host_bytes, row.host_bytes)
     return f"{_memory(row.host_bytes, row.device_bytes)} {_times(now / was)}"
 
 
-def _losses(row: Row) -> str:
-    if row.parity is None:
+def _losses(row: Result) -> str:
+    if row.agreement is None:
         return "others"
-    return agreement(row.parity.agree, row.parity.difference)
+    return agreement(row.agreement.agrees, row.agreement.difference)
 
 
 def agreement(agree: bool, difference: float) -> str:
@@ -215,7 +217,7 @@ def agreement(agree: bool, difference: float) -> str:
 # ---------------------------------------------------------------- for programs
 
 
-def as_json(facts: Mapping[str, Json], found: Found) -> dict[str, Json]:
+def as_json(facts: Mapping[str, Json], found: Ablated) -> dict[str, Json]:
     everything = {quantity: _spread(values) for quantity, values in found.times.items()}
     on = {**everything, **_memory_and_epoch(found, found.seconds_per_epoch)}
     rows: list[Json] = [_row_json(row) for row in found.rows]
@@ -223,28 +225,37 @@ def as_json(facts: Mapping[str, Json], found: Found) -> dict[str, Json]:
     return {**facts, "units": _UNITS, "with_all": on, "without": rows, "left_out": left_out}
 
 
-def _row_json(row: Row) -> dict[str, Json]:
-    case, parity = row.case, row.parity
+def _row_json(row: Result) -> dict[str, Json]:
+    case, losses = row.case, row.agreement
     facts: dict[str, Json] = {
-        **{"name": case.name, "off": dict(case.off), "parts": list(case.parts), "about": case.about, "same": case.same},
-        **{"failed": row.failed or None, "alone": row.alone},
+        **{
+            "name": case.name,
+            "off": dict(case.settings),
+            "parts": list(case.parts),
+            "about": case.why,
+            "same": case.same,
+        },
+        **{"failed": row.reason or None, "alone": row.apart},
     }
     if row.failed:
         return facts
     facts |= {quantity: _times_json(times) for quantity, times in row.times.items()}
-    facts["losses"] = None if parity is None else {**asdict(parity), "difference": parity.difference}
+    facts["losses"] = losses and {
+        **{"steps": losses.steps, "trained": [losses.before, losses.after], "evaluated": losses.evaluated},
+        **{"agree": losses.agrees, "difference": losses.difference},
+    }
     epoch = row.epoch
-    return facts | _memory_and_epoch(row, epoch.usual[1]) | {"epoch_ratio": epoch.comparison.ratio}
+    return facts | _memory_and_epoch(row, epoch.usual[1]) | {"epoch_ratio": epoch.longer.ratio}
 
 
-def _memory_and_epoch(of: Found | Row, seconds: float) -> dict[str, Json]:
+def _memory_and_epoch(of: Ablated | Result, seconds: float) -> dict[str, Json]:
     return {"seconds_per_epoch": seconds, "peak_memory_bytes": {"host": of.host_bytes, "device": of.device_bytes}}
 
 
 def _times_json(times: Times) -> dict[str, Json]:
-    found = times.comparison
+    found = times.longer
     interval: dict[str, Json] = {"low": found.low or None, "high": found.high, "rounds": found.rounds}
-    return {"with": _spread(times.on), "without": _spread(times.off), "ratio": found.ratio, **interval}
+    return {"with": _spread(times.base), "without": _spread(times.rival), "ratio": found.ratio, **interval}
 
 
 def _over(on: int, off: int) -> float | None:
@@ -255,37 +266,37 @@ def _spread(values: Sequence[float]) -> dict[str, Json]:
     return asdict(spread(values))
 
 
-def as_csv(found: Found) -> str:
+def as_csv(found: Ablated) -> str:
     """Return a line per row and quantity: medians with and without, the ratio and its limits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["without", "quantity", "unit", "median with", "median without", "ratio", "low", "high", "rounds"])
     for row in found.rows:
         for quantity, times in row.times.items():
-            on, off, c = spread(times.on).median, spread(times.off).median, times.comparison
+            on, off, c = spread(times.base).median, spread(times.rival).median, times.longer
             limits = [c.low or None, c.high if math.isfinite(c.high) else None, c.rounds]
-            writer.writerow([row.case.name, quantity, _UNITS[quantity], on, off, c.ratio, *limits])
+            writer.writerow([row.name, quantity, _UNITS[quantity], on, off, c.ratio, *limits])
         if not row.failed:
             host, device = (found.host_bytes, row.host_bytes), (found.device_bytes, row.device_bytes)
             rest = [
-                ("epoch", "seconds", *row.epoch.usual, row.epoch.comparison.ratio),
+                ("epoch", "seconds", *row.epoch.usual, row.epoch.longer.ratio),
                 ("host memory", "bytes, at most", *host, _over(*host)),
                 ("device memory", "bytes, at most", *device, _over(*device)),
             ]
             for cells in rest:
-                writer.writerow([row.case.name, *cells, None, None, None])
+                writer.writerow([row.name, *cells, None, None, None])
     return text.getvalue()
 
 
 # ---------------------------------------------------------------- the page
 
 
-def as_page(facts: Mapping[str, Any], found: Found) -> str:
+def as_page(facts: Mapping[str, Any], found: Ablated) -> str:
     cells = table("With all, and without each", COLUMNS, rows(found), "ablation")
     notes = "".join(f"<p>{escape(note)}</p>" for note in footnotes(found))
     about = "".join(
-        f"<p><b>{escape(row.case.name)}</b> ({escape(', '.join(row.case.parts))}): {escape(row.case.about)} "
-        f"<code>{escape(_settings(row.case.off))}</code></p>"
+        f"<p><b>{escape(row.name)}</b> ({escape(', '.join(row.case.parts))}): {escape(row.case.why)} "
+        f"<code>{escape(_settings(row.case.settings))}</code></p>"
         for row in found.rows
     )
     charts = "".join(bar_chart(title, list(_bars(found, quantity))) for quantity, title in _CHARTS.items())
@@ -303,11 +314,11 @@ _CHARTS = {
 }
 
 
-def _bars(found: Found, quantity: str) -> Iterator[Bar]:
+def _bars(found: Ablated, quantity: str) -> Iterator[Bar]:
     for row in found.rows:
         if (times := row.times.get(quantity)) is not None:
-            c = times.comparison
-            yield Bar(row.case.name, c.ratio, c.low, c.high, "a" if row.case.same else "b", _ratio(c))
+            c = times.longer
+            yield Bar(row.name, c.ratio, c.low, c.high, "a" if row.case.same else "b", _ratio(c))
 
 
 def _settings(off: Mapping[str, Json]) -> str:

@@ -10,6 +10,7 @@ from runner_core.contract import Json, Remedy
 from runner_core.contract.project import Project, overrides
 from runner_core.engines.usage import usable_cores
 from runner_core.plugins.remedies import blocks_may_help
+from runner_core.tools.measure.paired import Case
 from runner_core.tools.measure.trial import Ready
 
 WAITS = 0.02
@@ -32,6 +33,10 @@ class Candidate:
     @property
     def name(self) -> str:
         return self.remedy.name
+
+    @property
+    def case(self) -> Case:
+        return Case(self.name, dict(self.remedy.settings), self.remedy.why, self.remedy.same)
 
 
 @dataclass(frozen=True)

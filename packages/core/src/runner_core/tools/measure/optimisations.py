@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import Url
 from runner_core.config.values import flat, plain
-from runner_core.contract import Json, Remedy
+from runner_core.contract import Remedy
 from runner_core.contract.setup import Setup
+from runner_core.tools.measure.paired import Case
 from runner_core.tools.measure.trial import Ready
 
 ALL, SAME = "all off", "all off that learn the same"
@@ -82,17 +82,6 @@ CORE = (
 """Ordered so that all can be switched off at once: if two change the same setting, the later one wins."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is switched off together: an optimisation, or several."""
-
-    name: str
-    off: Mapping[str, Json]
-    parts: tuple[str, ...]
-    about: str
-    same: bool
-
-
 def refuse_unknown(setup: Setup, only: Sequence[str]) -> None:
     """Raise BadInput for a name that is not an optimisation's."""
     known = [o.name for o in (*setup.project.optimisations, *CORE)]
@@ -112,7 +101,7 @@ def cases(setup: Setup, ready: Ready, only: Sequence[str] = ()) -> list[Case]:
     own = [o for o in (*setup.project.optimisations, *CORE) if not only or o.name in only]
     now = flat(setup.config) | in_effect(setup, ready)
     there = [o for o in own if _wanted(o, setup, now, ready)]
-    found = [Case(o.name, dict(o.off), (o.part,), o.why, o.same) for o in there]
+    found = [Case(o.name, dict(o.off), o.why, o.same, (o.part,)) for o in there]
     if len(there) > 1:
         found += _together(there)
     return found
@@ -125,7 +114,7 @@ def _together(there: Sequence[Remedy]) -> Iterator[Case]:
             off = {setting: value for o in those for setting, value in o.off.items()}
             parts = tuple(dict.fromkeys(o.part for o in those))
             about = f"Without any of {', '.join(o.name for o in those)}."
-            yield Case(name, off, parts, about, all(o.same for o in those))
+            yield Case(name, off, about, all(o.same for o in those), parts)
 
 
 def in_effect(setup: Setup, ready: Ready) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from runner_core.training.child import TrainingSpec
 
 __all__ = ["Ready", "Trial", "TrialFailed", "Turn"]
 
+SHARE_OF_RAM = 0.9
+"""Share of the free RAM that a trial may take; a larger one is stopped before the machine stops others."""
+
 
 @dataclass(frozen=True)
 class Ready:

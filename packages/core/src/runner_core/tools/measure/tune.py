@@ -1,6 +1,6 @@
 """Try remedies one after another, within a given time: the best settings so far against those with one more.
 
-Each pair takes turns (`measure.turns`). A remedy stays only if it is faster beyond the noise and learns the same. In
+Each pair takes turns (`measure.paired`). A remedy stays only if it is faster beyond the noise and learns the same. In
 the end the kept remedies are measured once more against the initial settings, in new turns: chance that favoured one of
 many remedies does not favour it twice.
 """
@@ -10,16 +10,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text
 from runner_core.base.memory import available_ram
+from runner_core.base.text import counted
 from runner_core.contract import Json, Remedy
-from runner_core.tools.measure.agreement import compare_apart, compare_together, same_steps
 from runner_core.tools.measure.candidates import Candidate, LeftOut
-from runner_core.tools.measure.trial import Ready, Trial, TrialFailed
-from runner_core.tools.measure.tuned import Found, Row, verdict
-from runner_core.tools.measure.turns import LEAST, SECONDS, Contender, Rounds, spread
+from runner_core.tools.measure.paired import (
+    SAMPLE,
+    SECONDS,
+    Case,
+    Contender,
+    Result,
+    Rounds,
+    compare_apart,
+    compare_together,
+    same_steps,
+)
+from runner_core.tools.measure.times import LEAST, Comparison, spread
+from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
 from runner_core.training.child import TrainingSpec
 
 WORTH = 1.01
@@ -41,12 +52,36 @@ _ROUNDS_ONLY = {"precision.mode"}
 """Settings that change only the rounding of a step, so that losses of the same steps are compared."""
 _PATIENCE = 60.0
 """Seconds that a remedy may take for one request (its start, for example), however little time is left."""
-_SHARE_OF_RAM = 0.9
-"""Share of the free RAM that a trial may take; a larger one is stopped before the machine stops others."""
 _MARGIN = 1.1
 """Memory that must be free for a second trial, as a multiple of the first one's."""
 
 Settings = Mapping[str, Json]
+
+
+@dataclass
+class Tuned:
+    """Result of tuning; `settings` are by dotted name, over the initial ones, and empty if they are not faster."""
+
+    settings: dict[str, Json]
+    rows: list[Result]
+    ready: Ready
+    """Results of the initial settings."""
+    wait_share: float
+    final: Comparison | None = None
+    """The kept remedies against the initial settings; None if nothing was kept or there was no time."""
+    speeds: tuple[float, float] | None = None
+    """Samples/s before and after, in the last comparison."""
+    turns: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    """Seconds per sample in its rounds."""
+    dropped: dict[str, Json] = field(default_factory=dict)
+    """Settings that were kept but were not faster in the last comparison, or were not compared."""
+    seconds: float = 0.0
+    given: float = 0.0
+    """Seconds that it was given."""
+    wanted: float = 0.0
+    """Additional seconds for everything not tried for lack of time; 0 if nothing was left out for that."""
+    interrupted: bool = False
+    """True if the user stopped it before its last comparison."""
 
 
 class _Crowded(Exception):
@@ -75,7 +110,7 @@ class Tuning:
         self.began = time.monotonic()
         self.end = self.began + seconds
         self.kept: dict[str, Json] = {}
-        self.rows: list[Row] = []
+        self.rows: list[Result] = []
         self.ready: Ready | None = None
         """Results of the initial settings, once they were started."""
         self._wanted = 0.0
@@ -121,14 +156,13 @@ class Tuning:
 
     def try_all(self, settings: Settings, candidates: Sequence[Candidate], left: Sequence[LeftOut]) -> None:
         """Try the candidates one after another, as time allows; `settings` are the initial ones, flat."""
-        self.rows += [Row(one.name, {}, "", "not tried", one.reason) for one in left]
+        self.rows += [Result(Case(one.name, {}), "not tried", one.reason) for one in left]
         for number, candidate in enumerate(candidates):
             now = {**settings, **self.kept}
-            wanted = dict(candidate.remedy.settings)
+            wanted = candidate.case.settings
             if not candidate.applies(now) or all(now.get(name) == value for name, value in wanted.items()):
                 continue
-            remedy = candidate.remedy
-            row = Row(remedy.name, wanted, remedy.why, "not tried", "there was no time")
+            row = Result(candidate.case, "not tried", "there was no time")
             left_seconds = self._left_seconds()
             if left_seconds <= self._least_seconds():
                 self._wanted += self._usual_seconds()
@@ -136,22 +170,19 @@ class Tuning:
                 slice_seconds = max(left_seconds / (len(candidates) - number), min(left_seconds, self._usual_seconds()))
                 if left_seconds - slice_seconds <= self._least_seconds():  # the rest would be too short for another one
                     slice_seconds = left_seconds
-                stepwise = remedy.same or set(wanted) <= _ROUNDS_ONLY
+                stepwise = candidate.case.same or set(wanted) <= _ROUNDS_ONLY
                 try:
                     self._try(row, stepwise, time.monotonic() + slice_seconds)
                 except (KeyboardInterrupt, SystemExit):
-                    for remedy in (one.remedy for one in candidates[number:]):
-                        self.rows.append(
-                            Row(remedy.name, dict(remedy.settings), remedy.why, "not tried", "interrupted")
-                        )
+                    self.rows += [Result(one.case, "not tried", "interrupted") for one in candidates[number:]]
                     raise
             self.rows.append(row)
-            self.say(verdict(row))
+            self.say(decided(row))
 
-    def finish(self) -> Found:
+    def finish(self) -> Tuned:
         """Measure the kept remedies against the initial settings."""
         assert self.ready is not None
-        found = Found(dict(self.kept), self.rows, self.ready, self.wait_share)
+        found = Tuned(dict(self.kept), self.rows, self.ready, self.wait_share)
         found.given, found.wanted = self.end - self.began, self._wanted
         if self.kept:
             self.say("all that was kept, against the settings as they were")
@@ -159,19 +190,19 @@ class Tuning:
         found.seconds = time.monotonic() - self.began
         return found
 
-    def stopped(self) -> Found:
+    def stopped(self) -> Tuned:
         """Return the results if the user stops before `finish`; the kept remedies were not measured once more."""
         assert self.ready is not None
         seconds = time.monotonic() - self.began
         dropped = dict(self.kept)
-        return Found({}, self.rows, self.ready, self.wait_share, dropped=dropped, seconds=seconds, interrupted=True)
+        return Tuned({}, self.rows, self.ready, self.wait_share, dropped=dropped, seconds=seconds, interrupted=True)
 
     # ------------------------------------------------------------ one remedy
 
-    def _try(self, row: Row, same: bool, until: float) -> None:
+    def _try(self, row: Result, same: bool, until: float) -> None:
         """Try a remedy and fill in the row; if it is kept, it becomes the best."""
         row.reason = ""
-        settings = {**self.kept, **row.settings}
+        settings = {**self.kept, **row.case.settings}
         rival = self._contender(row.name, settings, until)
         try:
             try:
@@ -179,8 +210,7 @@ class Tuning:
             except _Crowded:
                 self._measure(row, rival, same, until, apart=True)
         except TrialFailed as error:
-            row.outcome = "too large" if error.memory else "failed"
-            row.reason, row.output = error.reason, error.output
+            row.fail(error)
         if row.outcome == "kept":
             self.best.trial.close()
             self.best, self.kept = rival, settings
@@ -188,7 +218,7 @@ class Tuning:
         else:
             rival.trial.close()
 
-    def _measure(self, row: Row, rival: Contender, same: bool, until: float, apart: bool) -> None:
+    def _measure(self, row: Result, rival: Contender, same: bool, until: float, apart: bool) -> None:
         """Measure a rival.
 
         Raises TrialFailed of the rival, and _Crowded if it or the best fails while both are alive.
@@ -205,9 +235,9 @@ class Tuning:
             if rival.notes and not apart:  # a micro-batch was halved, which might not happen alone
                 raise _Crowded
             self._refuse_more(ready.host_bytes, ready.device_bytes)
-            rounds = Rounds([self.best, rival], SECONDS, apart)
+            rounds = Rounds(self.best, rival, seconds=SECONDS, apart=apart)
             begun = None if same or apart else self.best.trial.evaluate(self._evaluated)
-            self._rounds(rounds, rival, until)
+            self._rounds(rounds, until)
         except _NotAllowed:
             raise
         except TrialFailed as error:
@@ -227,14 +257,14 @@ class Tuning:
         if not row.agreement.agrees:
             row.outcome = "learns otherwise"
 
-    def _rounds(self, rounds: Rounds, rival: Contender, until: float) -> None:
+    def _rounds(self, rounds: Rounds, until: float) -> None:
         """Run rounds until a decision is possible, or until `until`."""
         while True:
             rounds.round()
-            pairs = list(zip(self.best.per_sample, rival.per_sample, strict=True))
-            if _hopeless(pairs):
+            times = rounds.times[SAMPLE]
+            if _hopeless(times.pairs):
                 return
-            comparison = rounds.compare(self.best, rival)
+            comparison = times.faster
             promising = comparison.ratio >= WORTH and not comparison.faster
             if rounds.done in _LOOKS and not promising:
                 return
@@ -243,9 +273,8 @@ class Tuning:
             if rounds.done >= max(_LOOKS) or time.monotonic() + rounds.longest > limit:
                 return
 
-    def _judge(self, row: Row, rounds: Rounds, rival: Contender) -> None:
-        comparison = row.comparison = rounds.compare(self.best, rival)
-        row.before, row.samples_per_second = (1 / spread(c.per_sample).median for c in (self.best, rival))
+    def _judge(self, row: Result, rounds: Rounds, rival: Contender) -> None:
+        row.times, comparison = rounds.times, rounds.times[SAMPLE].faster
         if rival.trial.alive:
             row.host_bytes, row.device_bytes = rival.trial.memory()
             self._refuse_more(row.host_bytes, row.device_bytes)
@@ -253,7 +282,7 @@ class Tuning:
             row.outcome = "kept"
         elif comparison.slower:
             row.outcome = "slower"
-        elif _hopeless(list(zip(self.best.per_sample, rival.per_sample, strict=True))):
+        elif _hopeless(rounds.times[SAMPLE].pairs):
             row.outcome, row.reason = "given up", f"slower in each of {_HOPELESS} rounds"
         elif rounds.done < LEAST or (comparison.ratio >= WORTH and rounds.done < max(_LOOKS)):
             row.outcome, row.reason = "undecided", "not told from noise in this time: raise --minutes"
@@ -268,7 +297,7 @@ class Tuning:
 
     # ------------------------------------------------------------ the last comparison
 
-    def _confirm(self, found: Found) -> None:
+    def _confirm(self, found: Tuned) -> None:
         """Return to the initial settings, unless the kept ones are faster beyond the noise once more."""
         first = self._contender("the settings as they were", {})
         rounds = None
@@ -279,7 +308,7 @@ class Tuning:
                         first.start()
                         if not self.best.trial.alive:
                             self.best.start()
-                    rounds = Rounds([first, self.best], SECONDS, apart)
+                    rounds = Rounds(first, self.best, seconds=SECONDS, apart=apart)
                     # past the end if necessary: without it no result could be kept
                     rounds.until(self.end, LEAST, _FINAL_ROUNDS)
                     break
@@ -287,9 +316,9 @@ class Tuning:
                     if apart:
                         raise
             assert rounds is not None
-            found.final = rounds.compare(first, self.best)
-            found.turns = first.per_sample, self.best.per_sample
-            found.speeds = 1 / spread(first.per_sample).median, 1 / spread(self.best.per_sample).median
+            times = rounds.times[SAMPLE]
+            found.final, found.turns = times.faster, (times.base, times.rival)
+            found.speeds = 1 / spread(times.base).median, 1 / spread(times.rival).median
         except TrialFailed as error:
             self.say(f"the last comparison failed: {error.reason}")
         if found.final is None or not found.final.faster:
@@ -306,7 +335,7 @@ class Tuning:
 
     def _limit(self) -> int:
         """Return the bytes of host memory that a trial started now may take."""
-        free = int(_SHARE_OF_RAM * available_ram())
+        free = int(SHARE_OF_RAM * available_ram())
         return free if self.memory is None or not self._on_cpu else min(free, self.memory)
 
     @property
@@ -365,3 +394,17 @@ def _hopeless(pairs: Sequence[tuple[float, float]]) -> bool:
     `pairs` holds the seconds before and after.
     """
     return len(pairs) == _HOPELESS and all(before < 0.95 * after for before, after in pairs)
+
+
+def decided(row: Result) -> str:
+    """Return the message for a decided remedy."""
+    text: str = row.outcome
+    if row.comparison is not None and row.comparison.rounds:
+        text = f"{interval(row.comparison)}: {row.outcome}"
+    return f"  {row.name}: {text}{f' ({row.reason})' if row.reason and row.outcome != 'kept' else ''}"
+
+
+def interval(comparison: Comparison) -> str:
+    """Return the speed-up with its limits, or with the number of rounds if they are too few for limits."""
+    known = f"{comparison.low:.2f}…{comparison.high:.2f}" if comparison.low > 0 else ""
+    return f"{comparison.ratio:.2f} × ({known or counted(comparison.rounds, 'round')})"

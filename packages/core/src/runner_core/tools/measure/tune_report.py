@@ -22,7 +22,8 @@ from runner_core.output.display import duration, speed
 from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import page, section, table
 from runner_core.plugins.settings import PHANTOM, differences, from_preset
-from runner_core.tools.measure.tuned import Found, Row, interval
+from runner_core.tools.measure.paired import Result
+from runner_core.tools.measure.tune import Tuned, interval
 from runner_core.training.child import TrainingSpec
 
 SETTINGS, FACTS, REPORT = "settings.yaml", "tune.json", "report.html"
@@ -39,7 +40,7 @@ _HOW = (
 )
 
 
-def verdict(found: Found) -> str:
+def verdict(found: Tuned) -> str:
     """Return the result in one or two sentences."""
     if found.interrupted:
         kept = f" ({_typed(found.dropped)} was faster, but not yet measured once more)" if found.dropped else ""
@@ -81,7 +82,7 @@ def minutes_text(seconds: float) -> str:
     return f"{minutes} minute{'' if minutes == '1' else 's'}"
 
 
-def _more(found: Found) -> str:
+def _more(found: Tuned) -> str:
     """Return how many minutes would have sufficed to try everything, or ""."""
     if not found.wanted:
         return ""
@@ -89,7 +90,7 @@ def _more(found: Found) -> str:
     return f" About --minutes {enough} would do for all that was left out."
 
 
-def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
+def lines(found: Tuned, folder: Path, project: str) -> Iterator[str]:
     """Yield the table and the next command."""
     yield ""
     if tried := [row for row in found.rows if row.outcome != "not tried"]:
@@ -102,7 +103,7 @@ def lines(found: Found, folder: Path, project: str) -> Iterator[str]:
         yield f"next: runner {project} train --config {shell_word(folder / SETTINGS)}"
 
 
-def write(found: Found, base: TrainingSpec, project: type[Project], config: RunConfig, folder: Path) -> None:
+def write(found: Tuned, base: TrainingSpec, project: type[Project], config: RunConfig, folder: Path) -> None:
     """Write settings.yaml, tune.json and report.html into `folder`; `config` is the initial settings."""
     text = settings_text(found, base, project, config)
     replace_text(folder / SETTINGS, text)
@@ -110,7 +111,7 @@ def write(found: Found, base: TrainingSpec, project: type[Project], config: RunC
     replace_text(folder / REPORT, _page(found, base, text))
 
 
-def settings_text(found: Found, base: TrainingSpec, project: type[Project], config: RunConfig) -> str:
+def settings_text(found: Tuned, base: TrainingSpec, project: type[Project], config: RunConfig) -> str:
     """Return a settings file with all differences from the preset, whether by tuning or by the user."""
     tuned = overlay_named(config, found.settings, "tune")
     changed = {name: now for name, (_, now) in differences(from_preset(project, base.preset), tuned).items()}
@@ -119,7 +120,7 @@ def settings_text(found: Found, base: TrainingSpec, project: type[Project], conf
     return about + str(yaml.safe_dump({**head, **nested(changed)}, sort_keys=False))
 
 
-def facts(found: Found, base: TrainingSpec) -> dict[str, Json]:
+def facts(found: Tuned, base: TrainingSpec) -> dict[str, Json]:
     """Return all results, for JSON."""
     ready = asdict(found.ready)
     return {
@@ -133,13 +134,26 @@ def facts(found: Found, base: TrainingSpec) -> dict[str, Json]:
         "dropped": found.dropped,
         "interrupted": found.interrupted,
         "rounds": dict(zip(_SIDES, found.turns, strict=True)),
-        "tried": [asdict(row) for row in found.rows],
+        "tried": [_tried(row) for row in found.rows],
         "began_with": ready | {"data_wait_share": found.wait_share},
         "seconds": found.seconds,
     }
 
 
-def _page(found: Found, base: TrainingSpec, settings: str) -> str:
+def _tried(row: Result) -> dict[str, Json]:
+    agreement, (before, after) = row.agreement, row.speeds or (None, None)
+    return {
+        **{"name": row.name, "settings": dict(row.case.settings), "why": row.case.why},
+        **{"outcome": row.outcome, "reason": row.reason},
+        "comparison": None if row.comparison is None else asdict(row.comparison),
+        **{"samples_per_second": after, "before": before},
+        **{"host_bytes": row.host_bytes or None, "device_bytes": row.device_bytes if row.host_bytes else None},
+        "agreement": agreement and {name: getattr(agreement, name) for name in ("agrees", "text", "before", "after")},
+        **{"apart": row.apart, "output": row.output},
+    }
+
+
+def _page(found: Tuned, base: TrainingSpec, settings: str) -> str:
     ready = found.ready
     where = f"{ready.device}, {ready.engine}, {ready.precision}; preset {base.preset}, data: {base.source or PHANTOM}"
     kind = "good" if found.settings else ""
@@ -154,7 +168,7 @@ def _page(found: Found, base: TrainingSpec, settings: str) -> str:
     return page(f"{base.project}: tuning", body)
 
 
-def _chart(found: Found) -> str:
+def _chart(found: Tuned) -> str:
     """Return a chart of the samples/s in the rounds of the last comparison."""
     before, after = found.turns
     if len(before) < 2:
@@ -164,26 +178,26 @@ def _chart(found: Found) -> str:
     return line_chart("samples/s by round of the last comparison", series)
 
 
-def _reasons(rows: Sequence[Row]) -> str:
+def _reasons(rows: Sequence[Result]) -> str:
     message = [f"{row.name}: {row.reason}" for row in rows if row.reason and row.outcome != "not tried"]
     return "".join(f"<p>{escape(text)}</p>" for text in [*message, *_not_tried(rows)])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    speeds = (row.samples_per_second, row.before)
-    outcome = row.outcome
+def _cells(row: Result) -> tuple[str, ...]:
+    before, after = row.speeds or (None, None)
+    outcome: str = row.outcome
     if row.reason and row.outcome in ("failed", "too large", "undecided", "given up"):
-        outcome = f"{row.outcome}: {_first(row.reason)}"  # type: ignore[assignment]
+        outcome = f"{row.outcome}: {_first(row.reason)}"
     return (
         row.name,
-        *("–" if value is None else speed(value) for value in speeds),
+        *("–" if value is None else speed(value) for value in (after, before)),
         "–" if row.comparison is None else interval(row.comparison),
         _memory(row),
         outcome,
     )
 
 
-def _not_tried(rows: Sequence[Row]) -> Iterator[str]:
+def _not_tried(rows: Sequence[Result]) -> Iterator[str]:
     """Yield the remedies not tried, by reason."""
     reasons = {row.reason: None for row in rows if row.outcome == "not tried"}
     for reason in reasons:
@@ -197,8 +211,8 @@ def _first(reason: str) -> str:
     return line if len(line) <= 90 else f"{line[:89]}…"
 
 
-def _memory(row: Row) -> str:
-    if row.host_bytes is None:
+def _memory(row: Result) -> str:
+    if not row.host_bytes:
         return "–"
     device = f", {size_text(row.device_bytes)} device" if row.device_bytes else ""
     return f"{size_text(row.host_bytes)}{device}"

@@ -11,8 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
+from runner_core.tools.measure.paired import SAMPLE, Contender, Rounds
+from runner_core.tools.measure.times import LEAST, compare, spread
 from runner_core.tools.measure.trial import TrialFailed, Turn
-from runner_core.tools.measure.turns import LEAST, Contender, Rounds, compare, spread
 
 
 class Fake:
@@ -83,7 +84,7 @@ def test_who_begins_changes():
         contender.start()
         contender.warm(1.0)
     log.clear()
-    rounds = Rounds(contenders)
+    rounds = Rounds(*contenders)
     for _ in range(3):
         rounds.round()
     assert "".join(log) == "abbaab"
@@ -94,11 +95,11 @@ def test_turns_are_about_as_long_for_all():
     slow, quick = (Contender(Fake(name, lambda step, s=s: s)) for name, s in (("slow", 0.5), ("quick", 0.01)))
     for contender in (slow, quick):
         contender.start()
-    rounds = Rounds([slow, quick], seconds=1.5)
+    rounds = Rounds(slow, quick, seconds=1.5)
     rounds.until(deadline=0.0)
     assert rounds.done == LEAST
     assert (slow.count, quick.count) == (3, 150)
-    assert rounds.compare(slow, quick).ratio == pytest.approx(50)
+    assert rounds.times[SAMPLE].faster.ratio == pytest.approx(50)
     assert slow.samples == 4 * len(slow.losses) == 4 * slow.trial.done
 
 
@@ -106,17 +107,17 @@ def test_a_round_that_fails_is_left_out_for_all():
     steady, failing = Contender(Fake("a", lambda step: 1.0)), Contender(Fake("b", lambda step: 1.0, fails_at=6))
     for contender in (steady, failing):
         contender.start()
-    rounds = Rounds([steady, failing])
+    rounds = Rounds(steady, failing)
     with pytest.raises(TrialFailed):
         rounds.until(deadline=0.0)
-    assert len(steady.turns) == len(failing.turns) == rounds.done
+    assert len(rounds.times[SAMPLE].base) == len(rounds.times[SAMPLE].rival) == rounds.done
     assert steady.trial.alive
 
 
 def test_those_that_do_not_fit_together_are_never_alive_together(monkeypatch):
     log = []
     fakes = [Fake(name, lambda step: 1.0, log) for name in "ab"]
-    rounds = Rounds([Contender(fake) for fake in fakes], apart=True)
+    rounds = Rounds(*(Contender(fake) for fake in fakes), apart=True)
     begin = Fake.steps
 
     def alone(fake, count):
