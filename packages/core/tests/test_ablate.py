@@ -25,8 +25,8 @@ from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation
-from runner_core.tools.measure.optimisations import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
+from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
 from runner_core.tools.measure.trial import TrialFailed, Turn
 from runner_core.training.child import TrainingSpec

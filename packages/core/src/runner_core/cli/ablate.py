@@ -16,7 +16,7 @@ from runner_core.contract.setup import Setup
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablated, Ablation
-from runner_core.tools.measure.optimisations import cases, refuse_unknown
+from runner_core.tools.measure.remedies import cases, refuse_unknown
 from runner_core.tools.measure.trial import TrialFailed
 from runner_core.training.data import data_folder, open_data
 

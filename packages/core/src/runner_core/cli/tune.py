@@ -14,7 +14,7 @@ from runner_core.config.values import flat
 from runner_core.output.display import speed
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import tune_report
-from runner_core.tools.measure.candidates import Facts, systematic, with_remedies
+from runner_core.tools.measure.remedies import Facts, systematic, with_remedies
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import Ready, TrialFailed
 from runner_core.tools.measure.tune import Tuning

@@ -15,7 +15,6 @@ from pathlib import Path
 from runner_core.base.location import Url, location
 from runner_core.base.memory import available_ram
 from runner_core.contract import Json
-from runner_core.tools.measure.optimisations import ALL, CORE, SAME
 from runner_core.tools.measure.paired import (
     DATA,
     LOSS,
@@ -27,6 +26,7 @@ from runner_core.tools.measure.paired import (
     Rounds,
     parity,
 )
+from runner_core.tools.measure.remedies import ALL, CORE, SAME
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
 from runner_core.training.child import TrainingSpec

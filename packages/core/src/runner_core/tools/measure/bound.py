@@ -1,8 +1,13 @@
-"""Find what limits a run, and why, from the facts of a profile."""
+"""Find what limits a run, and why, from the facts of a profile.
+
+A roofline for each operation says what it waits for: it computes, it moves memory, and it must be started. Whichever of
+these takes longest limits it (Williams et al., "Roofline: an insightful visual performance model", CACM 2009).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from runner_core.contract.phases import (
@@ -16,7 +21,38 @@ from runner_core.contract.phases import (
     MOVE,
     PICTURES,
     WAIT,
+    Limits,
+    Operation,
 )
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds of a step's operations, by what each of them waits for."""
+
+    compute: float
+    bandwidth: float
+    latency: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.bandwidth + self.latency
+
+
+def roofline(operations: Sequence[Operation], limits: Limits, precision: str) -> Roofline:
+    """Return the roofline; `precision` is that of matrix products."""
+    rate = limits.flops.get(precision) or max(limits.flops.values())
+    compute = bandwidth = latency = 0.0
+    for flops, size in operations:
+        computing, moving = flops / rate, size / limits.bytes
+        if limits.operation >= max(computing, moving):
+            latency += limits.operation
+        elif computing >= moving:
+            compute += computing
+        else:
+            bandwidth += moving
+    return Roofline(compute, bandwidth, latency)
+
 
 _OVERLAPPED, _SERIAL = 0.1, 1 / 3
 """Shares of a step spent waiting for data above which data limit it.

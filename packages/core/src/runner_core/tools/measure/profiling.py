@@ -23,8 +23,7 @@ from runner_core.contract.phases import OTHER, PARTS, LossCost, Phases
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines.usage import Cores, Gpu, GpuSampler
 from runner_core.tools.measure.between import Between, Event
-from runner_core.tools.measure.bound import bound
-from runner_core.tools.measure.limits import roofline
+from runner_core.tools.measure.bound import bound, roofline
 from runner_core.training.cadence import Cadence
 from runner_core.training.loaders import Loaders, loaders, samples, steps_per_epoch
 from runner_core.training.memory import plan

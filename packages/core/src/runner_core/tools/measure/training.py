@@ -22,8 +22,7 @@ from runner_core.config import RunConfig
 from runner_core.contract import HostBatch, Json, Store, StreamedSamples, is_streamed
 from runner_core.data.loader import Loader
 from runner_core.data.pipeline import RecordPipeline
-from runner_core.tools.measure.process import own_memory, rest
-from runner_core.tools.measure.trial import Ready, Turn
+from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
 from runner_core.training.cadence import Cadence
 from runner_core.training.child import TrainingSpec
 from runner_core.training.data import open_data

@@ -17,7 +17,6 @@ from runner_core.base.files import size_text
 from runner_core.base.memory import available_ram
 from runner_core.base.text import counted
 from runner_core.contract import Json, Remedy
-from runner_core.tools.measure.candidates import Candidate, LeftOut
 from runner_core.tools.measure.paired import (
     SAMPLE,
     SECONDS,
@@ -29,6 +28,7 @@ from runner_core.tools.measure.paired import (
     compare_together,
     same_steps,
 )
+from runner_core.tools.measure.remedies import Candidate, LeftOut
 from runner_core.tools.measure.times import LEAST, Comparison, spread
 from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
 from runner_core.training.child import TrainingSpec
