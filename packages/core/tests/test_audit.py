@@ -15,15 +15,19 @@ import pytest
 from runner_core import Annotation, BadInput, Decoded, Finding, Original, Project, Record
 from runner_core.cli import main
 from runner_core.contract import CachePlan
-from runner_core.tools.check.checked import Checked
-from runner_core.tools.check.examine import Examine, Examined
-from runner_core.tools.check.facts import ArrayFacts, RecordFacts, record_facts
-from runner_core.tools.check.fits import prepared_already
-from runner_core.tools.check.levels import Levels, digest, levels
-from runner_core.tools.check.others import other_files
-from runner_core.tools.check.outliers import outliers
-from runner_core.tools.check.rules import set_rules
-from runner_core.tools.check.tables import tables
+from runner_core.tools.check.facts import (
+    ArrayFacts,
+    Checked,
+    Examine,
+    Examined,
+    Levels,
+    RecordFacts,
+    digest,
+    levels,
+    record_facts,
+)
+from runner_core.tools.check.rules import outliers, set_rules
+from runner_core.tools.check.tables import other_files, prepared_already, tables
 
 # ---------------------------------------------------------------- grey values
 
@@ -207,7 +211,7 @@ def test_one_patient_written_in_two_ways() -> None:
     names = ("P01", "P02", "P1-2", "p-1", "P12")
     records = [replace(record, group=name) for record, name in zip(shown.records, names, strict=True)]
     text = said(set_rules(plain(), replace(shown, records=records)))
-    assert text.startswith("'P01' (train) and 'p-1' (validation) look like one group, on both sides of the split.")
+    assert text.startswith("'P01' (train) and 'p-1' (validation) look like one group, in different splits.")
     assert len(text.splitlines()) == 1
     assert not set_rules(plain(), replace(shown, records=records, splits={"train": range(5)}))
 
@@ -242,7 +246,7 @@ def test_voxels_that_nobody_looked_at_learned_as_a_class() -> None:
     assert not set_rules(plain(), checked([labelled(0, background=50, surface=50)] * 2, [1]))
 
 
-def test_sides_that_were_not_labelled_alike() -> None:
+def test_splits_that_were_not_labelled_alike() -> None:
     known = [labelled(60, a=20, b=20), labelled(0, a=50, b=50)]
     text = said(set_rules(plain(), checked(known, [1])))
     assert text.startswith("train ignores 60% of its voxels, validation none")
@@ -534,7 +538,7 @@ def test_a_training_that_does_not_fit_is_an_error(
     from runner_core.training.memory import MemoryPlan
 
     full = MemoryPlan((), {"host": 1}, refusal="this takes 2 B, 1 B are free: set train.batch_size to 1")
-    monkeypatch.setattr("runner_core.tools.check.auditor.memory_plan", lambda *given: full)
+    monkeypatch.setattr("runner_core.tools.check.audit.memory_plan", lambda *given: full)
     assert main(["toy", "check", "--cache.workers", "1", "--fit", "--out", "audit"]) == 2
     told = audit(here)
     assert told["status"] == "refused"

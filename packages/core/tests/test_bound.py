@@ -7,7 +7,7 @@ from runner_core.config import RunConfig
 from runner_core.contract.phases import PARTS, Limits, Operation
 from runner_core.contract.project import Project
 from runner_core.engines.limits import chunks
-from runner_core.plugins.remedies import default_remedies
+from runner_core.plugins.defaults import default_remedies
 from runner_core.tools.measure.bound import bound, roofline
 
 LIMITS = Limits({"float32": 1e12, "bfloat16": 8e12}, 1e11, 5e-6)

@@ -20,7 +20,7 @@ from runner_core.base.errors import OutOfSpace
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli import _Terminated, main
 from runner_core.cli.crash import describe
-from runner_core.plugins.origin import place_of
+from runner_core.plugins.discovery import place_of
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]

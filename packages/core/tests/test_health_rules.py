@@ -32,9 +32,9 @@ from runner_core.health import (
     Uninformed,
     Unmoved,
     WithoutGradient,
+    announce,
 )
 from runner_core.health.reads import leaked_records, noting, records_read
-from runner_core.health.run import announce
 from runner_core.health.speed import Idle
 
 KINDS = [

@@ -150,8 +150,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from runner_cells.project import Segmentation, Settings
-from runner_core.tools.check.checked import Checked
-from runner_core.tools.check.examine import Examine
+from runner_core.tools.check.facts import Checked
+from runner_core.tools.check.facts import Examine
 from runner_core.tools.check.rules import set_rules
 from runner_core.data.crop import NoCrop
 from runner_core.data.pipeline import RecordPipeline

@@ -14,8 +14,8 @@ from runner_core import BadInput
 from runner_core.cli import main
 from runner_core.contract import State
 from runner_core.output.runfolder import RunFolder
+from runner_core.tools.verify_resume import Difference, differences
 from runner_core.tools.verify_resume.campaign import PHASES, Campaign, Campaigns, Kill, Moment, choose
-from runner_core.tools.verify_resume.differences import Difference, differences
 from runner_core.training.child import TrainingSpec
 
 STEP, VALIDATION, CHECKPOINT = range(len(PHASES))

@@ -302,7 +302,7 @@ def _phase(place: Path) -> str:
 def _differences(engine: str, reference: Path, place: Path) -> Iterator[str]:
     """What is not the same in two finished trainings."""
     from runner_core.data.cache.folder import TEMPORARY, caches, settings_folders, verify
-    from runner_core.tools.verify_resume.differences import differences
+    from runner_core.tools.verify_resume import differences
 
     form = {"torch": "SafetensorsFormat", "keras": "ArraysFormat"}[engine]
     read = getattr(importlib.import_module(f"runner_core.engines.{engine}.checkpoint"), form)().read

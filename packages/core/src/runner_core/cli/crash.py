@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from runner_core.base.secrets import without_secrets
-from runner_core.plugins.origin import place_of
+from runner_core.plugins.discovery import place_of
 
 TRACEBACK_FILE = "__runner_traceback__"
 """Attribute of an exception: the file that already holds its traceback."""

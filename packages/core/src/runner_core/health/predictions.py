@@ -1,4 +1,4 @@
-"""Rules about the predictions of a validation: whether they vary, depend on the input, and are finite."""
+"""Rules about what the network computes: its predictions, its precision, and what a checkpoint gives back of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from runner_core.contract import Finding, HealthEvent
+from runner_core.contract import Finding, HealthEvent, Precision
+from runner_core.contract.run import matches
 
 
 class ConstantPrediction:
@@ -106,3 +107,61 @@ class InputIgnored:
             many = f" ({self.in_a_row} validations in a row)" if self.in_a_row > 1 else ""
             return Finding(self.name, "error", text + many)
         return Finding(self.name, "warning", text)
+
+
+class PrecisionAsked:
+    """Stop if mixed precision is on though not asked for, or the reverse, as seen in the forward pass.
+
+    Facts used at first_step: `precision_asked` (dtype), `precision_seen` ({dtype: number of layers}). A note says so if
+    it cannot be seen.
+    """
+
+    name = "precision"
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        seen = event.facts.get("precision_seen")
+        if event.moment != "first_step" or seen is None:
+            return None
+        asked = event.facts["precision_asked"]
+        if not seen:
+            why = "the network has no layer of a kind that can be observed"
+            return Finding(
+                self.name, "note", f"{asked} was asked for; whether layers compute in it was not seen: {why}"
+            )
+        if matches(Precision(asked), seen):
+            unseen = "tf32 was asked for; whether layers compute in it cannot be seen: they return float32 either way"
+            return Finding(self.name, "note", unseen) if asked == "tf32" else None
+        layers = ", ".join(f"{count} in {dtype.rpartition('.')[2]}" for dtype, count in seen.items())
+        return Finding(self.name, "error", f"{asked} was asked for, but layers compute otherwise: {layers}")
+
+
+class SavedAsValidated:
+    """Stop if a checkpoint gives back another network than the validated one: the scores would be another's.
+
+    Facts used, of a checkpoint: `refused` (why it cannot be read at all); `weights_differ` (names of parameters and
+    buffers) and `prediction_differs` (the largest difference on a few validation samples, as a share of the
+    prediction's range).
+    """
+
+    name = "saved is not validated"
+    SAME = 0.02
+    """Half precision, and kernels that a GPU chooses anew, differ by less if the weights are equal."""
+
+    def observe(self, event: HealthEvent) -> Finding | None:
+        if event.moment != "checkpoint":
+            return None
+        refused = event.facts.get("refused")
+        names, apart = event.facts.get("weights_differ", ()), event.facts.get("prediction_differs", 0.0)
+        if refused is not None:
+            return Finding(self.name, "error", f"the checkpoint of step {event.step} cannot be used: {refused}")
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            why = f"{shown} {'is' if len(names) == 1 else 'are'} not what the network had when it was validated"
+        elif not apart <= self.SAME:
+            why = (
+                f"with the same weights its predictions differ by up to {apart:.0%} of what they span: something that "
+                "it computes with is in no checkpoint (an attribute that is no buffer, a statistic)"
+            )
+        else:
+            return None
+        return Finding(self.name, "error", f"the checkpoint of step {event.step} gives back another network: {why}")

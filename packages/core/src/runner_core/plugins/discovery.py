@@ -1,12 +1,14 @@
 """Finds installed plugins from metadata and source text alone, without importing a plugin, pluggy or NumPy.
 
-`runner`, `runner --help` and `runner list` show them, and must answer in a tenth of a second.
+`runner`, `runner --help` and `runner list` show them, and must answer in a tenth of a second. `place_of` finds the
+plugin that an error comes from.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -124,3 +126,33 @@ def _inside(body: list[ast.stmt], name: str) -> list[ast.stmt]:
 
 def _is_marked(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(mark).partition("(")[0].endswith("hookimpl") for mark in function.decorator_list)
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return file, line and function of the innermost frame in a project's or an extension's code; None without one."""
+    import traceback  # slow to import, and only errors need it
+
+    plugins = _plugins()
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        file = Path(frame.f_code.co_filename)
+        if package in plugins or not (package in ("runner_core", "__main__") or _others(file)):
+            place = f"{file.parent.name}/{file.name}, line {line}, `{frame.f_code.co_name}`"
+    return place
+
+
+def _plugins() -> set[str]:
+    """Return the packages that hold projects and extensions."""
+    with suppress(BadInput):  # plugins in conflict: the command itself reports them
+        found = (*projects().values(), *extensions().values())
+        return {plugin.entry.module.partition(".")[0] for plugin in found}
+    return set()
+
+
+def _others(file: Path) -> bool:
+    """Return whether this file belongs to Python or to an installed package."""
+    import sysconfig
+
+    paths = sysconfig.get_paths()
+    return not file.exists() or any(file.is_relative_to(paths[of]) for of in ("stdlib", "purelib", "platlib"))

@@ -17,7 +17,7 @@ from runner_core.data.loader import Loader
 from runner_core.output.sinks import Sinks
 from runner_core.testing.case import STEPS, Case
 from runner_core.testing.forked import TORCH, Forked
-from runner_core.tools.verify_resume.differences import differences
+from runner_core.tools.verify_resume import differences
 from runner_core.training.snapshots import Snapshots
 
 _KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older

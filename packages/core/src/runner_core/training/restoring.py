@@ -22,7 +22,7 @@ def restoring(checkpoint: Path) -> Iterator[None]:
 
     Errors in the code of a project or an extension stay what they are, and so does a lack of memory.
     """
-    from runner_core.plugins.origin import place_of
+    from runner_core.plugins.discovery import place_of
 
     try:
         yield

@@ -11,7 +11,7 @@ from runner_core.base.text import about, counted, shape_text
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract.records import AnyRecord
 from runner_core.output.report.page import page, section, table
-from runner_core.tools.check.result import Audit
+from runner_core.tools.check.audit import Audit
 
 _ROWS = 200
 _FINDINGS = 50
@@ -62,16 +62,16 @@ def _records(audit: Audit) -> str:
     """Return a table of the records, the unusable ones first."""
     order = sorted(audit.records, key=lambda record: audit.found[record.key].usable)
     more = f"<p>… {len(order) - _ROWS:,} more in check.json</p>" if len(order) > _ROWS else ""
-    columns = ("record", "group", "side", "shape", "spacing (mm)", "files", "prepared", "annotated", "findings")
+    columns = ("record", "group", "split", "shape", "spacing (mm)", "files", "prepared", "annotated", "findings")
     rows = [_row(audit, record) for record in order[:_ROWS]]
     return table("One by one", columns, rows, "records") + more
 
 
 def _row(audit: Audit, record: AnyRecord) -> list[str]:
     found = audit.found[record.key]
-    side = audit.side(record.key) if found.usable else "cannot be used"
+    split = audit.split_of(record.key) if found.usable else "cannot be used"
     findings = sum(finding.level != "note" for finding in found.findings)
-    row = [record.key, record.group, side]
+    row = [record.key, record.group, split]
     if (facts := found.facts) is None:
         return [*row, *5 * [""], str(findings)]
     annotated = ""

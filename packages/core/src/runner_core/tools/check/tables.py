@@ -1,19 +1,111 @@
-"""Show the data as tables for screen and page: records and their grids, grey values, labels."""
+"""Show the data as tables for screen and page: records, grey values, labels, other files, and what a training takes."""
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
-from runner_core.base.files import size_text
+from runner_core.base.errors import BadInput
+from runner_core.base.files import size_text, walk
+from runner_core.base.location import Location
+from runner_core.base.memory import available_ram
 from runner_core.base.text import counted
-from runner_core.contract.records import Table
-from runner_core.tools.check.checked import Balance, Checked
-from runner_core.tools.check.facts import ArrayFacts, RecordFacts
-from runner_core.tools.check.levels import GREY, Levels
-from runner_core.tools.check.others import shown
+from runner_core.contract import CachePlan
+from runner_core.contract.records import AnyRecord, Table
+from runner_core.contract.setup import Setup
+from runner_core.data.cache.choose import STORAGES
+from runner_core.data.cache.write import FLAT
+from runner_core.tools.check.facts import GREY, ArrayFacts, Balance, Checked, Levels, RecordFacts
+from runner_core.training.memory import MemoryPlan, plan, sketch
+
+_SHOWN = 4
+
+
+def other_files(folder: Location, records: Sequence[AnyRecord]) -> Mapping[str, int]:
+    """Return their number by suffix ("" without one); URLs are not searched."""
+    if not isinstance(folder, Path) or not folder.is_dir():
+        return {}
+    used = {os.path.abspath(place) for record in records for place in record.files.values() if isinstance(place, Path)}
+    found: Counter[str] = Counter()
+    try:
+        for here, folders, names in walk(folder):
+            folders[:] = [name for name in folders if os.path.abspath(here / name) not in used]
+            found.update(Path(name).suffix.lower() for name in names if os.path.abspath(here / name) not in used)
+    except BadInput:  # a folder that cannot be read: the project found its records without it
+        return {}
+    return found
+
+
+def shown(others: Mapping[str, int]) -> str:
+    """Return the counts as text.
+
+    >>> shown({".json": 1, ".txt": 1200, "": 1})
+    '1,202 (1,200 .txt, 1 .json, 1 without ending)'
+    """
+    if not others:
+        return ""
+    ordered = sorted(others.items(), key=lambda item: (-item[1], item[0] == "", item[0]))
+    return f"{sum(others.values()):,} ({_listed(ordered[:_SHOWN])}{', …' if ordered[_SHOWN:] else ''})"
+
+
+def _listed(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count:,} {ending or 'without ending'}" for ending, count in counts)
+
+
+_HEADER = 8192
+"""Bytes of a streamed record's file in addition to its arrays, including its last page."""
+
+
+def memory_plan(setup: Setup, checked: Checked, cache: CachePlan) -> MemoryPlan:
+    """Plan the memory with the network, which is built and tried; raise BadInput if there is no sample.
+
+    This takes seconds, or perhaps a minute on a machine without a GPU.
+    """
+    return plan(setup, sketch(setup, checked.records, checked.splits, cache))
+
+
+def prepared_already(plan: CachePlan, prepared: int) -> CachePlan:
+    """Return the plan, corrected by the bytes that all records together have.
+
+    An uncompressed cache takes these bytes, whatever was estimated. A streaming cache takes no more than these,
+    whatever there is room for.
+    """
+    if plan.mode == "stream":
+        return replace(plan, disk_bytes=min(plan.disk_bytes, prepared + plan.records * _HEADER))
+    disk = prepared if STORAGES.get(plan.mode) is FLAT else plan.disk_bytes
+    ram, device = (prepared if size else 0 for size in (plan.ram_bytes, plan.device_bytes))
+    return replace(plan, disk_bytes=disk, ram_bytes=ram, device_bytes=device)
+
+
+def fits(cache: CachePlan | None, memory: MemoryPlan | None) -> list[Table]:
+    """Return a table, if anything is known."""
+    if memory is not None:
+        return [Table("memory", "What a training takes", memory.COLUMNS, memory.rows)]
+    rows = [] if cache is None else list(_of_cache(cache))
+    title = "What the cache takes (--fit builds the network, and says what a training takes besides)"
+    return [Table("memory", title, ("where", "takes", "there is"), rows)] if rows else []
+
+
+def _of_cache(cache: CachePlan) -> Iterator[tuple[str, str, str]]:
+    if cache.disk_bytes and cache.folder is not None:
+        existing = next(
+            place for place in (cache.folder.absolute(), *cache.folder.absolute().parents) if place.exists()
+        )
+        free = f"{size_text(shutil.disk_usage(existing).free)} free"
+        there = f", {cache.ready} of {cache.records} records there already" if cache.ready else ""
+        most = "at most " if cache.mode == "stream" else ""
+        yield "disk", most + size_text(cache.disk_bytes), free + there
+    if cache.ram_bytes:
+        yield "RAM", size_text(cache.ram_bytes), f"{size_text(available_ram())} free"
+    if cache.device_bytes:
+        yield "device", size_text(cache.device_bytes), "see --fit"
+
 
 _CLASSES = 30
 """Largest number of rows in the table of classes."""
@@ -122,7 +214,7 @@ def _highest(known: Sequence[Levels]) -> str:
 def _classes(checked: Checked) -> Table:
     """Return each class's share of the voxels that are not ignored in each split, and its number of records."""
     parts = checked.parts or {"all": range(len(checked.records))}
-    balances = {side: balance for side, numbers in parts.items() if (balance := checked.balance(numbers)).records}
+    balances = {split: balance for split, numbers in parts.items() if (balance := checked.balance(numbers)).records}
     whole = checked.balance()
     names = sorted(whole.counts, key=lambda name: -whole.counts[name]) if len(whole.counts) > _CLASSES else whole.counts
     rows = [(name, *(_class(balance, name) for balance in balances.values())) for name in [*names][:_CLASSES]]

@@ -14,7 +14,7 @@ from runner_core.contract import Json, Remedy
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Setup
 from runner_core.engines.usage import usable_cores
-from runner_core.plugins.remedies import blocks_may_help
+from runner_core.plugins.defaults import blocks_may_help
 from runner_core.tools.measure.paired import Case
 from runner_core.tools.measure.trial import Ready
 

@@ -22,7 +22,7 @@ from runner_core.base.text import counted
 from runner_core.contract import Json
 from runner_core.output.display import duration
 from runner_core.output.runfolder import RunFolder
-from runner_core.tools.verify_resume.differences import Difference, Read, differences
+from runner_core.tools.verify_resume import Difference, Read, differences
 from runner_core.training.child import TrainingSpec
 
 _TOLD = 2000
