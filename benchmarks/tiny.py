@@ -12,10 +12,10 @@ from runner_core.contract.setup import Data
 from runner_core.contract.team import ALONE
 from runner_core.data.loader import Loader
 from runner_core.health import Health, default_rules
+from runner_core.training.assembly import Loaders, Parts
 from runner_core.training.cadence import Cadence
-from runner_core.training.gpu import DeviceUsage
-from runner_core.training.loop import Loop, LoopState
-from runner_core.training.monitor import Monitor
+from runner_core.training.keeping import LoopState
+from runner_core.training.loop import Loop
 from runner_core.training.signals import Signals
 from runner_core.training.timing import Timing
 
@@ -44,6 +44,12 @@ class Rows:
 
 
 class Silent:
+    """Stands for the keeper of checkpoints, the sinks and the display."""
+
+    recalls = False
+
+    def save(self, *_: Any) -> None: ...
+
     def event(self, kind: str, step: int, values: Any) -> None: ...
 
     def update(self, step: int, epoch: int, values: Any) -> None: ...
@@ -79,29 +85,15 @@ def runner(project: type[Project], engine: Callable[[Project, RunConfig], Any], 
 
     def run(steps: int) -> float:
         nonlocal trainer, done
+        data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
         if trainer is None:
-            data: Any = Data([], {}, NoStore())  # type: ignore[arg-type]
             trainer = engine(setup.project, config).trainer(setup, data, 1000 * steps)
         loader = Loader(Rows(), batch_size=BATCH, seed=0, shuffle=True, steps_per_epoch=steps, block=block)
-        silent = Silent()
-        loop = Loop(
-            trainer=trainer,
-            cadence=Cadence(steps, done + 1, LOG_EVERY, block=block),
-            batches=loader.batches,
-            validation=None,
-            monitor=Monitor("loss", "min"),
-            patience=None,
-            health=Health(default_rules(setup.project, config), "stop", lambda *_: None),
-            draw=None,
-            recall=None,
-            watching=DeviceUsage(setup.device),
-            precision="float32",
-            fetching=None,
-            save=lambda *_: None,
-            sinks=silent,
-            display=silent,
-            signals=Signals(),
-        )
+        silent: Any = Silent()
+        cadence = Cadence(steps, done + 1, LOG_EVERY, block=block)
+        parts = Parts(setup, data, cadence, trainer, None, Loaders(loader, None))
+        health = Health(default_rules(setup.project, config), "stop", lambda *_: None)
+        loop = Loop(parts, silent, health, None, silent, silent, Signals())
         loop.restore(LoopState(step=done * steps), Timing())
         done += 1
         begun = time.perf_counter()

@@ -157,7 +157,7 @@ NOTHING = "nothing was trained, no run folder is left"
             f"the preparation of the data was not finished: {NOTHING}",
             None,
         ),
-        ("runner_core.training.run.loaders", f"interrupted; the set-up was not finished: {NOTHING}", None),
+        ("runner_core.training.assembly.loaders", f"interrupted; the set-up was not finished: {NOTHING}", None),
         (
             "runner_core.training.loop.Loop._validate",
             "no checkpoint was saved yet: nothing of this training is kept",

@@ -17,7 +17,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.team import Alone
 from runner_core.output.report.memory import memory as section
 from runner_core.training import memory
-from runner_core.training.loaders import samples
+from runner_core.training.assembly import samples
 from runner_core.training.memory.plan import Asked, MemoryPlan, judged, parts, remedies, total
 from runner_core.training.memory.survey import Facts
 

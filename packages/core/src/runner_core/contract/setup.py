@@ -112,7 +112,7 @@ class Data:
     store: Store
     statistics: Statistics = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)
-    """Samples of each split, made by `training.run` before the engine's trainer."""
+    """Samples of each split, made by `training.assembly` before the engine's trainer."""
     plan: CachePlan | None = None
     """Size of the records' cache; None if it was not planned."""
     sketched: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from unittest import SkipTest
 
 import numpy as np
 
+from runner_core.config.values import plain
 from runner_core.contract import State, Tensors, Trainer
 from runner_core.contract.project import overrides
 from runner_core.data.loader import Loader
 from runner_core.output.sinks import Sinks
+from runner_core.plugins import discovery
 from runner_core.testing.case import STEPS, Case
 from runner_core.testing.forked import TORCH, Forked
 from runner_core.tools.verify_resume import differences
+from runner_core.tools.verify_resume.killable import STEP, Teller, train
+from runner_core.training.assembly import assemble
+from runner_core.training.child import TrainingSpec
 from runner_core.training.snapshots import Snapshots
 
 _KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older
@@ -116,25 +122,54 @@ class _Drawing:
 
 def _two_steps(case: Case, between: Callable[[Trainer, int], None]) -> State:
     """Return the state after two steps, with `between` called before, between and after them."""
-    config = case.setup.config.train
-    trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
-    samples = case.data.samples["train"]
-    loader = Loader(samples, batch_size=config.batch_size, seed=config.seed, shuffle=True, steps_per_epoch=STEPS)
-    between(trainer, 0)
-    for step, batch in enumerate(loader.batches(0)):
-        trainer.train_step(batch, step)
-        between(trainer, step + 1)
-    loader.close()
-    return trainer.state()
+    parts = assemble(case.setup, case.data, case.folder, print, plans=False)
+    try:
+        between(parts.trainer, 0)
+        for step, batch in enumerate(parts.loaders.training.batches(0)):
+            parts.trainer.train_step(batch, step)
+            between(parts.trainer, step + 1)
+        return parts.trainer.state()
+    finally:
+        parts.loaders.close()
 
 
 def _run(forked: Forked, case: Case, run: str, kill_at: int, expected: int = 0) -> None:
     words = [case.kind.name, str(case.folder), run, str(kill_at)]
-    done = forked.run(words, Path.cwd(), os.environ, _PATIENCE, "runner_core.testing.killed:run")
+    done = forked.run(words, Path.cwd(), os.environ, _PATIENCE, f"{__name__}:train_in_a_process")
     message = (
         f"training in a process of its own ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     )
     assert done.returncode == expected, message
+
+
+class _Killer(Teller):
+    """Kills this process (kill -9) before a step, counted from 1; 0: never.
+
+    A kill from outside cannot be aimed at a moment between two checkpoints.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def tell(self, step: int, phase: int) -> None:
+        if step == self._step and phase == STEP:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_in_a_process() -> None:
+    """Train the phantom in FOLDER into FOLDER/RUN, or resume there: two epochs of four steps, saved after every three.
+
+    The words of the command line are PROJECT FOLDER RUN STEP; the process kills itself in STEP.
+    """
+    _, name, folder, run, step = sys.argv
+    case = Case(name, Path(folder))
+    config = case.setup.config
+    config.train.epochs, config.train.steps_per_epoch = 2, 4
+    config.checkpoint.every_steps, config.checkpoint.keep = 3, 9
+    config.log.every, config.log.snapshots_every = 1, 2
+    without = tuple(discovery.extensions())
+    spec = TrainingSpec(name, "demo", str(case.phantom), plain(config), without=without)
+    train(spec, Path(folder, run), _Killer(int(step)))
 
 
 def _validated(case: Case, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner_core.base.writing import write_once
 from runner_core.contract import Json
+from runner_core.training.assembly import Parts
 from runner_core.training.timing import Timing
 
 BLOCK_FILE = "streaming.json"
@@ -32,6 +33,18 @@ class Fetching:
         self._window: Counter[str] = Counter()
         self._total: Counter[str] = Counter()
         self._quiet = 1  # train lines without a warning: the first one is all waiting
+
+    @classmethod
+    def of(cls, parts: Parts, say: Callable[[str], None]) -> Fetching:
+        """Return the counters of a training, summed over its processes."""
+        setting = parts.setup.project.samples_setting
+        more = f"more samples of each record ({setting})" if setting else "more samples of each record"
+        advice = (
+            f"What helps: {more}, room for more records (cache.max_gb), more requests at once (remote.connections), a "
+            "faster link; smaller batches do not"
+        )
+        counters, every = parts.loaders.training.counters, parts.setup.team.every
+        return cls(lambda: combined(every(dict(counters()))), say, advice)
 
     def collect(self) -> int:
         """Count what was fetched until now; return the number of samples replaced since the last call.

@@ -1,4 +1,4 @@
-"""The step loop: drives a `Trainer` of any framework from where a run stands to its end.
+"""The step loop: takes the steps of a training, of any framework, from where it stands to its end.
 
 The run's log fixes what happens after a step, and in which order: train line, costs of losses, pictures of samples,
 validation line, watched arrays, health findings, checkpoint. Everything that is not a function of settings, data and
@@ -8,125 +8,69 @@ seed is logged under "timing".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from signal import Signals as Signal
 from time import perf_counter_ns
 from typing import Any, Literal
 
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unhealthy
-from runner_core.contract import Finding, HealthEvent, HostBatch, Json, Trainer
+from runner_core.contract import Finding, HealthEvent, HostBatch, Json, is_streamed
 from runner_core.engines.steplog import not_finite
 from runner_core.health import Health
 from runner_core.output.display import Display
 from runner_core.output.sinks import Sinks
-from runner_core.training.cadence import Cadence
+from runner_core.training.assembly import Parts
 from runner_core.training.fetching import Fetching
 from runner_core.training.gpu import DeviceUsage
+from runner_core.training.keeping import Keeper, LoopState
 from runner_core.training.monitor import Monitor
 from runner_core.training.signals import DAMAGED, Signals
+from runner_core.training.snapshots import Snapshots
 from runner_core.training.team import AgreedSignals
 from runner_core.training.timing import Timing
 
 SHOW_EVERY = 250_000_000  # ns between two updates of the display
 
 
-Save = Callable[["LoopState", bool], None]
-"""Saves a checkpoint of this loop state; the flag marks the best. Raises OutOfSpace, NotSaved, Unhealthy."""
-
-
-@dataclass
-class LoopState:
-    """Where a run stands; stored as JSON in every checkpoint.
-
-    `validations` holds the facts of all past validations. Health rules replay them after a resume.
-    """
-
-    step: int = 0
-    validated: int = 0
-    best: dict[str, Any] | None = None
-    """The step, value (of the monitored metric) and metrics of the best validation."""
-    without_progress: int = 0
-    precision_seen: dict[str, int] | None = None
-    validations: list[dict[str, Any]] = field(default_factory=list)
-    pulls: dict[str, list[float]] = field(default_factory=dict)
-    """Gradient norms of loss terms since the last validation: their number and the largest."""
-    memories: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """State of the health rules, by rule name."""
-    bad: int = 0
-    """Number of samples taken from another record because their own could not be fetched."""
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    """Findings of the health rules, for the summary."""
-
-    def json(self) -> dict[str, Json]:
-        return asdict(self)
-
-
 class Loop:
-    """One training run.
+    """The steps of one training, and what happens between them.
 
     Args:
-        trainer: Takes the steps.
-        cadence: Steps at which something happens.
-        batches: `batches(epoch, first_step)` yields training batches.
-        validation: Yields validation batches; None for no validation.
-        monitor: The metric that chooses the best checkpoint.
-        patience: Validations without progress after which the run ends; None for no limit.
+        parts: What takes the steps.
+        keeper: Saves and restores the state.
         health: The health rules.
-        draw: `draw(step)` draws what the network makes of a few samples; None to draw nothing.
-        recall: `recall(step)` returns facts of that step's checkpoint, whose network was just validated; None to skip.
-        watching: Measures the load of the device.
-        precision: The requested precision.
-        fetching: Counts fetched records; None if nothing is streamed.
-        save: Saves a checkpoint.
-        sinks: Receive events and figures.
+        snapshots: Draws what the network makes of a few samples; None for a project that draws nothing.
+        sinks: Receive events.
         display: Shows progress.
         signals: Signals that may end the run.
-        processes: Number of processes that take the same steps, each with the same number of samples.
     """
 
     def __init__(
         self,
-        *,
-        trainer: Trainer,
-        cadence: Cadence,
-        batches: Callable[[int, int], Iterator[HostBatch]],
-        validation: Callable[[], Iterator[HostBatch]] | None,
-        monitor: Monitor,
-        patience: int | None,
+        parts: Parts,
+        keeper: Keeper,
         health: Health,
-        draw: Callable[[int], None] | None,
-        recall: Callable[[int], Mapping[str, Any] | None] | None,
-        watching: DeviceUsage,
-        precision: str,
-        fetching: Fetching | None,
-        save: Save,
+        snapshots: Snapshots | None,
         sinks: Sinks,
         display: Display,
-        signals: Signals | AgreedSignals,
-        processes: int = 1,
+        signals: Signals,
     ) -> None:
-        self.trainer = trainer
-        self.cadence = cadence
-        self.batches = batches
-        self.validation = validation
-        self.monitor = monitor
-        self.patience = patience
-        self.health = health
-        self.draw = draw
-        self.recall = recall
-        self.watching = watching
-        self.precision = precision
-        self.fetching = fetching
-        self.save = save
-        self.sinks = sinks
-        self.display = display
-        self.signals = signals
-        self.processes = processes
-        self.restore(LoopState(), Timing())
+        setup = parts.setup
+        self.trainer, self.cadence, self.loaders = parts.trainer, parts.cadence, parts.loaders
+        self.keeper, self.health, self.snapshots = keeper, health, snapshots
+        self.sinks, self.display = sinks, display
+        self.processes = setup.team.count
+        self.signals = signals if self.processes == 1 else AgreedSignals(signals, setup.team)
+        self.monitor = Monitor(*setup.project.monitor)
+        self.patience = setup.config.train.patience
+        self.precision = setup.precision.compute
+        self.fetching = Fetching.of(parts, display.say) if is_streamed(parts.data.store) else None
+        self.watching = DeviceUsage(setup.device)
         self.unsaved: str | None = None  # why the newest checkpoint could not be saved
-        self._saved: int | None = None  # step of the newest existing checkpoint
+        self._recalls = keeper.recalls
         self._shown: dict[str, Any] = {}
+        self.restore(LoopState(), Timing())
 
     @property
     def epoch(self) -> int:
@@ -144,7 +88,8 @@ class Loop:
     def restore(self, state: LoopState, timing: Timing) -> None:
         """Continue from the state in a checkpoint."""
         self.state, self.timing, self._logged, self._best_before = state, timing, replace(timing), state.best
-        self._saved = state.step
+        self._saved: int | None = state.step  # step of the newest existing checkpoint
+        self.health.restore(state.memories, [_validation_event(facts) for facts in state.validations])
         self.health.findings = [Finding(**finding) for finding in state.findings]
 
     def forget_best(self) -> None:
@@ -160,8 +105,8 @@ class Loop:
         if error is not None:
             raise error
         self.watch()
-        if self.draw is not None:
-            self.draw(0)
+        if self.snapshots is not None:
+            self.snapshots.draw(self.trainer, 0)
 
     def run(self) -> None:
         """Train to the end.
@@ -171,7 +116,8 @@ class Loop:
         if self._owes_validation():  # a signal came before it
             self._finish_step([])
         while not self.finished:
-            batches = self.batches(*divmod(self.state.step, self.cadence.steps_per_epoch))
+            epoch, first = divmod(self.state.step, self.cadence.steps_per_epoch)
+            batches = self.signals.between(self.loaders.training.batches(epoch, first))
             try:
                 self._steps(batches)
             finally:
@@ -217,8 +163,8 @@ class Loop:
         if self.signals.hung_up:
             self.signals.hung_up = False
             self.display.say("the terminal is gone (SIGHUP); training goes on")
-        if self.draw is not None and self.cadence.draws(self.state.step):
-            self.draw(self.state.step)
+        if self.snapshots is not None and self.cadence.draws(self.state.step):
+            self.snapshots.draw(self.trainer, self.state.step)
         self._finish_step(errors)
         rates = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
         self.display.update(self.state.step, self.epoch, {**self._shown, **rates})
@@ -295,18 +241,18 @@ class Loop:
 
     def _owes_validation(self) -> bool:
         step = self.state.step
-        return self.validation is not None and self.cadence.validates(step) and self.state.validated < step
+        return self.loaders.validation is not None and self.cadence.validates(step) and self.state.validated < step
 
     def _validate(self, errors: list[Unhealthy]) -> bool:
         """Validate, and return True if the monitored metric improved.
 
         Health findings are appended to `errors`. After a signal, the validation is done on resume.
         """
-        assert self.validation is not None
+        assert self.loaders.validation is not None
         begun = perf_counter_ns()
         if self.fetching is not None:
             self.state.bad += self.fetching.collect()
-        batches = self.validation()
+        batches = self.signals.between(self.loaders.validation.batches(0))
         try:
             facts = self.trainer.validate(self._until_signal(batches))
         except _Interrupted:
@@ -358,14 +304,14 @@ class Loop:
         If it cannot be written, the run goes on, unless it `ends` here, and the previous checkpoint is kept.
         """
         state = self.state
-        if self.validation is None:  # nothing can be compared: the last is the best
+        if self.loaders.validation is None:  # nothing can be compared: the last is the best
             improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
         state.findings = [asdict(finding) for finding in self.health.findings]
         state.memories = self.health.memories()
         if self.fetching is not None:
             state.bad += self.fetching.collect()
         try:
-            self.save(state, improved)
+            self.keeper.save(state, self.timing, improved)
         except (OutOfSpace, NotSaved) as error:
             self.unsaved = str(error)
             there = self._saved is not None
@@ -380,9 +326,10 @@ class Loop:
 
     def _recall(self, errors: list[Unhealthy]) -> None:
         """Check, once per start, that the first checkpoint of a validated network gives back the same results."""
-        if self.recall is None or self.unsaved or self.state.validated != self.state.step:
+        if not self._recalls or self.unsaved or self.state.validated != self.state.step:
             return
-        facts, self.recall = self.recall(self.state.step), None
+        self._recalls = False
+        facts = self.keeper.recalled(self.state.step)
         if self.fetching is not None:  # what was fetched for it is not what training needs
             self.fetching.forget()
         error = None if facts is None else self._observe("checkpoint", facts)
@@ -412,3 +359,8 @@ def _close(batches: Any) -> None:
     close = getattr(batches, "close", None)
     if close is not None:
         close()
+
+
+def _validation_event(facts: Mapping[str, Any]) -> HealthEvent:
+    values = {name: value for name, value in facts.items() if name not in ("step", "epoch")}
+    return HealthEvent("validation", facts["step"], facts["epoch"], values)

@@ -11,15 +11,12 @@ from time import perf_counter
 from typing import Any
 
 from runner_core.base.errors import RunnerError
-from runner_core.contract import Trainer
 from runner_core.contract.phases import CHECKPOINT, LOGGING, METRICS, PICTURES
-from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader
 from runner_core.output.sinks import Sinks
 from runner_core.output.sinks.lines import JsonlSink, TextSink
-from runner_core.training.cadence import Cadence
+from runner_core.training.assembly import Parts
 from runner_core.training.checkpoints import Checkpoints
-from runner_core.training.loaders import Loaders
 from runner_core.training.snapshots import Snapshots
 from runner_core.training.timing import Timing
 
@@ -44,11 +41,9 @@ class Event:
 class Between:
     """Measures with a trainer that has taken some steps; its files in `folder` are removed again."""
 
-    def __init__(
-        self, setup: Setup, data: Data, trainer: Trainer, cadence: Cadence, loaders: Loaders, folder: Path
-    ) -> None:
-        self._setup, self._data, self._trainer, self._cadence = setup, data, trainer, cadence
-        self._loaders, self._folder = loaders, folder
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self._setup, self._data, self._trainer, self._cadence = parts.setup, parts.data, parts.trainer, parts.cadence
+        self._loaders, self._folder = parts.loaders, folder
 
     def measure(self, settle: Callable[[], None], say: Callable[[str], None]) -> dict[str, Event]:
         """Return an event for each part that the run has; `settle` waits for the device."""

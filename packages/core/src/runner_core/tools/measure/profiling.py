@@ -18,15 +18,13 @@ from typing import Any
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.base.memory import peak_host_memory
 from runner_core.base.writing import full_disk
-from runner_core.contract import HostBatch, Json, Remedy, Trainer
+from runner_core.contract import HostBatch, Json, Remedy
 from runner_core.contract.phases import OTHER, PARTS, LossCost, Phases
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines.usage import Cores, Gpu, GpuSampler
 from runner_core.tools.measure.between import Between, Event
 from runner_core.tools.measure.bound import bound, roofline
-from runner_core.training.cadence import Cadence
-from runner_core.training.loaders import Loaders, loaders, samples, steps_per_epoch
-from runner_core.training.memory import plan
+from runner_core.training.assembly import assemble
 
 STEPS, SECONDS = 100, 120.0
 _TURNS = 5
@@ -90,12 +88,11 @@ def profile_run(
     if not 0 <= at <= 1:
         raise BadInput(f"--at {at}: a moment of the training, from 0 (the beginning) to 1 (the end)")
     begun = perf_counter()
-    data.samples = data.samples or samples(setup.project, data)
     with ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="runner-profile-")))
         try:
             run = _Run(setup, data, at, place, say)
-            stack.callback(run.loaders.close)
+            stack.callback(run.parts.loaders.close)
             facts = run.profile(steps, seconds, place, trace, say)
             return facts | {"asked": seconds, "took": perf_counter() - begun}
         except OSError as error:
@@ -113,26 +110,24 @@ def remedies(setup: Setup, facts: Mapping[str, Json]) -> list[Remedy]:
 
 
 class _Run:
-    """Trainer and loaders of a training, from a moment on, made as `training.run` makes them."""
+    """Takes the steps of a training from a moment on."""
 
     def __init__(self, setup: Setup, data: Data, at: float, place: Path, say: Say) -> None:
-        config = setup.config
-        self.setup, self.data = setup, data
-        self.cadence = Cadence.of(config, steps_per_epoch(config.train, data, 1))
-        self.trainer: Trainer = setup.engine.trainer(setup, data, self.cadence.steps)
+        self.parts = parts = assemble(setup, data, place, say)
+        self.setup, self.data, self.trainer, self.cadence = setup, data, parts.trainer, parts.cadence
         phases = self.trainer.phases()
         if phases is None:
+            parts.loaders.close()
             raise BadInput(f"the engine {setup.engine.name} cannot take its steps apart: nothing to profile")
         self.phases: Phases = phases
-        self.planned = self._memory_plan(place, say)  # before the loaders, which only check their own memory
-        self.loaders: Loaders = loaders(setup, data, self.trainer.block)
-        self.step = min(int(config.train.epochs * at), config.train.epochs - 1) * self.cadence.steps_per_epoch
+        epochs = setup.config.train.epochs
+        self.step = min(int(epochs * at), epochs - 1) * self.cadence.steps_per_epoch
         self._batches = self._endless()
 
     def _endless(self) -> Iterator[HostBatch]:
         while True:
             epoch = self.step // self.cadence.steps_per_epoch
-            yield from self.loaders.training.batches(epoch)
+            yield from self.parts.loaders.training.batches(epoch)
             self.step %= self.cadence.steps
 
     def steps(self, count: int) -> int:
@@ -146,7 +141,7 @@ class _Run:
         return taken
 
     def profile(self, steps: int, seconds: float, place: Path, trace: Path | None, say: Say) -> dict[str, Json]:
-        setup, phases, block = self.setup, self.phases, self.trainer.block
+        phases, block, memory = self.phases, self.trainer.block, self.parts.memory
         first = self._timed(block)
         second = self._timed(block) / block
         batch = next(self._batches)
@@ -158,10 +153,10 @@ class _Run:
             self._trace(trace)
         wanted = max(2 * block, min(steps, int(seconds / max(second, 1e-6))))
         each = max(1, wanted // (2 * _TURNS) // block) * block
-        head = self._head() | {"first_step": first, "memory_plan": self.planned}
+        head = self._head() | {"first_step": first, "memory_plan": memory and memory.json()}
         facts = head | self._measured(each, max(2, wanted // (2 * each)))
         facts["memory"] = {"host": peak_host_memory(), "device": self.trainer.peak_memory()}
-        events = Between(setup, self.data, self.trainer, self.cadence, self.loaders, place).measure(phases.settle, say)
+        events = Between(self.parts, place).measure(phases.settle, say)
         facts["events"] = {name: asdict(event) for name, event in events.items()}
         facts["parts"] |= {name: event.per_step for name, event in events.items()}
         facts["parts"] = _in_order(facts["parts"], events)
@@ -173,17 +168,6 @@ class _Run:
         facts["losses"] |= own
         facts |= bound(facts)
         return facts
-
-    def _memory_plan(self, place: Path, say: Say) -> dict[str, Json] | None:
-        """Plan the memory as before a training; raise OutOfSpace if a training would."""
-        mode = self.setup.config.health.memory
-        if mode == "off":
-            return None
-        found = plan(self.setup, self.data, trainer=self.trainer, folder=place)
-        if mode == "refuse":
-            found.refuse(self.setup.team)
-        say("\n".join([found.line(), *found.remarks()]))
-        return found.json()
 
     # ------------------------------------------------------------ steps
 

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,9 @@ from runner_core.contract import HostBatch, Json, Store, StreamedSamples, is_str
 from runner_core.data.loader import Loader
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
-from runner_core.training.cadence import Cadence
+from runner_core.training.assembly import assemble
 from runner_core.training.child import TrainingSpec
 from runner_core.training.data import open_data
-from runner_core.training.loaders import loaders, samples, steps_per_epoch
-from runner_core.training.memory import plan
 
 Say = Callable[[str], None]
 
@@ -51,17 +49,10 @@ class Training:
         setup = base.setup(settings)
         self._base, self._setup = base, setup
         self._data = data = open_data(setup, say)
-        if is_streamed(data.store):
-            data.store.begin(Path(folder))
-        # a training has its validation's samples too, but nothing here takes them
-        data.samples = {"train": samples(setup.project, data)["train"]}
-        train = setup.config.train
-        cadence = Cadence.of(setup.config, steps_per_epoch(train, data, 1))
-        self._trainer = setup.engine.trainer(setup, data, cadence.steps)
-        self._cadence = replace(cadence, block=self._trainer.block)
-        if not settings and setup.config.health.memory == "refuse":  # before the loader, which checks only itself
-            plan(setup, data, trainer=self._trainer, folder=Path(folder)).refuse(setup.team)
-        self._loader = loaders(setup, data, self._trainer.block).training
+        # settings that are tried may take more memory: their first step shows it
+        plans = not settings and setup.config.health.memory == "refuse"
+        parts = assemble(setup, data, Path(folder), lambda text: None, validates=False, plans=plans)
+        self._trainer, self._cadence, self._loader = parts.trainer, parts.cadence, parts.loaders.training
         self._lead = _lead(data.samples["train"], setup.config, self._trainer.block)
         self._step = 0
         self._seconds = 0.0  # of a step

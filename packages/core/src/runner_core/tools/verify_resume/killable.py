@@ -27,7 +27,7 @@ from runner_core.tools.verify_resume.campaign import PHASES, Moment
 from runner_core.training.child import TrainingSpec
 from runner_core.training.data import open_data
 
-_STEP, _VALIDATION, _CHECKPOINT = range(len(PHASES))
+STEP, VALIDATION, CHECKPOINT = range(len(PHASES))
 
 
 class Teller:
@@ -63,11 +63,11 @@ class _TellingTrainer(_Telling):
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         self._steps = step + 1
-        self._teller.tell(self._steps, _STEP)
+        self._teller.tell(self._steps, STEP)
         self._inner.train_step(batch, step)
 
     def validate(self, batches: Iterator[HostBatch]) -> Any:
-        self._teller.tell(self._steps, _VALIDATION)
+        self._teller.tell(self._steps, VALIDATION)
         return self._inner.validate(batches)
 
 
@@ -79,7 +79,7 @@ class _TellingEngine(_Telling):
 
 class _TellingFormat(_Telling):
     def write(self, folder: Path, state: State) -> None:
-        self._teller.tell(state.values["loop"]["step"], _CHECKPOINT)
+        self._teller.tell(state.values["loop"]["step"], CHECKPOINT)
         self._inner.write(folder, state)
 
 

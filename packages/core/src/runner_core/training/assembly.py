@@ -1,17 +1,26 @@
-"""Choose the samples and batches that a training takes."""
+"""Put the parts of a training together: samples, cadence, trainer, memory plan and loaders.
+
+Everything that takes training steps is made by `assemble`: trainings, trials, profiles and the contract test.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput, RunnerError
 from runner_core.config import TrainConfig
+from runner_core.contract import Trainer, is_streamed
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader, epoch_length
 from runner_core.data.samples import refuse_differing_fields
+from runner_core.training.cadence import Cadence
+from runner_core.training.memory import MemoryPlan, plan
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -25,9 +34,58 @@ class Loaders:
             self.validation.close()
 
 
-def samples(project: Project, data: Data) -> dict[str, Any]:
-    """Return samples of the training split and, if it has records, of the validation split."""
-    wanted = [split for split in ("train", "validation") if data.splits.get(split)]
+@dataclass
+class Parts:
+    """What takes the steps of a training.
+
+    Attributes:
+        setup: The project and its capabilities.
+        data: Its data, with their samples.
+        cadence: Steps at which something happens.
+        trainer: The network under training.
+        memory: What the training will take; None if it was not planned.
+        loaders: Give the batches; closed by whoever called `assemble`.
+    """
+
+    setup: Setup
+    data: Data
+    cadence: Cadence
+    trainer: Trainer
+    memory: MemoryPlan | None
+    loaders: Loaders
+
+
+def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: bool = True, plans: bool = True) -> Parts:
+    """Make everything that takes the steps of a training on `data`, in the order in which each part needs the others.
+
+    `folder` receives what streaming and checkpoints write. Without `validates` there are training samples only. With
+    `plans`, the memory plan is said, and refused if it does not fit, unless `health.memory` is off.
+
+    Raises BadInput if settings and data do not fit each other, and OutOfSpace.
+    """
+    if is_streamed(data.store):
+        data.store.begin(folder)
+    data.samples = samples(setup.project, data, validates)
+    cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
+    trainer = setup.engine.trainer(setup, data, cadence.steps)
+    snapshots = max(1, setup.config.log.snapshots_every) if setup.project.snapshot_samples else None
+    cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
+    if setup.team.count > 1:
+        say(f"{setup.team.count} processes train together: {trainer.strategy}")
+    memory = None  # planned before there are loaders, which only check their own memory
+    if plans and setup.config.health.memory != "off":
+        memory = plan(setup, data, trainer=trainer, folder=folder)
+        if setup.config.health.memory == "refuse":
+            memory.refuse(setup.team)
+        for text in (memory.line(), *memory.remarks()):
+            say(text)
+    return Parts(setup, data, cadence, trainer, memory, loaders(setup, data, trainer.block))
+
+
+def samples(project: Project, data: Data, validates: bool = True) -> dict[str, Any]:
+    """Return samples of the training split and, if it `validates` and has records, of the validation split."""
+    splits = ("train", "validation") if validates else ("train",)
+    wanted = [split for split in splits if data.splits.get(split)]
     if "train" not in wanted:
         raise BadInput("there are no records to train on; see data.split")
     found = {split: project.samples(data.store, data.used(split), split) for split in wanted}

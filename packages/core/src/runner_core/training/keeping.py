@@ -1,0 +1,136 @@
+"""Keep the state of a training in checkpoints, and take it up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from copy import copy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
+from runner_core.contract import Json
+from runner_core.output.sinks import Sinks
+from runner_core.training.assembly import Parts
+from runner_core.training.checkpoints import Checkpoints
+from runner_core.training.restoring import refuse_nan
+from runner_core.training.resume import fingerprint, refuse_other_length, refuse_other_settings
+from runner_core.training.snapshots import first_samples
+from runner_core.training.timing import Timing
+
+RECALLED = 4
+"""Largest number of validation samples on which a saved network is compared; no more than a validation batch."""
+
+
+@dataclass
+class LoopState:
+    """Where a run stands; stored as JSON in every checkpoint.
+
+    `validations` holds the facts of all past validations. Health rules replay them after a resume.
+    """
+
+    step: int = 0
+    validated: int = 0
+    best: dict[str, Any] | None = None
+    """The step, value (of the monitored metric) and metrics of the best validation."""
+    without_progress: int = 0
+    precision_seen: dict[str, int] | None = None
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    pulls: dict[str, list[float]] = field(default_factory=dict)
+    """Gradient norms of loss terms since the last validation: their number and the largest."""
+    memories: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """State of the health rules, by rule name."""
+    bad: int = 0
+    """Number of samples taken from another record because their own could not be fetched."""
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """Findings of the health rules, for the summary."""
+
+    def json(self) -> dict[str, Json]:
+        return asdict(self)
+
+
+class Keeper:
+    """Saves the state of a run into checkpoints below `folder`, and restores it from them.
+
+    `begun` is when this process started the run (monotonic clock); `say` receives messages as plain text.
+
+    Raises BadInput if processes that train together see different settings or data.
+    """
+
+    def __init__(self, parts: Parts, folder: Path, sinks: Sinks, say: Callable[[str], None], begun: float) -> None:
+        setup, data = parts.setup, parts.data
+        self._parts, self._team, self._sinks = parts, setup.team, sinks
+        self._begun, self._seconds_before = begun, 0.0
+        self.versions = setup.engine.versions()
+        self.checkpoints = Checkpoints(
+            folder,
+            setup.checkpoint_format,
+            project=setup.name,
+            keep=setup.config.checkpoint.keep,
+            plugins=setup.plugins.versions,
+            versions=self.versions,
+            say=say,
+        )
+        self._fingerprint = fingerprint(setup.config, data, setup.precision.compute)
+        if any(other != self._fingerprint for other in self._team.every(self._fingerprint)):
+            raise BadInput("the processes of this training do not all see the same settings and data: see --data")
+        # without health rules nobody asks, and of several processes each may hold a part of the network
+        self.recalls = (
+            setup.config.health.mode != "off" and self._team.count == 1 and parts.loaders.validation is not None
+        )
+        """Whether `recalled` may be called."""
+
+    def seconds(self) -> float:
+        """Return the seconds of the run until now, those before a resume included."""
+        return self._seconds_before + time.monotonic() - self._begun
+
+    def save(self, state: LoopState, timing: Timing, best: bool) -> None:
+        """Log the checkpoint, then write it. Raises NotSaved in all processes if it cannot be written.
+
+        A kill in between leaves a log line that a resume drops. The other order would lose a line.
+        """
+        saved, cadence = self._parts.trainer.state(), self._parts.cadence
+        metric = None if not state.best else state.best["value"]
+        epoch = state.step // cadence.steps_per_epoch
+        saved.values["loop"] = state.json()
+        saved.values["length"] = {"steps_per_epoch": cadence.steps_per_epoch, "epochs": cadence.epochs}
+        saved.values["settings"] = self._fingerprint
+        saved.values["timing"] = {**asdict(timing), "wall_seconds": self.seconds()}
+        self._sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best, "validated": state.validated})
+        why = None
+        if self._team.first:
+            try:
+                self.checkpoints.save(saved, state.step, epoch, metric, best)
+            except (OutOfSpace, NotSaved) as error:
+                why = str(error)
+        if (why := self._team.share(why)) is not None:
+            raise NotSaved(why)
+
+    def restore(self, path: Path) -> tuple[LoopState, Timing]:
+        """Give the trainer the state of a checkpoint; return the loop's.
+
+        Raises BadInput for a run of other settings, data or length.
+        """
+        saved = self.checkpoints.load(path)
+        refuse_nan(saved, path)
+        refuse_other_settings(saved.values["settings"], self._fingerprint)
+        state = LoopState(**saved.values["loop"])
+        refuse_other_length(saved.values["length"], self._parts.cadence, self._parts.setup.project, state.step)
+        self._parts.trainer.load_state(saved)
+        timing = dict(saved.values["timing"])
+        self._seconds_before = timing.pop("wall_seconds")
+        return state, Timing(**timing)
+
+    def recalled(self, step: int) -> dict[str, Any] | None:
+        """Compare the saved network of `step` with the one in training; return facts for health rules."""
+        setup, samples = self._parts.setup, self._parts.data.samples["validation"]
+        config = setup.config
+        apart = copy(setup)
+        apart.project = copy(setup.project)  # loading sets its statistics to the checkpoint's
+        count = min(RECALLED, config.validate.batch_size or config.train.batch_size)
+        arrays = first_samples(samples, count, config.train.seed)
+        try:
+            return self._parts.trainer.recalled(apart, self.checkpoints.load(self.checkpoints.of(step)), arrays)
+        except BadInput as error:
+            return {"refused": str(error)}
