@@ -45,11 +45,11 @@ SHORT: dict[str, dict[str, Json]] = {
     },
     "vesuvius": {
         "data.patch": [16, 16, 16], "data.patches": 16, "model.base": 4, "model.multipliers": [1, 2],
-        "loss.topology_crop": 12, "loss.measure_every": 3, "train.epochs": 4, "log.every": 10,
+        "loss.topology_crop": 12, "train.epochs": 4, "log.every": 10,
     },
     "dinocell": {
         "data.window": 48, "data.windows": 2, "model.prototypes": 64, "model.hidden": 64, "model.bottleneck": 16,
-        "augment.global_size": 32, "augment.local_size": 16, "augment.locals": 2, "loss.measure_every": 5,
+        "augment.global_size": 32, "augment.local_size": 16, "augment.locals": 2,
         "train.batch_size": 16, "train.epochs": 4, "validate.every": 1, "checkpoint.every": 1, "log.every": 10,
     },
 }  # fmt: skip

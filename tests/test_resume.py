@@ -24,15 +24,15 @@ CASES = {
         *["--model.layers", "2", "--model.dropout", "0.1", "--model.chunk", "200"],
     ],
     "brainunet, 2 workers": ["brainunet", "--train.batch-size", "4", "--train.workers", "2"],
-    "vesuvius, warps, topology, costs": [
+    "vesuvius, warps, topology": [
         *["vesuvius", "--data.patch", "32", "32", "32", "--model.base", "4"],
-        *["--augment.affine", "1", "--augment.elastic", "1", "--augment.blur", "1", "--loss.measure-every", "3"],
+        *["--augment.affine", "1", "--augment.elastic", "1", "--augment.blur", "1"],
         *["--loss.topology.weight", "0.1", "--loss.topology-every", "4", "--loss.topology-crop", "12"],
     ],
     "dinocell, streamed, two workers": [
         *["dinocell", "--train.workers", "2", "--cache.max-gb", "0.004", "--train.batch-size", "8"],
         *["--data.window", "32", "--data.windows", "8", "--augment.global-size", "16", "--augment.local-size", "8"],
-        *["--model.channels", "subset", "--model.drop-path", "0.1", "--loss.measure-every", "3"],
+        *["--model.channels", "subset", "--model.drop-path", "0.1"],
         *["--log.snapshots-every", "4"],
     ],
     "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32", "--augment.rotate", "20"],

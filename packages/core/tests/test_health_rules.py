@@ -16,19 +16,19 @@ import keras_toy
 from runner_core.base.errors import Unhealthy
 from runner_core.contract import Finding, HealthEvent
 from runner_core.engines import marks
-from runner_core.engines.pulls import MEASURED_AT, Measured, PullLog, parts_of_loss
+from runner_core.engines.gradient_norms import MEASURED_AT, GradientLog, Measured, parts_of_loss
 from runner_core.health import (
     AlwaysClipped,
     BelowLeast,
     Health,
+    IgnoredIsLearned,
     InputIgnored,
-    PullsAtIgnored,
-    PullsAtNothing,
     RateZero,
     SavedAsValidated,
     Starved,
     StillPredictions,
     StillWeights,
+    TermWithoutGradient,
     Uninformed,
     Unmoved,
     WithoutGradient,
@@ -161,10 +161,10 @@ def test_a_loss_or_metric_that_looks_at_ignored_voxels(kind, learned, counted, t
 
 
 def test_what_is_said_of_ignored_voxels():
-    rule = PullsAtIgnored()
-    assert rule.observe(log(1, ignored={"share": 0.5, "pull": 1e-9, "metrics": []})) is None
+    rule = IgnoredIsLearned()
+    assert rule.observe(log(1, ignored={"share": 0.5, "gradient": 1e-9, "metrics": []})) is None
     assert rule.observe(log(1)) is None
-    found = rule.observe(log(1, ignored={"share": 0.5, "pull": 0.25, "metrics": ["dice", "iou"]}))
+    found = rule.observe(log(1, ignored={"share": 0.5, "gradient": 0.25, "metrics": ["dice", "iou"]}))
     assert found.level == "error"
     for part in ("50% of the voxels", "0.25 of the largest", "dice and iou change"):
         assert part in found.message
@@ -208,13 +208,13 @@ def test_a_term_that_teaches_nothing(kind, compute, silent, tmp_path):
     assert found.get("loss without gradient") == ("warning" if silent else None)
 
 
-def test_a_term_is_said_once_to_pull_at_nothing():
-    rule = PullsAtNothing()
-    found = [rule.observe(log(step, pulls={"dice": [2, 0.0], "bce": [2, 0.1]})) for step in range(1, 9)]
+def test_a_term_without_gradient_is_said_once():
+    rule = TermWithoutGradient()
+    found = [rule.observe(log(step, gradient_norms={"dice": [2, 0.0], "bce": [2, 0.1]})) for step in range(1, 9)]
     assert [step for step, finding in enumerate(found, 1) if finding] == [3]
-    assert "the term dice pulls at nothing" in found[2].message
-    assert rule.observe(log(9, pulls={"dice": [1, 0.2]})) is None
-    later = [rule.observe(log(step, pulls={"dice": [5, 0.0]})) for step in range(10, 13)]
+    assert "the term dice has no gradient" in found[2].message
+    assert rule.observe(log(9, gradient_norms={"dice": [1, 0.2]})) is None
+    later = [rule.observe(log(step, gradient_norms={"dice": [5, 0.0]})) for step in range(10, 13)]
     assert [finding is not None for finding in later] == [True, False, False]
     assert "the terms a and b are part" in rule.observe(log(13, detached=["a", "b"])).message
 
@@ -231,35 +231,35 @@ def test_parts_of_the_loss_are_told_from_what_only_informs():
 
 
 def test_what_was_measured_survives_a_checkpoint():
-    one, other = PullLog(), PullLog()
-    one.add(Measured({"dice": 0.5}, ["told"], {"share": 0.1, "pull": 0.0, "metrics": []}))
-    one.add(Measured({"dice": 0.25, "wild": float("inf")}, [], {"share": 0.2, "pull": 0.5, "metrics": ["iou"]}))
+    one, other = GradientLog(), GradientLog()
+    one.add(Measured({"dice": 0.5}, ["told"], {"share": 0.1, "gradient": 0.0, "metrics": []}))
+    one.add(Measured({"dice": 0.25, "wild": float("inf")}, [], {"share": 0.2, "gradient": 0.5, "metrics": ["iou"]}))
     one.look({"a": 3, "b": 4})
     one.look({"b": 4})
     other.load(one.state())
     assert one.take({}) == other.take({}) == {
-        "pulls": {"dice": [2, 0.5]},
-        "ignored": {"share": 0.2, "pull": 0.5, "metrics": ["iou"]},
+        "gradient_norms": {"dice": [2, 0.5]},
+        "ignored": {"share": 0.2, "gradient": 0.5, "metrics": ["iou"]},
         "weights_without_gradient": {"weights": {"b": 4}, "looks": 2},
     }  # fmt: skip
     assert one.take({}) == {}
     other.load({})
-    assert other.state()["pulls"] == {}
+    assert other.state()["gradient_norms"] == {}
 
 
 @pytest.mark.torch
 def test_a_term_in_half_precision_is_measured_too():
     """Gradients are taken of a multiple of it, which must be finite itself."""
     import torch
-    from runner_core.engines.torch.pulls import _pull
+    from runner_core.engines.torch.gradient_norms import gradient_norm
 
     prediction = torch.ones(4, dtype=torch.float16, requires_grad=True)
-    assert _pull(prediction.mean(), [prediction]) == pytest.approx(0.5)
+    assert gradient_norm(prediction.mean(), [prediction]) == pytest.approx(0.5)
 
 
 @pytest.mark.skipif(find_spec("keras") is None, reason="keras is not installed")
 def test_of_volumes_one_is_looked_at():
-    from runner_core.engines.keras.pulls import _few
+    from runner_core.engines.keras.gradient_norms import _few
 
     volumes = {"image": np.zeros((4, 3_000_000), np.uint8), "mask": np.zeros((4, 3_000_000), bool), "n": np.float32(1)}
     assert [t.shape for t in _few(volumes).values()] == [(1, 3_000_000), (1, 3_000_000), ()]
@@ -275,13 +275,13 @@ def test_a_detached_term_is_found_however_often_the_log_is_written():
     """A line of two steps says too little of two terms: those before it count too, after a resume as well."""
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 8))
-    pulls, found = PullLog(), []
-    pulls.add(Measured({"a": 0.5}, ["b"]))
+    norms, found = GradientLog(), []
+    norms.add(Measured({"a": 0.5}, ["b"]))
     for i in range(0, 8, 2):
         line = {"loss": a + 2 * b, "a": a, "b": b, "gradient_norm": np.full(8, np.inf)}
-        found.append(pulls.take({name: column[i : i + 2].tolist() for name, column in line.items()}).get("detached"))
-        pulls, before = PullLog(), pulls.state()
-        pulls.load(before)
+        found.append(norms.take({name: column[i : i + 2].tolist() for name, column in line.items()}).get("detached"))
+        norms, before = GradientLog(), norms.state()
+        norms.load(before)
     assert found == [None, None, ["b"], None]
 
 

@@ -29,14 +29,14 @@ def arrays():
 @pytest.fixture
 def in_torch():
     torch = pytest.importorskip("torch")
-    from runner_core.engines.torch.lossalone import loss_seconds
+    from runner_core.engines.torch.lossalone import Replay
 
     def seconds(project, count=3):
         network = project.model(None).train()
         calls = []
         network[0].register_forward_hook(lambda *_: calls.append(0))
         tensors = {name: torch.from_numpy(array) for name, array in arrays().items()}
-        found = loss_seconds(project, network, tensors, PROGRESS, count, nullcontext())
+        found = Replay(project, network, tensors, PROGRESS, nullcontext()).seconds(count)
         assert all(parameter.grad is None for parameter in network.parameters())
         return found, len(calls)
 

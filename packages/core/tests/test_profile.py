@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core.base.errors import BadInput
 from runner_core.cli import main
-from runner_core.contract import Cost, HostBatch, Step
+from runner_core.contract import HostBatch, Step
 from runner_core.contract.phases import BACKWARD, FORWARD, LOSS, OPTIMIZER, PARTS, unnoticed
 from runner_core.plugins.manager import Plugins
 from runner_core.tools.measure import profiling
@@ -211,7 +211,7 @@ def test_layers_that_are_recomputed_for_the_gradient_are_not_forward():
     assert parts[BACKWARD] > 0.9 * SLOW
 
 
-def test_what_each_term_pulls():
+def test_what_the_gradient_of_each_term_is():
     class Two(toy.Toy):
         def on_device(self, batch, statistics, rng):
             return {"image": batch["image"].float() / 255, "mask": batch["mask"]}
@@ -231,23 +231,49 @@ def test_what_each_term_pulls():
     found = phases.losses(host_batch(), 2)
     with torch.no_grad():
         logits = ours.network(torch.from_numpy(host_batch().arrays["image"]).float() / 255)
-    assert set(found) == {"square", "sum", "loss"}, "a term without a graph pulls at nothing that could be said"
+    assert set(found) == {"square", "sum", "loss"}, "a term without a graph has no gradient to be told"
     assert found["square"].gradient == pytest.approx((2 * logits).norm().item(), rel=1e-5)
     assert found["sum"].gradient == pytest.approx(logits.numel() ** 0.5, rel=1e-5)
     assert found["loss"].gradient == pytest.approx((2 * logits + 3).norm().item(), rel=1e-5)
     assert found["loss"].forward
-    assert not found["sum"].forward
+    assert found["sum"].forward
 
 
-def test_what_a_project_measures_of_its_terms_is_shown():
-    class Measures(toy.Toy):
+def test_terms_are_timed_by_themselves():
+    """What is computed on the host between two operations counts for the term that needs it."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value):
+            time.sleep(SLOW)
+            return value.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient
+
+    class Three(toy.Toy):
         def step(self, model, batch, progress):
-            step = super().step(model, batch, progress)
-            return step._replace(costs={"bce": Cost(0.25, 0.5)} if model.training else {})
+            logits = model(batch["image"].float())
+            quick = logits.square().mean()
+            sleepy = Slow.apply(logits.mean())
+            awake = logits.abs()
+            time.sleep(SLOW)
+            terms = {"quick": quick, "sleepy": sleepy, "awake": awake.mean()}
+            return Step(sum(terms.values()), terms, logits)
 
-    losses = profiled(Measures)["losses"]
-    assert losses["bce"] == {"seconds": 0.5, "gradient": 0.25, "forward": True}
-    assert "loss" in losses
+        def on_device(self, batch, statistics, rng):
+            return batch
+
+        def model(self, precision):
+            return nn.Conv2d(2, 1, 1)
+
+    found = trainer(Three).phases().losses(host_batch(), 2)
+    assert all(cost.forward for cost in found.values())
+    assert found["quick"].seconds < 0.5 * SLOW
+    assert SLOW <= found["sleepy"].seconds < 1.5 * SLOW
+    assert SLOW <= found["awake"].seconds < 1.5 * SLOW
+    assert 2 * SLOW <= found["loss"].seconds < 2.5 * SLOW
 
 
 def test_nothing_is_left_behind(tmp_path):

@@ -50,7 +50,7 @@ class Runs:
         for step in more.get("saved", (2, 4)):
             place = run.checkpoints / f"step-{step:08d}"
             place.mkdir()
-            kept = {"loop": {"step": step}, "timing": {"wait": 1}, "torch": {"costs": {"timing": random.random()}}}
+            kept = {"loop": {"step": step}, "timing": {"wait": 1}, "torch": {"log": {"timing": random.random()}}}
             kept |= values or {}
             self.states[place] = State(kept, tensors if step == 4 else TENSORS)
         return path

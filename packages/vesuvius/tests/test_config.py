@@ -37,7 +37,6 @@ WRONG: list[tuple[str, Any]] = [
     ("loss.cldice_iterations", 0),
     ("loss.topology_every", 0),
     ("loss.topology_crop", 2),
-    ("loss.measure_every", 0),
     ("loss.bce.weight", -1.0),
     ("loss.bce.begin", 1.5),
     ("augment.noise", -0.1),

@@ -50,7 +50,6 @@ from runner_core.contract.data import StoredArray as StoredArray
 from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
-from runner_core.contract.engines import Cost as Cost
 from runner_core.contract.engines import Engine as Engine
 from runner_core.contract.engines import HostBatch as HostBatch
 from runner_core.contract.engines import Infer as Infer
@@ -110,7 +109,6 @@ from runner_core.data.stream.client import remote_client as remote_client
 from runner_core.data.stream.failure import Unreachable as Unreachable
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
-from runner_core.engines.torch.costs import measured as measured
 from runner_core.engines.torch.metrics import Confusion as Confusion
 from runner_core.engines.torch.metrics import MonaiMetric as MonaiMetric
 from runner_core.engines.torch.metrics import Overlap as Overlap

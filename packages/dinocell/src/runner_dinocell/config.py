@@ -92,8 +92,6 @@ class LossConfig:
     """Share of the training over which the teacher's temperature rises."""
     masked_share: tuple[float, float] = (0.1, 0.5)
     """Smallest and largest share of masked patches in a masked image; half of the global crops are masked."""
-    measure_every: Annotated[int, AtLeast(1)] = 50
-    """Steps between two measurements of each loss's time and gradient (log.jsonl, event losses)."""
 
 
 @dataclass

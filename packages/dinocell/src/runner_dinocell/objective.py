@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from runner_core import Cost, Progress, Step, Tensors, measured
+from runner_core import Progress, Step, Tensors
 from torch import Tensor
 
 from runner_dinocell import losses, schedules
@@ -21,7 +21,7 @@ def objective(network: Any, batch: Tensors, config: CellConfig, progress: Progre
     """Return Σ weight · term over dino, ibot and koleo; the prediction is the teacher's embeddings (B, 2, D).
 
     Sinkhorn-Knopp, centres and KoLeo look at the crops of all processes that train together. In training the centres
-    move. At every `loss.measure_every`-th step each term is timed and its gradient at the network's outputs measured.
+    move.
     """
     loss = config.loss
     student: StudentOutputs = network(batch["globals"], batch["locals"], batch["mask"])
@@ -37,17 +37,14 @@ def objective(network: Any, batch: Tensors, config: CellConfig, progress: Progre
     }
     total = torch.zeros((), device=mask.device)
     values: dict[str, Tensor] = {}
-    costs: dict[str, Cost] = {}
     for name, (weight, compute) in terms.items():
         if weight == 0:
             continue
-        if network.training and (progress.step + 1) % loss.measure_every == 0:
-            values[name], costs[name] = measured(compute, _learned(student), weight)
-        else:
-            values[name] = compute()
+        values[name] = compute()
         total = total + weight * values[name]
     found = facts(values, images, teacher.features, mask, batch["grey"])
-    return Step(total, {**values, **found}, teacher.features.unflatten(0, (2, -1)).transpose(0, 1), costs)
+    prediction = teacher.features.unflatten(0, (2, -1)).transpose(0, 1)
+    return Step(total, {**values, **found}, prediction, _learned(student))
 
 
 def _dino(student: StudentOutputs, targets: Targets, temperature: float) -> Tensor:

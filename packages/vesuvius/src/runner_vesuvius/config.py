@@ -98,8 +98,6 @@ class LossConfig:
     """Steps between two computations of the topology loss."""
     topology_crop: Annotated[int, AtLeast(4)] = 48
     """Side (voxels) of the crop for the topology loss; at most the patch's."""
-    measure_every: Annotated[int, AtLeast(1)] = 50
-    """Steps between two measurements of each loss's time and gradient (log.jsonl, event losses)."""
 
     def terms(self) -> dict[str, TermConfig]:
         """Return the losses by name."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from runner_core import Progress, Step, Tensors, measured
+from runner_core import Progress, Step, Tensors
 from torch import Tensor
 
 from runner_vesuvius.config import LossConfig
@@ -15,33 +15,21 @@ from runner_vesuvius.supervision import over_levels, supervised, targets
 TOPOLOGY = "topology"
 SUFFIX = "_loss"
 """End of a term's name in logs; the metrics of a validation have a dice and a skeleton recall as well."""
-_WARM: set[str] = set()
-"""Terms that this process has computed with their gradient, so that compiling is not counted as their cost."""
 
 
 def objective(logits: Sequence[Tensor], batch: Tensors, config: LossConfig, progress: Progress, training: bool) -> Step:
     """Return Σ weight · term over the losses that count at this point of the training; `logits`: finest first.
 
-    Topology is computed in training only, at every `topology_every`-th step. At these steps and at every
-    `measure_every`-th, each term is timed and its gradient at the logits measured (`Step.costs`). The first time in a
-    process it is computed once before, because Numba compiles (a minute) and libraries load.
+    Topology is computed in training only, at every `topology_every`-th step.
     """
     step = progress.step + 1
     weights = {name: term.weight_at(progress.fraction) for name, term in config.terms().items()}
     looks = training and weights[TOPOLOGY] > 0 and step % config.topology_every == 0
-    measures = training and (looks or step % config.measure_every == 0)
-    total, values, costs = torch.zeros((), device=logits[0].device), {}, {}
+    total, values = torch.zeros((), device=logits[0].device), {}
     for name, compute in _terms(logits, batch, config, weights, step if looks else None):
-        if measures:
-            if name not in _WARM:
-                measured(compute, logits)
-                _WARM.add(name)
-            value, costs[name + SUFFIX] = measured(compute, logits, weights[name])
-        else:
-            value = compute()
-        values[name + SUFFIX] = value
+        value = values[name + SUFFIX] = compute()
         total = total + weights[name] * value
-    return Step(total, values, logits[0], costs)
+    return Step(total, values, logits[0], logits)
 
 
 def _terms(

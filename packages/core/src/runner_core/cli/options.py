@@ -25,6 +25,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.location import Location, location
 from runner_core.config import RunConfig
 from runner_core.config.bounds import Bounds, bounds_of
+from runner_core.config.values import refuse_removed
 
 LATEST = "latest"
 
@@ -261,6 +262,8 @@ def parse(
     BadInput if an on/off setting is given a value; tyro would only report an unknown word.
     """
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
+    flags = (word.removeprefix("--").partition("=")[0].replace("-", "_") for word in arguments if word[:2] == "--")
+    refuse_removed(settings, flags)
     for value in nested.values():
         _refuse_values(value, arguments)
     if {"-h", "--help"} & set(arguments):

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from runner_core.base.errors import BadInput, did_you_mean
 
 Config = TypeVar("Config")
+
+_REMOVED = {
+    "loss.measure_every": "every run logs the gradient norms of its loss terms, and `profile` times them: leave it out"
+}
+"""Settings that projects had before 0.1.0, with the answer to those who set them."""
 
 
 def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "") -> Config:
@@ -28,6 +33,8 @@ def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "")
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in hints:
+            if gone := _REMOVED.get(_dotted(path, key)):
+                raise BadInput(f"{where}: the setting {_dotted(path, key)!r} is gone: {gone}")
             known = [f.name for f in dataclasses.fields(base)]
             raise BadInput(
                 f"{where}: there is no setting {_dotted(path, key)!r}{did_you_mean(str(key), known)}\n"
@@ -75,6 +82,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [plain(v) for v in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def refuse_removed(config: object, names: Iterable[str]) -> None:
+    """Raise BadInput for a name of a setting that projects had before and `config` does not have."""
+    known = flat(config)
+    for name in names:
+        if name in _REMOVED and name not in known:
+            raise BadInput(f"the setting {name!r} is gone: {_REMOVED[name]}")
 
 
 def flat(config: object) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from runner_core.contract.data import (
     StreamedSamples,
     is_streamed,
 )
-from runner_core.contract.engines import Cost, Engine, HostBatch, Infer, Progress, Step, Trained, Trainer
+from runner_core.contract.engines import Engine, HostBatch, Infer, Progress, Step, Trained, Trainer
 from runner_core.contract.run import (
     LEFT_OUT,
     CheckpointFormat,
@@ -42,7 +42,6 @@ __all__ = [
     "Cache",
     "CachePlan",
     "CheckpointFormat",
-    "Cost",
     "Cropper",
     "Device",
     "Engine",

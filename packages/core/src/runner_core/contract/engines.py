@@ -36,30 +36,20 @@ class Progress(NamedTuple):
         return self.step / max(1, self.steps)
 
 
-class Cost(NamedTuple):
-    """The time that one term of the loss takes, and the norm of its gradient."""
-
-    gradient: Any
-    """Norm of its weighted gradient with respect to the prediction: a number or a 0-d tensor."""
-    seconds: Any
-    """Time of the term and that gradient, including the device's work: a number or a 0-d tensor."""
-
-
 class Step(NamedTuple):
     """Result of a project's `step`: the loss, its named terms (unweighted), and the prediction that metrics read.
 
     `prediction` is None if the project does not score batches.
 
-    `costs` holds each term's time (seconds) and the norm of its weighted gradient with respect to the prediction, at
-    the steps at which the project measures them; otherwise it is empty. In torch `runner_core.measured` measures a
-    term. Train lines log the newest costs since the last line (the last micro-batch's, if batches are accumulated).
-    Validation and Keras ignore them.
+    In torch `outputs` may name the tensors that the terms are computed from (one, or several in a mapping or sequence),
+    where the prediction is not all of them: the terms' gradient norms are measured there. Keras measures them at all
+    outputs of the network, and ignores it.
     """
 
     loss: Any
     terms: Mapping[str, Any] = {}
     prediction: Any = None
-    costs: Mapping[str, Cost] = {}
+    outputs: Any = None
 
 
 class HostBatch(NamedTuple):
@@ -92,7 +82,7 @@ class Trainer(Protocol):
 
         They are the mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`, and the
         `facts` that only health rules read (`HealthEvent`, log). `nonfinite_step` and `nonfinite_term` are present when
-        a loss was NaN or infinite, `losses` (the values of that event) when the project's `step` returned costs.
+        a loss was NaN or infinite.
         """
         ...
 

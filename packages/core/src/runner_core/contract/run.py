@@ -130,9 +130,9 @@ class HealthEvent:
       - `loss`, and each loss term by the name that `Project.lower_bounds` and `Project.chance_losses` use.
       - `learning_rate`: the highest of all parameter groups; `learning_rate_lowest` where they differ.
       - `gradient_norm`; `clipped`: the share of steps that were clipped, if gradients are clipped.
-      - `pulls`: for each loss term whose gradient norm was measured, how often, and the largest norm.
+      - `gradient_norms`: for each loss term whose gradient was measured, how often, and the largest norm.
       - `detached`: terms that the loss is made of but that have no gradient.
-      - `ignored`: of the voxels that `Project.ignored` marks: their `share`; `pull`, the largest gradient there
+      - `ignored`: of the voxels that `Project.ignored` marks: their `share`; `gradient`, the largest there
         as a share of the largest anywhere; and the `metrics` that change with the prediction there.
       - `weights_without_gradient`: the trained `weights` that had no gradient in any of so many `looks`, by name, with
         how many numbers each has. These four are known in the first process only.
@@ -142,7 +142,7 @@ class HealthEvent:
       - the metrics, and `weights`.
       - `decision_min` and `decision_max`: extremes of `Project.decision` over the split; `decision_mark_min` and
         `decision_mark_max`: those of one number per sample, equal only if the whole decision is.
-      - `pulls`: of the terms that the project's `step` measures.
+      - `gradient_norms`: as in the log lines since the last validation.
 
     checkpoint (once in each start, for the first checkpoint of a validated network; rules with a memory do not
     get it):
@@ -220,8 +220,8 @@ class Sink(Protocol):
         - data: after train, if records are fetched as they are used: `bad`, the number of samples until now that were
           taken from another record because theirs could not be read (bad_samples.jsonl lists them); under `timing`, the
           data rate that training needs and the rate of the link;
-        - losses: after train, if the project has measured since the last: `gradient_norm` by term, weighted, with
-          respect to the prediction; under `timing`, `milliseconds` by term;
+        - losses: after train, if gradients were measured since the last (in the steps 1 … 5, 10, 20, 50, 100, …):
+          `gradient_norm`, the largest norm of each term's unweighted gradient at the network's output;
         - validation: the metrics, and whether they are the `best` so far;
         - watch: at the beginning and after a validation, the arrays of `Project.watch`: `arrays` by name, as nested
           lists;

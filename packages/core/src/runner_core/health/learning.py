@@ -216,12 +216,12 @@ class Unmoved:
         return Finding(self.name, "warning", f"{text}. Do its gradients reach the network?")
 
 
-class PullsAtNothing:
+class TermWithoutGradient:
     """Warn about a loss term whose gradient was exactly zero at every measurement: it teaches nothing.
 
-    Facts used: `pulls` of log lines (for each term, how often its gradient was measured since the last line, and the
-    largest norm), `detached` (terms that are part of the loss but have no gradient at all). Warns once for each term,
-    after `MEASURED` measurements in a row, because one batch may hold nothing to find.
+    Facts used: `gradient_norms` of log lines (for each term, how often its gradient was measured since the last line,
+    and the largest norm), `detached` (terms that are part of the loss but have no gradient at all). Warns once for each
+    term, after `MEASURED` measurements in a row, because one batch may hold nothing to find.
     """
 
     name = "loss without gradient"
@@ -234,14 +234,15 @@ class PullsAtNothing:
         if event.moment != "log":
             return None
         detached = list(event.facts.get("detached", ()))
-        silent = [name for name, pull in event.facts.get("pulls", {}).items() if self._silent(name, *pull)]
+        norms = event.facts.get("gradient_norms", {})
+        silent = [name for name, norm in norms.items() if self._silent(name, *norm)]
         if not detached and not silent:
             return None
         messages = []
         if silent:
-            which = f"the term {silent[0]} pulls" if len(silent) == 1 else f"the terms {_listed(silent)} pull"
+            which = f"the term {silent[0]} has" if len(silent) == 1 else f"the terms {_listed(silent)} have"
             messages.append(
-                f"{which} at nothing: in {self.MEASURED} measurements or more, the prediction had no gradient of it. "
+                f"{which} no gradient: in {self.MEASURED} measurements or more, it was 0 at the network's output. "
                 "Do the labels hold what it looks for (see `check`)? Else set its weight to 0"
             )
         if detached:
@@ -257,12 +258,12 @@ class PullsAtNothing:
         return bool(before < self.MEASURED <= now)
 
 
-class PullsAtIgnored:
+class IgnoredIsLearned:
     """Stop if the loss, or a metric, looks at voxels that the project ignores.
 
     The network would learn, or a metric would count, voxels that nobody annotated. Facts used: `ignored` of log lines:
-    the `share` of ignored voxels; the loss's largest gradient at them, as a share of the largest anywhere (`pull`); the
-    `metrics` whose values change with the prediction there.
+    the `share` of ignored voxels; the loss's largest gradient at them, as a share of the largest anywhere (`gradient`);
+    the `metrics` whose values change with the prediction there.
     """
 
     name = "ignored voxels"
@@ -274,8 +275,8 @@ class PullsAtIgnored:
         if event.moment != "log" or found is None:
             return None
         messages = []
-        if found["pull"] > self.NOTHING:
-            messages.append(f"the loss has a gradient there ({found['pull']:.2g} of the largest): they are learned")
+        if found["gradient"] > self.NOTHING:
+            messages.append(f"the loss has a gradient there ({found['gradient']:.2g} of the largest): they are learned")
         if found["metrics"]:
             verb = "changes" if len(found["metrics"]) == 1 else "change"
             messages.append(f"{_listed(found['metrics'])} {verb} with the prediction there")

@@ -196,7 +196,7 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
 
 
 _EVENTS: Mapping[str, Mapping[str, type]] = {
-    "losses": {"gradient_norm": dict, "timing": dict},
+    "losses": {"gradient_norm": dict},
     "health": {"rule": str, "level": str, "message": str},
     "figure": {"name": str, "file": str},
     "watch": {"arrays": dict},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ class LoopState:
     without_progress: int = 0
     precision_seen: dict[str, int] | None = None
     validations: list[dict[str, Any]] = field(default_factory=list)
-    pulls: dict[str, list[float]] = field(default_factory=dict)
+    gradient_norms: dict[str, list[float]] = field(default_factory=dict)
     """Gradient norms of loss terms since the last validation: their number and the largest."""
     memories: dict[str, dict[str, Json]] = field(default_factory=dict)
     """State of the health rules, by rule name."""
@@ -48,6 +48,17 @@ class LoopState:
 
     def json(self) -> dict[str, Json]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Json]) -> LoopState:
+        """Return the state of a checkpoint; before 0.1.0, `gradient_norms` was called `pulls`."""
+        return cls(**{"gradient_norms" if name == "pulls" else name: value for name, value in values.items()})
+
+    def add_gradient_norms(self, norms: Mapping[str, Sequence[float]]) -> None:
+        """Add how often each term's gradient was measured, and the largest norm."""
+        for name, (count, largest) in norms.items():
+            before, other = self.gradient_norms.get(name, (0, 0.0))
+            self.gradient_norms[name] = [before + count, max(other, largest)]
 
 
 class Keeper:
@@ -115,7 +126,7 @@ class Keeper:
         saved = self.checkpoints.load(path)
         refuse_nan(saved, path)
         refuse_other_settings(saved.values["settings"], self._fingerprint)
-        state = LoopState(**saved.values["loop"])
+        state = LoopState.from_json(saved.values["loop"])
         refuse_other_length(saved.values["length"], self._parts.cadence, self._parts.setup.project, state.step)
         self._parts.trainer.load_state(saved)
         timing = dict(saved.values["timing"])

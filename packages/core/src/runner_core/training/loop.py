@@ -7,7 +7,6 @@ seed is logged under "timing".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from signal import Signals as Signal
@@ -197,8 +196,7 @@ class Loop:
         self.timing.compute += waited  # the device was computing meanwhile
         self.timing.total += waited
         self._tell_notes()
-        seen, losses, facts = (values.pop(name, None) for name in ("precision_seen", "losses", "facts"))
-        facts = {"pulls": {}, **(facts or {})}
+        seen, facts = values.pop("precision_seen", None), values.pop("facts", None) or {}
         step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
         if step is not None:
             raise Unhealthy(not_finite(step, term))
@@ -211,14 +209,9 @@ class Loop:
         if self.fetching is not None:
             self.state.bad += self.fetching.collect()
             self._event("data", self.fetching.event(self.state.bad, window))
-        if losses is not None:
-            self._event("losses", losses)
-            for name, norm in losses["gradient_norm"].items():
-                count, largest = self.state.pulls.get(name, (0, 0.0))
-                if math.isfinite(norm):  # an overflow in half precision is no norm
-                    self.state.pulls[name] = [count + 1, max(largest, norm)]
-                    count, largest = facts["pulls"].get(name, (0, 0.0))
-                    facts["pulls"][name] = [count + 1, max(largest, norm)]
+        if norms := facts.get("gradient_norms"):
+            self._event("losses", {"gradient_norm": {name: largest for name, (_, largest) in norms.items()}})
+            self.state.add_gradient_norms(norms)
         timed = {"seconds": window.total / 1e9, "data_wait_share": window.data_wait_share, **self.watching.facts()}
         error = self._observe("log", {**values, **facts, **timed})
         return [] if error is None else [error]
@@ -264,7 +257,8 @@ class Loop:
         self._tell_notes()
         state = self.state
         state.validated = state.step
-        seen, state.pulls = {**facts, "weights": self._checksum(), "pulls": state.pulls}, {}
+        seen = {**facts, "weights": self._checksum(), "gradient_norms": state.gradient_norms}
+        state.gradient_norms = {}
         state.validations.append({"step": state.step, "epoch": self.epoch, **seen})
         metrics = {name: value for name, value in facts.items() if not name.startswith("decision_")}
         value = self.monitor.value(metrics)

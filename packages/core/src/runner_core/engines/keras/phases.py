@@ -137,8 +137,8 @@ class KerasPhases:
         progress = Progress(step, learning.steps, step // max(1, learning.steps // learning.config.epochs))
         found: dict[str, LossCost] = {}
         for name in names:
-            pull = _Pull(self, name, names)
-            run = self._backend.compiled(pull, [*learning.variables, *pull.shifts], self._xla)
+            gradient = _GradientNorm(self, name, names)
+            run = self._backend.compiled(gradient, [*learning.variables, *gradient.shifts], self._xla)
             norm = float(keras.ops.convert_to_numpy(run(tensors, moment)))
             term: Any = _Term(learning.project, name)
             bound = Bound(learning.network, training=True)
@@ -227,7 +227,7 @@ class _Term:
         return made._replace(loss={"loss": made.loss, **made.terms}[self._name])
 
 
-class _Pull:
+class _GradientNorm:
     """Norm of a term's gradient at the network's output, computed with respect to zeros that are added there."""
 
     def __init__(self, phases: KerasPhases, name: str, names: list[str]) -> None:

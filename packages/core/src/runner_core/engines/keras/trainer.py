@@ -20,11 +20,11 @@ from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.footprint import footprint
 from runner_core.engines.keras.gather import DeviceRows
+from runner_core.engines.keras.gradient_norms import GradientNorms
 from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
 from runner_core.engines.keras.lossalone import loss_seconds
 from runner_core.engines.keras.memory import MicroBatch
 from runner_core.engines.keras.network import Bound, arrays, assign, build, is_float, named
-from runner_core.engines.keras.pulls import Pulls
 from runner_core.engines.keras.recall import apart, checksum, distance, other_weights
 from runner_core.engines.keras.state import flatten, unflatten
 from runner_core.engines.keras.validation import Totals, Validating
@@ -58,7 +58,7 @@ class KerasTrainer:
         self._rate = 0.0
         self._metrics = setup.metrics()
         self._log = StepLog(_numbers)
-        self._pulls = Pulls(project, self.network, data.statistics, backend, self._metrics, gather)
+        self._norms = GradientNorms(project, self.network, data.statistics, backend, self._metrics, gather)
         self._unread: list[tuple[int, Any]] = []  # (steps before, numbers (terms,) or (steps, terms))
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
@@ -96,8 +96,8 @@ class KerasTrainer:
             batch.release()
             self.phase(MOVE)
             numbers = self._run(step, tensors, moment, np.float32(self._rate))
-            if self._pulls.due(step):
-                self._measure_pulls(tensors, step)
+            if self._norms.due(step):
+                self._measure_gradients(tensors, step)
         else:
             self._waiting.append(({name: array.copy() for name, array in batch.arrays.items()}, moment, self._rate))
             batch.release()
@@ -108,21 +108,21 @@ class KerasTrainer:
             taken, self._waiting = self._waiting, []
             numbers = self._run_block(taken)
             for number, (arrays, *_) in enumerate(taken, step + 1 - len(taken)):
-                if self._pulls.due(number):
-                    self._measure_pulls(host_arrays(arrays, self._backend), number)
+                if self._norms.due(number):
+                    self._measure_gradients(host_arrays(arrays, self._backend), number)
         self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
         if self._device.kind == "cuda":
             self._computed = self._backend.watch(numbers)
         self.phase(OPTIMIZER)
 
-    def _measure_pulls(self, tensors: Tensors, step: int) -> None:
+    def _measure_gradients(self, tensors: Tensors, step: int) -> None:
         """Measure after the step, because only then it is known which weights have a gradient.
 
         So the result is the same in every start of the run.
         """
-        self._pulls.look(self._learning.weights_without_gradient)
+        self._norms.look(self._learning.weights_without_gradient)
         with self._undisturbed():
-            self._pulls.measure(tensors, self._micro.size, Progress(step, self.steps, step // self._per_epoch))
+            self._norms.measure(tensors, self._micro.size, Progress(step, self.steps, step // self._per_epoch))
 
     def _run(self, step: int, tensors: Tensors, moment: Any, rate: Any) -> Any:
         while True:
@@ -173,7 +173,7 @@ class KerasTrainer:
         """Return means since the last call; waits for the device."""
         self._settle()
         bad = self._log.first_nonfinite()
-        facts: dict[str, Any] = dict(self._pulls.take(self._log.every()))
+        facts: dict[str, Any] = dict(self._norms.take(self._log.every()))
         if self.config.clip is not None:
             facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
         values: dict[str, Any] = {**self._log.means(), "learning_rate": self._rate, "facts": facts}
@@ -302,7 +302,7 @@ class KerasTrainer:
             "ema": None if learning.average is None else learning.average.state(),
             "optimizer": arrays(named(learning.optimizer.variables)),
             "log": self._log.state(),
-            "pulls": self._pulls.state(),
+            "gradient_norms": self._norms.state(),
             "micro": self._micro.size,
             "statistics": self.statistics,
         }
@@ -323,7 +323,7 @@ class KerasTrainer:
             self._learning.average.load(saved["ema"])
         assign(named(self._learning.optimizer.variables), saved["optimizer"])
         self._log.load(saved["log"])
-        self._pulls.load(saved.get("pulls") or {})  # checkpoints of version 0.1 have none
+        self._norms.load(saved.get("gradient_norms") or saved.get("pulls") or {})  # its name before 0.1.0
         if saved["micro"] != self._micro.size:
             self._micro.size = saved["micro"]
             self._step = self._compile()

@@ -2,48 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from runner_core.contract import Progress, Tensors
+from runner_core.contract import Progress, Step, Tensors
 from runner_core.contract.project import Project
 
+_TRIES = 3
 
-def loss_seconds(
-    project: Project,
-    network: nn.Module,
-    tensors: Tensors,
-    progress: Progress,
-    count: int,
-    cast: AbstractContextManager[object],
-) -> float | None:
-    """Return the mean seconds of `project.step` and its backward pass to the network's outputs, over `count` runs.
 
-    `tensors` is the result of `on_device`. Returns None if the step computes its loss from anything other than results
-    of calling the network, or its parts and methods. The network runs once, in training mode.
+class Replay:
+    """A project's step, computed again and again from the outputs that the network gave once, in training mode.
+
+    `tensors` is the result of `on_device`. `possible` is False if the step computes its loss from anything other than
+    results of calling the network, or its parts and methods, or if it needs the network itself.
     """
-    tape = _Tape()
-    network_played: Any = _Played(network, tape)
-    with cast:
-        loss = project.step(network_played, tensors, progress).loss
-    if not tape.outputs or not loss.requires_grad:
-        return None
-    tape.recording = False
-    loss.backward()
-    device = next(iter(network.parameters())).device
-    begun = _now(device)
-    for _ in range(count):
-        tape.rewind()
-        with cast:
-            loss = project.step(network_played, tensors, progress).loss
-        loss.backward()
-    return (_now(device) - begun) / count
+
+    def __init__(
+        self,
+        project: Project,
+        network: nn.Module,
+        tensors: Tensors,
+        progress: Progress,
+        cast: AbstractContextManager[object],
+    ) -> None:
+        self._tape, self._cast = _Tape(), cast
+        self._device = next(iter(network.parameters())).device
+        played: Any = _Played(network, self._tape)
+        self._run: Callable[[], Step] = partial(project.step, played, tensors, progress)
+        try:
+            loss = self.step().loss
+        except (
+            AttributeError,
+            TypeError,
+        ):  # what stands in for the network is no module
+            self.possible = False
+            return
+        self.possible = bool(self._tape.outputs) and bool(loss.requires_grad)
+        self._tape.recording = False
+        if self.possible:
+            loss.backward()  # also loads kernels and compiles functions
+
+    def step(self) -> Step:
+        """Return the step with its graph, which ends at the network's outputs."""
+        self._tape.rewind()
+        with self._cast:
+            return self._run()
+
+    def seconds(self, count: int) -> float | None:
+        """Return the mean seconds of the step and its backward pass, over `count` runs; None if it is not possible."""
+        if not self.possible:
+            return None
+        begun = self._now()
+        for _ in range(count):
+            self.step().loss.backward()
+        return (self._now() - begun) / count
+
+    def terms(self) -> dict[str, tuple[float, float, float]]:
+        """Return the seconds of each term and of its gradient, the shortest of several runs, and the gradient's norm.
+
+        The gradient is with respect to the network's outputs. `loss` is all terms together, as they are weighted.
+        Terms without a graph are left out.
+        """
+        leaves = [leaf for output in self._tape.outputs for leaf in _differentiable(output)]
+        tries = [self._timed(leaves) for _ in range(_TRIES)] if self.possible and leaves else []
+        found: dict[str, tuple[float, float, float]] = {}
+        for name, (*_, norm) in tries[-1].items() if tries else ():
+            forward, backward = (min(times) for times in zip(*(one[name][:2] for one in tries), strict=True))
+            found[name] = forward, backward, norm
+        return found
+
+    def _timed(self, leaves: list[Tensor]) -> dict[str, tuple[float, float, float]]:
+        timeline, begun = _Timeline(self._device), self._now()
+        with timeline:
+            step = self.step()
+        whole = self._now() - begun
+        forward = timeline.seconds({name: term for name, term in step.terms.items() if _is_differentiable(term)})
+        found: dict[str, tuple[float, float, float]] = {}
+        for name, seconds in {**forward, "loss": whole}.items():
+            begun = self._now()
+            term = step.loss if name == "loss" else step.terms[name]
+            gradients = torch.autograd.grad(term, leaves, retain_graph=True, allow_unused=True)
+            taken = self._now() - begun
+            norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
+            found[name] = seconds, taken, float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        return found
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return perf_counter()
+
+
+class _Call(NamedTuple):
+    """A call of torch: when it began and ended, and the numbers of the graph's nodes that it made."""
+
+    begun: Any
+    ended: Any
+    first: int
+    after: int
+
+
+class _Timeline(TorchFunctionMode):
+    """Note when the nodes of the graph are made, so that terms which are computed in a row are told apart."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._cuda = device.type == "cuda"
+        self._calls: list[_Call] = []
+        self._note(self._stamp(), _next_node())
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        first, begun = _next_node(), self._stamp()
+        result = func(*args, **(kwargs or {}))
+        self._note(begun, first)
+        return result
+
+    def _note(self, begun: Any, first: int) -> None:
+        if not self._calls or _next_node() > first:
+            self._calls.append(_Call(begun, self._stamp(), first, _next_node()))
+
+    def seconds(self, terms: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the time from the first to the last operation of each term; what terms share counts for the first."""
+        until, end = self._calls[0].first, _next_node()
+        self._calls.append(_Call(self._stamp(), self._stamp(), end, end + 1))
+        if self._cuda:
+            torch.cuda.synchronize()
+        nodes = {name: [n for n in map(_number, _graph(term)) if until <= n < end] for name, term in terms.items()}
+        found = dict.fromkeys(terms, 0.0)
+        for name, numbers in sorted(nodes.items(), key=lambda item: max(item[1], default=-1)):
+            if own := [number for number in numbers if number >= until]:
+                found[name] = self._between(self._made(min(own))[0], self._made(max(own))[1])
+                until = max(own) + 1
+        return found
+
+    def _made(self, node: int) -> tuple[Any, Any]:
+        """Return when a node was made; those of autograd functions that are not torch's are made between calls."""
+        at = bisect_right(self._calls, node, key=lambda call: call.after)
+        call = self._calls[at]
+        return (call.begun, call.ended) if call.first <= node else (self._calls[at - 1].ended, call.begun)
+
+    def _stamp(self) -> Any:
+        if not self._cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begun: Any, ended: Any) -> float:
+        return float(begun.elapsed_time(ended) / 1e3 if self._cuda else ended - begun)
 
 
 class _Tape:
@@ -78,6 +196,15 @@ class _Played:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self._tape.play(lambda: self._real(*inputs, **options))
 
+    def __iter__(self) -> Iterator[Any]:
+        return (_Played(part, self._tape) for part in self._real)
+
+    def __getitem__(self, which: Any) -> Any:
+        return _Played(self._real[which], self._tape)
+
+    def __len__(self) -> int:
+        return len(self._real)
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._real, name)
         return _Played(found, self._tape) if callable(found) else found
@@ -87,7 +214,29 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter()
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _differentiable(values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in pytree.tree_leaves(values) if _is_differentiable(leaf))
+
+
+def _next_node() -> int:
+    """Return the number of the graph's next node; they count up in the order in which nodes are made."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def _number(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
+def _graph(tensor: Tensor) -> set[Any]:
+    """Return the nodes of the tensor's graph."""
+    found, waiting = set[Any](), [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found

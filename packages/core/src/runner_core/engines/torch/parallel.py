@@ -130,7 +130,7 @@ def _only_to_learn_from(step: Any) -> Any:
     if not isinstance(step, Step):
         return step
     terms = {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in step.terms.items()}
-    return Step(step.loss, terms, None, step.costs)
+    return Step(step.loss, terms)
 
 
 def parallel(

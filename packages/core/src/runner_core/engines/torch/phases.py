@@ -16,8 +16,7 @@ from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from runner_core.contract import HostBatch
 from runner_core.contract.phases import (
@@ -37,8 +36,6 @@ from runner_core.engines.torch.oom import free
 if TYPE_CHECKING:
     from runner_core.engines.torch.trainer import TorchTrainer
 
-_TRIES = 3
-
 
 class TorchPhases:
     """`Phases` for PyTorch."""
@@ -56,7 +53,7 @@ class TorchPhases:
         if self._compiled:
             return 0
         found: dict[nn.Module, None] = {}
-        with self._watching(list(self._trainer.network.modules()), lambda module, _: found.setdefault(module)):
+        with self._watching(list(self._trainer.network.modules()), found.setdefault):
             self._trainer.train_step(_kept(batch), step)
         self._outer = list(found)
         return 1
@@ -80,43 +77,16 @@ class TorchPhases:
         return perf_counter() - begun
 
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
-        """Return the cost of each term's gradient at the network's output; for `loss`, the sum of all, the term too.
+        """Return the cost of each term with its gradient at the network's output; `loss` is all of them together.
 
         Terms without a graph are left out.
         """
         try:
-            return self._losses(batch, step)
+            replay, parts = self._trainer.replay(batch, step)
+            terms = replay.terms()
         except torch.OutOfMemoryError:
             return {}
-
-    def _losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
-        outputs: list[Tensor] = []
-        with self._watching(self._outer, lambda _, output: outputs.extend(_differentiable(output))):
-            self._clock.clear()
-            made, parts = self._trainer.computed(batch, step)
-        forward = sum(part.get(LOSS, 0.0) for part in self._clock.read())
-        if not (last := _last(outputs)):
-            return {}
-        found: dict[str, LossCost] = {}
-        for name, term in {**made.terms, "loss": made.loss}.items():
-            if isinstance(term, Tensor) and term.requires_grad:
-                seconds, norm = self._gradient(term, last)
-                whole = name == "loss"
-                found[name] = LossCost(parts * (seconds + (forward if whole else 0.0)), norm, whole)
-        return found
-
-    def _gradient(self, term: Tensor, outputs: Sequence[Tensor]) -> tuple[float, float | None]:
-        """Return seconds (the shortest of several runs), and the norm of the gradient."""
-        taken, norm = float("inf"), None
-        for _ in range(_TRIES):
-            self.settle()
-            begun = perf_counter()
-            gradients = torch.autograd.grad(term, outputs, retain_graph=True, allow_unused=True)
-            self.settle()
-            taken = min(taken, perf_counter() - begun)
-            norms = [torch.linalg.vector_norm(g.float()) for g in gradients if g is not None]
-            norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-        return taken, norm
+        return {name: LossCost(parts * (own + back), norm, own > 0) for name, (own, back, norm) in terms.items()}
 
     def operations(self, batch: HostBatch, step: int) -> list[Operation]:
         """Return the operations of a step, or [] for a compiled network, whose operations cannot be seen here."""
@@ -145,12 +115,9 @@ class TorchPhases:
 
     @contextmanager
     def _watching(
-        self, modules: Sequence[nn.Module], told: Callable[[nn.Module, Any], Any] = lambda module, output: None
+        self, modules: Sequence[nn.Module], called: Callable[[nn.Module], Any] = lambda module: None
     ) -> Iterator[None]:
-        """Send the trainer's marks, and those of the outermost `modules`, to the clock.
-
-        `told` gets the output of each of these modules.
-        """
+        """Send the trainer's marks, and those of the outermost `modules`, to the clock; `called` gets these modules."""
         trainer, clock = self._trainer, self._clock
         network, depth = trainer.network, 0
 
@@ -161,20 +128,20 @@ class TorchPhases:
                     clock.mark(LOSS)
                 depth += 1
 
-        def after(module: nn.Module, _: Any, output: Any) -> None:
+        def after(module: nn.Module, *_: Any) -> None:
             nonlocal depth
             if clock.inside:
                 depth -= 1
                 if depth == 0:
                     clock.mark(FORWARD)
-                    told(module, output)
+                    called(module)
 
         whole = network._compiled_call_impl
 
         def compiled(*inputs: Any, **options: Any) -> Any:
             before()
             output = whole(*inputs, **options)
-            after(network, None, output)
+            after(network)
             return output
 
         with ExitStack() as hooks:
@@ -234,24 +201,3 @@ class _Clock:
 def _kept(batch: HostBatch) -> HostBatch:
     """Return the batch in a form from which the trainer may take any number of steps."""
     return HostBatch(batch.arrays, batch.count, lambda: None)
-
-
-def _differentiable(output: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad)
-
-
-def _last(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return outputs from which no other was computed: the network's results, not inputs of its own next part."""
-    kept: list[Tensor] = []
-    before: set[Any] = set()
-    for tensor in reversed(outputs):
-        if tensor.grad_fn is None or tensor.grad_fn in before:
-            continue
-        kept.append(tensor)
-        waiting = [tensor.grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in before:
-                before.add(node)
-                waiting += [following for following, _ in node.next_functions]
-    return kept

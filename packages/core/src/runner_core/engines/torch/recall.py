@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from runner_core.contract import Step
+from runner_core.engines.torch.gradient_norms import tensors_in
 from runner_core.engines.torch.parallel import own
-from runner_core.engines.torch.pulls import tensors_in
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -24,12 +24,12 @@ from runner_core.engines.memory import NoRoom, ValidationParts, no_room
 from runner_core.engines.returned import detached, refuse_no_step, snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
 from runner_core.engines.torch import precision
-from runner_core.engines.torch.costs import Costs
 from runner_core.engines.torch.ema import Average, averaged
 from runner_core.engines.torch.footprint import footprint
 from runner_core.engines.torch.gather import DeviceRows
+from runner_core.engines.torch.gradient_norms import GradientNorms
 from runner_core.engines.torch.inference import evaluating, undisturbed
-from runner_core.engines.torch.lossalone import loss_seconds
+from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.oom import MicroBatches, Never, Rewind, free, part
 from runner_core.engines.torch.optim import (
     LearningRate,
@@ -40,7 +40,6 @@ from runner_core.engines.torch.optim import (
     trained_parameters,
 )
 from runner_core.engines.torch.parallel import divided, fresh, parallel, place
-from runner_core.engines.torch.pulls import Pulls
 from runner_core.engines.torch.recall import checksum, distance, other_weights
 from runner_core.engines.torch.state import Generators, flatten, refuse_other_dtypes, seed_generators, unflatten
 from runner_core.engines.torch.steplog import Means, Weights, read
@@ -82,8 +81,11 @@ class TorchTrainer:
         self._after_step = project.after_step if own("after_step") else None
         self._metrics = setup.metrics()
         self._log = StepLog(read if team.count == 1 else Means(project, team))
-        self._costs = Costs(project)
-        self._pulls = Pulls(project, self._metrics) if team.count == 1 else None
+        # fsdp gathers the weights at the network's outputs, wherever a gradient passes them
+        self._norms = None if self.strategy == "fsdp" else GradientNorms(project, self._metrics, team.count == 1)
+        self._project_step = (
+            project.step if team.count == 1 or self._norms is None else self._norms.around(project.step)
+        )
         self._seen: Counter[str] | None = None
         self._notes: list[str] = []
         self._micro = MicroBatches(
@@ -153,11 +155,9 @@ class TorchTrainer:
         """Add `share` times the gradients; return loss and terms (times `share`), without their graph."""
         step = self._step(self._parallel.train, tensors, progress)
         self.phase(LOSS)
-        loss, terms, _, costs = step
-        if costs:
-            self._costs.keep(costs)
-        if self._pulls is not None:
-            self._pulls.measure(progress.step, step, tensors)
+        loss, terms, _, _ = step
+        if self._norms is not None:
+            self._norms.measure(progress.step, step, tensors)
         del step  # the prediction may be large
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
@@ -171,10 +171,10 @@ class TorchTrainer:
 
     def _step(self, run: Callable[..., Any], tensors: Tensors, progress: Progress) -> Step:
         if self._cast is None:
-            step = run(self.project.step, self.network, tensors, progress)
+            step = run(self._project_step, self.network, tensors, progress)
         else:
             with self._cast:
-                step = run(self.project.step, self.network, tensors, progress)
+                step = run(self._project_step, self.network, tensors, progress)
         if self._unproven:
             self._prove(step)
         return step
@@ -189,8 +189,8 @@ class TorchTrainer:
 
     def _update(self, progress: Progress) -> None:
         """Clip, step and average; drop the gradients afterwards."""
-        if self._pulls is not None:
-            self._pulls.taught(progress.step, self.network, self._parameters)
+        if self._norms is not None:
+            self._norms.taught(progress.step, self.network, self._parameters)
         if self.config.clip is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(self.optimizer)
@@ -224,8 +224,6 @@ class TorchTrainer:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
             values["precision_seen"] = dict(self._seen)
-        if (losses := self._costs.take()) is not None:
-            values["losses"] = losses
         shared: dict[str, Any] = self._team.share(values)
         return shared
 
@@ -234,7 +232,7 @@ class TorchTrainer:
         facts: dict[str, Any] = {}
         if self.config.clip is not None:
             facts["clipped"] = self._log.share_above(GRADIENT_NORM, self.config.clip)
-        return facts if self._pulls is None else {**facts, **self._pulls.take(self._log.every())}
+        return facts if self._norms is None else {**facts, **self._norms.take(self._log.every())}
 
     def checksum(self) -> int | None:
         """Return a number that changes with any bit of the trained weights, or None while all learning rates are 0.
@@ -255,11 +253,19 @@ class TorchTrainer:
 
         It is None if the loss cannot be separated. This runs the network once; only measurements call it.
         """
+        replay, parts = self.replay(batch, step)
+        seconds = replay.seconds(count)
+        return None if seconds is None else parts * seconds
+
+    def replay(self, batch: HostBatch, step: int) -> tuple[Replay, int]:
+        """Return the loss of the first micro-batch, ready to be computed without the network, and their number."""
+        count, size = batch.count, self._micro.size
         tensors = self._taken(batch)
         if self._rng is not None:
             tensors = self.project.on_device(tensors, self.statistics, self._rng)
+        few = part(tensors, count, 0, size) if size < count else tensors
         progress = Progress(step, self.steps, step // self._per_epoch)
-        return loss_seconds(self.project, self.network, tensors, progress, count, self._cast or nullcontext())
+        return Replay(self.project, self.network, few, progress, self._cast or nullcontext()), -(-count // size)
 
     def notes(self) -> list[str]:
         """Return messages for the user since the last call."""
@@ -358,8 +364,7 @@ class TorchTrainer:
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             **self._generators.read(),
             "log": self._log.state(),
-            "costs": self._costs.state(),
-            "pulls": None if self._pulls is None else self._pulls.state(),
+            "gradient_norms": None if self._norms is None else self._norms.state(),
             "micro": self._micro.size * self._team.count,  # independent of the number of processes
             "statistics": self.statistics,
         }
@@ -381,9 +386,8 @@ class TorchTrainer:
         if self._scaler is not None and saved["scaler"] is not None:
             self._scaler.load_state_dict(saved["scaler"])
         self._log.load(saved["log"])
-        self._costs.load(saved.get("costs", {}))  # checkpoints of version 0.1 have none
-        if self._pulls is not None:
-            self._pulls.load(saved.get("pulls") or {})
+        if self._norms is not None:
+            self._norms.load(saved.get("gradient_norms") or saved.get("pulls") or {})  # its name before 0.1.0
         self._micro.size = -(-saved["micro"] // self._team.count)
         self.statistics = self.project.statistics = saved["statistics"]
         self._generators.write(saved, state.values.get("loop", {}).get("step", 0))
@@ -403,18 +407,6 @@ class TorchTrainer:
         from runner_core.engines.torch.phases import TorchPhases
 
         return TorchPhases(self)
-
-    def computed(self, batch: HostBatch, step: int) -> tuple[Step, int]:
-        """Return the result of the project's `step` for the first micro-batch, with its graph, and their number."""
-        count, size = batch.count, self._micro.size
-        tensors = self._taken(batch)
-        if self._rng is not None:
-            tensors = self.project.on_device(tensors, self.statistics, self._rng)
-        few = part(tensors, count, 0, size) if size < count else tensors
-        self.phase(AUGMENT)
-        made = self._step(self._parallel.train, few, Progress(step, self.steps, step // self._per_epoch))
-        self.phase(LOSS)
-        return made, -(-count // size)
 
     def footprint(self, arrays: Arrays) -> Footprint:
         """Return the memory that training takes, from a forward and backward pass of a few of these samples.

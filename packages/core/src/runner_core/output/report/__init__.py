@@ -174,14 +174,13 @@ def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
 
 
 def _losses(events: Iterable[Event]) -> str:
-    """Return the gradient norm and the time of each loss term, as last measured."""
+    """Return the gradient norm of each loss term, as last measured."""
     last = next((e for e in reversed(list(events)) if e.get("event") == "losses"), None)
     if last is None:
         return ""
-    milliseconds = last["timing"]["milliseconds"]
-    rows = [(name, norm, milliseconds.get(name)) for name, norm in last["gradient_norm"].items()]
-    return table(f"Measured last, up to step {last['step']:,}", ("loss", "gradient norm", "ms"), rows, "losses") + (
-        "<p>The norm is of the weighted loss's gradient with respect to the prediction.</p>"
+    title, rows = f"Measured last, up to step {last['step']:,}", list(last["gradient_norm"].items())
+    return table(title, ("loss", "gradient norm"), rows, "losses") + (
+        "<p>The norm is of the loss's gradient, without its weight, with respect to the network's output.</p>"
     )
 
 

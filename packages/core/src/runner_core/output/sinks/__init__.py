@@ -79,9 +79,9 @@ def _name(sink: Sink) -> str:
 def numbers(kind: str, values: Mapping[str, Json]) -> dict[str, float]:
     """Return the numbers of an event as curves, including those of `timing`: {"train/loss": 0.1, …}.
 
-    For the costs of losses: {"losses/gradient_norm/dice": 0.1, "losses/milliseconds/dice": 2.0, …}.
+    For the gradients of losses: {"losses/gradient_norm/dice": 0.1, …}.
     """
     found = {**values, **(values.get("timing") or {})}
     if kind == "losses":
-        found = {f"{what}/{name}": v for what in ("gradient_norm", "milliseconds") for name, v in found[what].items()}
+        found = {f"gradient_norm/{name}": norm for name, norm in values["gradient_norm"].items()}
     return {f"{kind}/{k}": float(v) for k, v in found.items() if isinstance(v, (int, float)) and k != "epoch"}

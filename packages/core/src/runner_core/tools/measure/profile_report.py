@@ -49,7 +49,7 @@ _ABOUT = {
 }
 _KINDS = {WAIT: "b", MOVE: "b", METRICS: "e", LOGGING: "e", CHECKPOINT: "e", PICTURES: "e", OTHER: "c"}
 """Colours in the chart: data, work between steps, computation (a)."""
-_LOSS_COLUMNS = ("ms by itself", "pulls", "timed")
+_LOSS_COLUMNS = ("ms by itself", "gradient norm", "timed")
 _TERMS = (
     "Each is timed by itself. A step counts their gradients as backward, and terms share work in it: so they may add "
     "up to more than loss, and loss may take longer than its part above."
@@ -144,9 +144,9 @@ def _parts(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 def _losses(facts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     found = []
     for name, cost in facts["losses"].items():
-        pulls = "–" if cost["gradient"] is None else f"{cost['gradient']:.3g}"
+        norm = "–" if cost["gradient"] is None else f"{cost['gradient']:.3g}"
         how = "the term and its gradient" if cost["forward"] else "its gradient alone"
-        found.append((name, _milliseconds(cost["seconds"]), pulls, how))
+        found.append((name, _milliseconds(cost["seconds"]), norm, how))
     return found
 
 
@@ -154,7 +154,7 @@ def _losses_table(facts: Mapping[str, Any]) -> str:
     if not facts["losses"]:
         return ""
     note = (
-        f"<p>pulls: norm of the term's gradient at the network's output. loss is all terms together, as they are "
+        f"<p>gradient norm: of the term's gradient at the network's output. loss is all terms together, as they are "
         f"weighted. {escape(_TERMS)}</p>"
     )
     return table("", ("term", *_LOSS_COLUMNS), _losses(facts), "losses") + note

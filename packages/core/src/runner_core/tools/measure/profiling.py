@@ -19,7 +19,7 @@ from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.base.memory import peak_host_memory
 from runner_core.base.writing import full_disk
 from runner_core.contract import HostBatch, Json, Remedy
-from runner_core.contract.phases import OTHER, PARTS, LossCost, Phases
+from runner_core.contract.phases import OTHER, PARTS, Phases
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines.usage import Cores, Gpu, GpuSampler
 from runner_core.tools.measure.between import Between, Event
@@ -163,9 +163,7 @@ class _Run:
         facts["seconds"] = facts["step"] + sum(event.per_step for event in events.values())
         facts["samples_per_second"] = facts["samples"] / facts["step"]
         facts["loader"] = self._loader()
-        own = facts["losses"]  # from a project that measures its own terms, which is more precise
         facts |= self._work(say)
-        facts["losses"] |= own
         facts |= bound(facts)
         return facts
 
@@ -181,7 +179,6 @@ class _Run:
     def _measured(self, each: int, turns: int) -> dict[str, Any]:
         """Measure `turns` turns, each with `each` plain and `each` watched steps."""
         phases, plain, watched = self.phases, list[dict[str, float]](), list[dict[str, float]]()
-        losses: Mapping[str, Any] = {}
         with ExitStack() as stack:
             gpu = Gpu.find(self.setup.device)
             sampler = None if gpu is None else stack.enter_context(GpuSampler(gpu, 0.1))
@@ -199,7 +196,7 @@ class _Run:
                 wall = perf_counter() - begun
                 parts = _summed(phases.take())
                 watched.append({part: value / each for part, value in parts.items()} | {"": wall / each})
-                losses = self.trainer.read_log().get("losses") or losses
+                self.trainer.read_log()
             use = {"cpu": asdict(cores.take()), "gpu": None}
             if sampler is not None and (seen := sampler.take()) is not None:
                 use["gpu"] = asdict(seen)
@@ -218,7 +215,6 @@ class _Run:
             "covered": covered,
             "watching": wall / usual["seconds"],
             "use": use,
-            "losses": _measured_losses(losses),
         }
 
     def _trace(self, folder: Path) -> None:
@@ -250,7 +246,7 @@ class _Run:
         try:
             if self.setup.device.kind != "cpu":
                 found["host"] = min(phases.host_seconds(batch, self.step) for _ in range(3))
-            costs = phases.losses(batch, self.step)
+            costs = phases.losses(batch, _fullest(self.step, self.cadence.steps))
             found["losses"] = {name: asdict(cost) for name, cost in costs.items()}
             operations = phases.operations(batch, self.step)
         except BadInput as error:
@@ -305,7 +301,12 @@ def _in_order(parts: Mapping[str, float], events: Mapping[str, Event]) -> dict[s
     return {part: parts.get(part, 0.0) for part in (*PARTS, *events, OTHER)}
 
 
-def _measured_losses(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a project measures of its terms itself."""
-    norms, times = logged.get("gradient_norm", {}), logged.get("timing", {}).get("milliseconds", {})
-    return {name: asdict(LossCost(times[name] / 1e3, norms.get(name), True)) for name in times}
+def _fullest(step: int, steps: int) -> int:
+    """Return a step from `step` on in which terms that are computed every 10, 50 or 100 steps are computed too.
+
+    Returns `step` if the training has no such step.
+
+    >>> _fullest(7, 1000), _fullest(7, 60), _fullest(7, 9)
+    (99, 49, 7)
+    """
+    return next((n for every in (100, 50, 10) if (n := step // every * every + every - 1) < steps), step)

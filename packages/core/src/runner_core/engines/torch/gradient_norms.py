@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runner_core.contract import Metric, Step, Tensors
+from runner_core.contract import Metric, Progress, Step, Tensors
 from runner_core.contract.project import Project, overrides
-from runner_core.engines.pulls import HALF_SCALE, MEASURED_AT, Measured, PullLog, changed
-from runner_core.engines.torch.costs import norm
+from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 
 
-class Pulls(PullLog):
+class GradientNorms(GradientLog):
     """Measure at the steps `MEASURED_AT`, and wait for the device there.
 
-    `metrics`: those of the validation; they are reset.
+    `metrics` are those of the validation; they are reset. Unless this process trains `alone`, only the norms are
+    measured: for all else the processes would have to ask each other.
     """
 
-    def __init__(self, project: Project, metrics: Sequence[Metric]) -> None:
+    def __init__(self, project: Project, metrics: Sequence[Metric], alone: bool) -> None:
         super().__init__()
-        self._project, self._metrics = project, metrics
+        self._project, self._metrics, self._alone = project, metrics, alone
         self._ignores = overrides(project, "ignored")
         self._measured: int | None = None
+
+    def around(self, step: Callable[..., Step]) -> Callable[..., Step]:
+        """Return a project's `step` that measures in training, for DDP, which hands on the loss's graph alone."""
+
+        def measured(network: nn.Module, batch: Tensors, progress: Progress) -> Step:
+            found = step(network, batch, progress)
+            if torch.is_grad_enabled():
+                self.measure(progress.step, found, batch)
+            return found
+
+        return measured
 
     def measure(self, number: int, step: Step, batch: Tensors) -> None:
         """Measure once in the step after `number` finished ones, on its first micro-batch. `step` keeps its graph."""
@@ -35,6 +46,8 @@ class Pulls(PullLog):
         try:
             self.add(self._measure(step, batch))
         except torch.OutOfMemoryError:  # the step itself may have enough
+            if not self._alone:
+                raise
             torch.cuda.empty_cache()
 
     def taught(self, number: int, network: nn.Module, trained: Sequence[nn.Parameter]) -> None:
@@ -42,7 +55,7 @@ class Pulls(PullLog):
 
         An optimizer may also hold frozen weights (`requires_grad`), which do not count.
         """
-        if number in MEASURED_AT:
+        if self._alone and number in MEASURED_AT:
             silent = {id(parameter) for parameter in trained if parameter.requires_grad and parameter.grad is None}
             named = network.named_parameters() if silent else ()
             found = {name: parameter.numel() for name, parameter in named if id(parameter) in silent}
@@ -51,14 +64,17 @@ class Pulls(PullLog):
 
     def _measure(self, step: Step, batch: Tensors) -> Measured:
         found = Measured()
-        parts = [part for part in tensors_in(step.prediction) if part.requires_grad]
+        outputs = step.prediction if step.outputs is None else step.outputs
+        parts = [part for part in tensors_in(outputs) if part.requires_grad]
         for name, term in step.terms.items():
             if not (isinstance(term, Tensor) and term.requires_grad):
                 found.detached.append(name)
-            elif name not in step.costs and (pull := _pull(term, parts)) is not None:
-                found.pulls[name] = pull
-        if self._ignores and len(parts) == 1 and parts[0] is step.prediction:
-            found.ignored = self._at_ignored(step.loss, parts[0], batch)
+            elif (norm := gradient_norm(term, parts)) is not None:
+                found.norms[name] = norm
+        if not self._alone:
+            return Measured(found.norms)
+        if self._ignores and isinstance(step.prediction, Tensor) and step.prediction.requires_grad:
+            found.ignored = self._at_ignored(step.loss, step.prediction, batch)
         return found
 
     def _at_ignored(self, loss: Tensor, prediction: Tensor, batch: Tensors) -> dict[str, Any] | None:
@@ -76,13 +92,19 @@ class Pulls(PullLog):
         with torch.no_grad():
             shown = prediction.detach()
             seen = changed(self._metrics, shown, torch.where(marked, -shown, shown), batch)
-        return {"share": float(marked.float().mean()), "pull": there / largest if largest else 0.0, "metrics": seen}
+        return {"share": float(marked.float().mean()), "gradient": there / largest if largest else 0.0, "metrics": seen}
 
 
-def _pull(term: Tensor, parts: Sequence[Tensor]) -> float | None:
+def gradient_norm(term: Tensor, parts: Sequence[Tensor]) -> float | None:
     """Return the norm of the gradient over all parts; None if the term does not depend on any of them."""
-    found = [gradient for gradient in _gradients(term, parts) if gradient is not None]
-    return float(torch.stack([norm(gradient) for gradient in found]).norm()) / _scale(parts) if found else None
+    found = [norm(gradient) for gradient in _gradients(term, parts) if gradient is not None]
+    return float(torch.stack(found).norm()) / _scale(parts) if found else None
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """Return the norm in float32, summed in float32 or better."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return torch.linalg.vector_norm(gradient, dtype=wide).float()
 
 
 def _gradients(value: Tensor, parts: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -1,4 +1,4 @@
-"""What losses cost and how hard they pull: measured right, logged once, the same after a kill."""
+"""How large the gradient of each loss term is: measured right, logged once, the same after a kill."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy  # noqa: E402
-from runner_core import BadInput, Cost, Step  # noqa: E402
+from runner_core import Step  # noqa: E402
 from runner_core.contract import HostBatch  # noqa: E402
-from runner_core.engines.torch.costs import Costs, measured  # noqa: E402
+from runner_core.engines.torch.gradient_norms import GradientNorms, gradient_norm  # noqa: E402
 from runner_core.health import Health  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -28,16 +28,14 @@ def norm(*gradients):
 # ---------------------------------------------------------------- measuring
 
 
-def test_the_norm_is_that_of_the_weighted_gradient_at_the_prediction():
+def test_the_norm_is_that_of_the_gradient_at_the_prediction():
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(3, 4, generator=generator, requires_grad=True)
     logits = torch.randn(5, 3, generator=generator) @ weights
     target = torch.rand(5, 4, generator=generator)
-    value, cost = measured(lambda: F.binary_cross_entropy_with_logits(logits, target), logits, -3.0)
-    assert isinstance(cost, Cost)
+    value = F.binary_cross_entropy_with_logits(logits, target)
     by_hand = (logits.sigmoid() - target) / logits.numel()
-    assert float(cost.gradient) == pytest.approx(3 * norm(by_hand.detach()), rel=1e-6)
-    assert cost.seconds > 0
+    assert gradient_norm(value, [logits]) == pytest.approx(norm(by_hand.detach()), rel=1e-6)
     value.backward(retain_graph=True)  # its graph is still there, and nothing was added yet
     alone = torch.autograd.grad(F.binary_cross_entropy_with_logits(logits, target), weights)[0]
     assert torch.equal(weights.grad, alone)
@@ -45,45 +43,50 @@ def test_the_norm_is_that_of_the_weighted_gradient_at_the_prediction():
 
 def test_of_several_answers_the_norm_is_of_all():
     fine, coarse, unused = (torch.full((n,), 2.0, requires_grad=True) for n in (6, 3, 2))
-    _, cost = measured(lambda: fine.square().sum() + 0.5 * coarse.square().sum(), [fine, coarse, unused])
-    assert float(cost.gradient) == pytest.approx(norm(2 * fine.detach(), coarse.detach()), rel=1e-6)
+    value = fine.square().sum() + 0.5 * coarse.square().sum()
+    found = gradient_norm(value, [fine, coarse, unused])
+    assert found == pytest.approx(norm(2 * fine.detach(), coarse.detach()), rel=1e-6)
 
 
-def test_where_nothing_pulls_the_norm_is_zero():
-    logits = torch.ones(3, requires_grad=True)
-    assert float(measured(lambda: torch.tensor(2.0), logits)[1].gradient) == 0
-    with torch.no_grad():  # a network that is to be compiled is first run like this
-        value, cost = measured(logits.sum, logits)
-    assert (float(value), float(cost.gradient)) == (3, 0)
+def test_a_term_that_depends_on_no_answer_has_no_norm():
+    one, other = (torch.ones(3, requires_grad=True) for _ in range(2))
+    assert gradient_norm(one.sum(), [other]) is None
 
 
 def test_small_gradients_do_not_vanish_in_float16():
     exact = torch.linspace(-4, 4, 1_000_000, requires_grad=True)
     half = exact.detach().half().requires_grad_()
-    costs = [measured(lambda z=z: z.float().sigmoid().mean(), z)[1] for z in (exact, half)]
-    assert float(costs[0].gradient) > 0
-    assert float(costs[1].gradient) == pytest.approx(float(costs[0].gradient), rel=1e-3)
+    one, other = (gradient_norm(z.float().sigmoid().mean(), [z]) for z in (exact, half))
+    assert one > 0
+    assert other == pytest.approx(one, rel=1e-3)
 
 
 def test_double_precision_is_measured_too():
     logits = torch.full((4,), 3.0, dtype=torch.float64, requires_grad=True)
-    _, cost = measured(lambda: logits.square().sum(), logits)
-    assert (cost.gradient.dtype, float(cost.gradient)) == (torch.float32, 12)
+    assert gradient_norm(logits.square().sum(), [logits]) == 12
+
+
+def test_outputs_say_where_gradients_are_measured():
+    """Measured are the gradients at `outputs`, or else at the prediction."""
+    fine, coarse = (torch.full((n,), 2.0, requires_grad=True) for n in (4, 4))
+    terms = {"both": (fine + coarse).sum(), "told": torch.tensor(1.0)}
+    for outputs, expected in ((None, 2.0), ([fine, coarse], 8**0.5), ({"fine": fine}, 2.0)):
+        for alone in (True, False):
+            norms = GradientNorms(toy.Toy(toy.small()), (), alone)
+            norms.measure(0, Step(terms["both"], terms, fine, outputs), {})
+            assert norms.take({})["gradient_norms"] == {"both": [1, pytest.approx(expected)]}
 
 
 # ---------------------------------------------------------------- from the step to the log
 
 
 class Measuring(toy.Toy):
-    """Measures in steps 1, 4, 7, …"""
+    """The gradient of `twice` is twice as long."""
 
     def step(self, model, batch, progress):
         logits = model(batch["image"])
-        target = batch["mask"].float()
-        if progress.step % 3 or not model.training:
-            return Step(F.binary_cross_entropy_with_logits(logits, target), {}, logits)
-        value, cost = measured(lambda: F.binary_cross_entropy_with_logits(logits, target), logits, 2.0)
-        return Step(value, {}, logits, {"bce": cost, "number": Cost(float(progress.step), torch.tensor(0.25))})
+        value = F.binary_cross_entropy_with_logits(logits, batch["mask"].float())
+        return Step(value, {"bce": value, "twice": 2 * value}, logits)
 
 
 def losses(folder):
@@ -93,38 +96,35 @@ def losses(folder):
     return [line for line in lines if line["event"] == "losses"]
 
 
-def test_the_newest_are_logged_once_after_the_train_line(tmp_path):
+def test_they_are_logged_once_after_the_train_line(tmp_path):
     toy.run(toy.small(train__epochs=4, log__every=5), tmp_path, project=Measuring)
     found = losses(tmp_path)
-    assert [(line["step"], line["gradient_norm"]["number"]) for line in found] == [(1, 0), (5, 3), (10, 9)]
-    for line in found:  # nothing was measured between the lines of step 10 and 12
-        assert line.keys() == {"event", "step", "epoch", "gradient_norm", "timing"}
+    assert [line["step"] for line in found] == [1, 5, 10]  # nothing was measured between the lines of step 10 and 12
+    for line in found:
+        assert line.keys() == {"event", "step", "epoch", "gradient_norm"}
         assert line["gradient_norm"]["bce"] > 0
-        assert line["timing"]["milliseconds"]["bce"] > 0
-        assert line["timing"]["milliseconds"]["number"] == 250
+        assert line["gradient_norm"]["twice"] == pytest.approx(2 * line["gradient_norm"]["bce"], rel=1e-5)
 
 
-def test_health_rules_see_how_hard_losses_pulled_since_the_last_validation(tmp_path, monkeypatch):
+def test_health_rules_see_the_norms_since_the_last_validation(tmp_path, monkeypatch):
     seen = []
     observe = Health.observe
     monkeypatch.setattr(Health, "observe", lambda self, event: (seen.append(event), observe(self, event))[1])
     toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Measuring)
-    pulls = [event.facts["pulls"] for event in seen if event.moment == "validation"]
-    assert [pull["number"] for pull in pulls] == [[2, 3], [1, 9]]
+    norms = [event.facts["gradient_norms"]["bce"] for event in seen if event.moment == "validation"]
+    logged = [line["gradient_norm"]["bce"] for line in losses(tmp_path)]
+    assert norms == [[5, max(logged[:2])], [1, logged[2]]]
 
 
 @pytest.mark.parametrize("overflowed", [np.inf, np.nan])
 def test_a_gradient_that_overflowed_is_not_taken_for_one_of_nothing(tmp_path, monkeypatch, overflowed):
-    class Overflowing(Measuring):
-        def step(self, model, batch, progress):
-            step = super().step(model, batch, progress)
-            return step._replace(costs={name: Cost(overflowed, cost.seconds) for name, cost in step.costs.items()})
-
     seen = []
     observe = Health.observe
     monkeypatch.setattr(Health, "observe", lambda self, event: (seen.append(event), observe(self, event))[1])
-    toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Overflowing)
-    assert [event.facts["pulls"] for event in seen if event.moment == "validation"] == [{}, {}]
+    monkeypatch.setattr("runner_core.engines.torch.gradient_norms.gradient_norm", lambda *given: overflowed)
+    toy.run(toy.small(train__epochs=4, log__every=5, validate__every=2), tmp_path, project=Measuring)
+    assert [event.facts["gradient_norms"] for event in seen if event.moment == "validation"] == [{}, {}]
+    assert losses(tmp_path) == []
 
 
 EVERYTHING = {"train__epochs": 4, "train__accumulate": 3, "checkpoint__every_steps": 2, "log__every": 5}
@@ -168,34 +168,40 @@ def batch(data, count=6):
     return HostBatch(arrays, count, lambda: None)
 
 
-def test_of_micro_batches_it_is_the_last():
+def test_of_micro_batches_it_is_the_first():
     class Counting(Measuring):
         calls = 0
 
         def step(self, model, batch, progress):
             Counting.calls += 1
-            return super().step(model, batch, progress)._replace(costs={"x": Cost(Counting.calls, 0.0)})
+            step = super().step(model, batch, progress)
+            return step._replace(terms={"x": Counting.calls * step.prediction[0, 0, 0, 0]})
 
     ours, data = trainer(Counting, train__accumulate=3, train__batch_size=6)
     ours.train_step(batch(data), 0)
-    assert ours.read_log()["losses"]["gradient_norm"] == {"x": 3}
-    assert "losses" not in ours.read_log()
+    assert ours.read_log()["facts"]["gradient_norms"] == {"x": [1, 1.0]}
+    assert "gradient_norms" not in ours.read_log()["facts"]
 
 
-def test_a_checkpoint_without_costs_is_read():
+@pytest.mark.parametrize("name", ["gradient_norms", "pulls"])
+def test_a_checkpoint_from_before_is_read(name):
     ours, data = trainer()
     ours.train_step(batch(data), 0)
     state = ours.state()
-    costs = state.values["torch"].pop("costs")
-    assert (costs["gradient"]["number"], costs["timing"]["number"]) == (0.0, 0.25)
+    kept = state.values["torch"].pop("gradient_norms")
+    state.values["torch"][name] = {**kept, name: kept.pop("gradient_norms")}
     again, _ = trainer()
     again.load_state(state)
-    assert "losses" not in again.read_log()
+    assert again.read_log()["facts"]["gradient_norms"].keys() == {"bce", "twice"}
+    del state.values["torch"][name]
+    empty, _ = trainer()
+    empty.load_state(state)
+    assert "gradient_norms" not in empty.read_log()["facts"]
 
 
-def test_what_is_no_cost_is_refused():
-    costs = Costs(Measuring(toy.small()))
-    costs.keep({})
-    assert costs.take() is None
-    with pytest.raises(BadInput, match=r"project enginetoy: .*Cost\(gradient, seconds\) by name; 'dice' is dict"):
-        costs.keep({"dice": {"gradient": 1.0}})
+def test_the_loop_of_a_run_from_before_goes_on():
+    from runner_core.training.keeping import LoopState
+
+    state = LoopState.from_json({"step": 3, "pulls": {"bce": [2, 0.5]}})
+    state.add_gradient_norms({"bce": (1, 0.75), "dice": (1, 0.25)})
+    assert state.gradient_norms == {"bce": [3, 0.75], "dice": [1, 0.25]}

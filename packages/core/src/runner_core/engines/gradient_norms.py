@@ -33,20 +33,20 @@ second is left is a part of it."""
 class Measured:
     """What one step showed."""
 
-    pulls: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
     """Norm of each term's gradient with respect to the prediction; terms that reach it by another way are left out."""
     detached: list[str] = field(default_factory=list)
     """Terms without any gradient: they may only inform."""
     ignored: dict[str, Json] | None = None
     """Of the voxels that `Project.ignored` marks: their `share`; the largest gradient of the loss there, as a share of
-    the largest anywhere (`pull`); the `metrics` whose values change with the prediction there."""
+    the largest anywhere (`gradient`); the `metrics` whose values change with the prediction there."""
 
 
-class PullLog:
-    """Keeps what was measured since it was last taken."""
+class GradientLog:
+    """Keep what was measured since it was last taken."""
 
     def __init__(self) -> None:
-        self._pulls: dict[str, list[float]] = {}
+        self._norms: dict[str, list[float]] = {}
         self._ignored: dict[str, Json] | None = None
         self._detached: list[str] = []
         self._told = False
@@ -55,10 +55,10 @@ class PullLog:
         self._looks = 0
 
     def add(self, measured: Measured) -> None:
-        for name, norm in measured.pulls.items():
+        for name, norm in measured.norms.items():
             if math.isfinite(norm):  # a gradient that overflowed in half precision is not one of nothing
-                count, largest = self._pulls.get(name, (0, 0.0))
-                self._pulls[name] = [count + 1, max(largest, norm)]
+                count, largest = self._norms.get(name, (0, 0.0))
+                self._norms[name] = [count + 1, max(largest, norm)]
         self._detached = [*dict.fromkeys([*self._detached, *measured.detached])]
         if measured.ignored is not None:
             self._ignored = _worse(self._ignored, measured.ignored)
@@ -75,12 +75,12 @@ class PullLog:
         `values`: the loss and its terms, step by step since then. `detached` are terms that are part of the loss but
         have no gradient.
         """
-        facts: dict[str, Json] = {"pulls": self._pulls, "ignored": self._ignored}
+        facts: dict[str, Json] = {"gradient_norms": self._norms, "ignored": self._ignored}
         if self._detached and not self._told:
             facts["detached"] = self._parts(values)
         if self._looks:
             facts["weights_without_gradient"] = {"weights": self._untaught, "looks": self._looks}
-        self._pulls, self._ignored, self._untaught, self._looks = {}, None, {}, 0
+        self._norms, self._ignored, self._untaught, self._looks = {}, None, {}, 0
         return {name: value for name, value in facts.items() if value}
 
     def _parts(self, values: Mapping[str, Sequence[float]]) -> list[str]:
@@ -97,14 +97,15 @@ class PullLog:
     def state(self) -> Json:
         """Return the state for the checkpoint."""
         return {
-            "pulls": self._pulls, "ignored": self._ignored, "detached": self._detached, "told": self._told,
+            "gradient_norms": self._norms, "ignored": self._ignored, "detached": self._detached, "told": self._told,
             "values": self._values, "weights_without_gradient": self._untaught, "looks": self._looks,
         }  # fmt: skip
 
     def load(self, state: Mapping[str, Json]) -> None:
         """Continue from a checkpoint's state; an empty one changes nothing."""
-        self._pulls = {name: list(pull) for name, pull in state.get("pulls", {}).items()}
-        self._ignored, self._detached = state.get("ignored"), list(state.get("detached", []))
+        norms = state.get("gradient_norms") or state.get("pulls", {})  # its name before 0.1.0
+        self._norms = {name: list(norm) for name, norm in norms.items()}
+        self._ignored, self._detached = _renamed(state.get("ignored")), list(state.get("detached", []))
         self._told = state.get("told", False)
         self._values = {name: list(column) for name, column in state.get("values", {}).items()}
         self._untaught = dict(
@@ -168,4 +169,11 @@ def _worse(one: dict[str, Json] | None, other: dict[str, Json]) -> dict[str, Jso
     if one is None:
         return other
     metrics = [*dict.fromkeys([*one["metrics"], *other["metrics"]])]
-    return {**{name: max(one[name], other[name]) for name in ("share", "pull")}, "metrics": metrics}
+    return {**{name: max(one[name], other[name]) for name in ("share", "gradient")}, "metrics": metrics}
+
+
+def _renamed(ignored: dict[str, Json] | None) -> dict[str, Json] | None:
+    """Return the measurement of a checkpoint from before 0.1.0 (`pull`) with the name of today."""
+    if ignored is None or "pull" not in ignored:
+        return ignored
+    return {"gradient" if name == "pull" else name: value for name, value in ignored.items()}

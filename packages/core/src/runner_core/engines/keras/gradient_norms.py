@@ -11,17 +11,17 @@ import numpy as np
 
 from runner_core.contract import Metric, Progress, Tensors
 from runner_core.contract.project import Project, overrides
+from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, Tape
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Bound
-from runner_core.engines.pulls import HALF_SCALE, MEASURED_AT, Measured, PullLog, changed
 
 _AT_ONCE = 8_000_000
 """Most bytes of samples that are measured; one sample if it has more. Uncompiled, a network and its losses keep all
 that they compute: for two volumes that is more than a training step takes."""
 
 
-class Pulls(PullLog):
+class GradientNorms(GradientLog):
     """Measure at the steps `MEASURED_AT`, if the backend can: on the step's batch, in evaluation mode, uncompiled.
 
     `metrics`: those of the validation; they are reset.
@@ -68,11 +68,11 @@ class Pulls(PullLog):
         if not network.answers:  # the project calls its layers one by one
             return found
         for name, term in step.terms.items():
-            pull = _pull(tape, term, network.answers) if keras.ops.is_tensor(term) else None
-            if pull is None:
+            norm = _norm(tape, term, network.answers) if keras.ops.is_tensor(term) else None
+            if norm is None:
                 found.detached.append(name)
             else:
-                found.pulls[name] = pull
+                found.norms[name] = norm
         if self._ignores and keras.ops.is_tensor(step.prediction):
             found.ignored = self._at_ignored(tape, step.loss, step.prediction, batch)
         return found
@@ -87,10 +87,10 @@ class Pulls(PullLog):
         largest = float(np.abs(gradient).max())
         if not marks.any() or not math.isfinite(largest):
             return None
-        pull = float(np.abs(gradient)[marks].max()) / largest if largest else 0.0
+        there = float(np.abs(gradient)[marks].max()) / largest if largest else 0.0
         turned = keras.ops.where(marks, -prediction, prediction)
         seen = changed(self._metrics, prediction, turned, batch)
-        return {"share": float(marks.mean()), "pull": pull, "metrics": seen}
+        return {"share": float(marks.mean()), "gradient": there, "metrics": seen}
 
 
 def _few(tensors: Tensors) -> Tensors:
@@ -118,7 +118,7 @@ class _Watched(Bound):
         return answer
 
 
-def _pull(tape: Tape, term: Any, answers: Sequence[Any]) -> float | None:
+def _norm(tape: Tape, term: Any, answers: Sequence[Any]) -> float | None:
     """Return the norm of the gradient over all outputs; None if the term does not depend on any of them."""
     found = [gradient for answer in answers if (gradient := _gradient(tape, term, answer)) is not None]
     return float(np.sqrt(sum(float(np.square(gradient).sum()) for gradient in found))) if found else None
