@@ -3,6 +3,11 @@
 A benchmark is a module here with `run(options) -> Result`; its name is in `NAMES`, in the order of the page.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # s3server
+
 NAMES = (
     "startup",
     "loop",

@@ -32,7 +32,7 @@ from benchmarks.harness import ROOT, Aim, Options, command_line, machine, number
 from benchmarks.page import table, wrapped
 
 if TYPE_CHECKING:
-    from runner_core.testing.s3 import S3
+    from s3server import S3
 
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "ablations", ROOT / "docs" / "ablations.md"
 PIXELS, LENGTH, FILTERS = 512, 425, 24

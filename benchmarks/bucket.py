@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner_core.testing.s3 import S3
+    from s3server import S3
 
 BUCKET = "fields"
 LATENCY = 0.1
@@ -34,7 +34,7 @@ def served(fill: Callable[[S3], None]) -> Iterator[str]:
 
 def _serve(pipe: Connection, fill: Callable[[S3], None]) -> None:
     """It ends when the pipe does."""
-    from runner_core.testing.s3 import S3
+    from s3server import S3
 
     with S3() as s3:
         fill(s3)

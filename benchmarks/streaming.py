@@ -24,7 +24,7 @@ from benchmarks.bucket import BUCKET, LATENCY, served
 from benchmarks.harness import Aim, Cell, Options, Result, Table, Turns, Way, compared
 
 if TYPE_CHECKING:
-    from runner_core.testing.s3 import S3
+    from s3server import S3
 
 SIDE, CHANNELS, CONNECTIONS = 1080, 5, 16
 A_TURN, KEEPS = 8, 16
@@ -95,7 +95,9 @@ class Images:
         ]
         records: list[Record[Any]] = [Record(f"f{n}", "plate", own) for n, own in enumerate(files)]
         project = Fields(config)
-        return default_cache(project, config).open(RecordPipeline(project, NoCrop()), records, lambda text: None)
+        return default_cache(project, config, records).open(
+            RecordPipeline(project, NoCrop()), records, lambda text: None
+        )
 
     def runner(self, kept: int) -> Way:
         """Fields that are fetched anew, since others took their place meanwhile; or none, if all are kept."""

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import tifffile
 import torch
-from runner_core.testing.s3 import S3
+from s3server import S3
 from torch.nn import functional
 from workspace import Runner, documented_keys
 

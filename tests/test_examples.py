@@ -51,7 +51,7 @@ kind = plugins.project()
 config = kind.presets["demo"]()
 setup = Setup(kind(config), config, "demo", None, plugins)
 records = setup.project.records(Path(sys.argv[1]))
-print(len(setup.cache.open(RecordPipeline.of(setup), records, print).keys), "records")
+print(len(setup.cache(records).open(RecordPipeline.of(setup), records, print).keys), "records")
 """
 """Builds and opens the cache as `train` does: no framework is imported, which takes longer than all the rest.
 Its arguments: the data, and after how many arrays it kills itself (0: never)."""

@@ -52,7 +52,7 @@ def toy_extension(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def s3(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The test module's `server` (`runner_core.testing.s3.S3`), sound and quick again; its clients hardly wait."""
+    """The test module's `server` (`tests/s3server.py`), sound and quick again; its clients hardly wait."""
     from runner_core.data.stream import client
 
     monkeypatch.setattr(client, "_FIRST_WAIT", 0.01)

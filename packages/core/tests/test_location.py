@@ -67,7 +67,7 @@ def test_auto_streams_what_is_at_urls(tmp_path):
     pytest.importorskip("obstore")
     from types import SimpleNamespace
 
-    cache = default_cache(None, RunConfig(cache=CacheConfig(dir=tmp_path)))
+    cache = default_cache(None, RunConfig(cache=CacheConfig(dir=tmp_path)), [at("s3://b/x")])
     assert cache.plan(SimpleNamespace(settings={}), [at("s3://b/x")]).mode == "stream"
 
 

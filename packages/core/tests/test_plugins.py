@@ -12,6 +12,8 @@ from runner_core import BadInput, Project, RunnerError, hookimpl
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins
 
+NOTHING: dict[str, Any] = {"project": None, "config": None, "records": []}
+
 
 def plugin(**functions: Any) -> types.ModuleType:
     """A plugin module whose hooks are these functions."""
@@ -56,7 +58,7 @@ def test_only_the_chosen_project_is_loaded(toy: None) -> None:
 def test_an_extension_wins_over_the_core_and_adds_to_it(toy_extension: None, tmp_path: Path) -> None:
     plugins = Plugins.load("toy")
     project = plugins.project()(plugins.project().presets["demo"]())
-    cache = plugins.first("runner_cache", project=project, config=project.config)
+    cache = plugins.first("runner_cache", project=project, config=project.config, records=[])
     assert type(cache).__name__ == "ToyCache"
     sinks = plugins.all("runner_sinks", project=project, config=project.config, folder=tmp_path)
     assert [type(s).__name__ for s in sinks] == ["JsonlSink", "TextSink", "CountingSink"]
@@ -72,25 +74,25 @@ def test_an_extension_is_switched_off(toy_extension: None) -> None:
 def test_the_order_is_core_project_extensions() -> None:
     plugins = extended(("e", plugin(runner_metrics=lambda: ["extension"], runner_cache=lambda: "extension")))
     assert plugins.all("runner_metrics", project=None, config=None) == ["core", "project", "extension"]
-    assert plugins.first("runner_cache", project=None, config=None) == "extension"
+    assert plugins.first("runner_cache", **NOTHING) == "extension"
 
 
 def test_an_extension_that_gives_none_leaves_it_to_the_core() -> None:
     plugins = extended(("e", plugin(runner_cache=lambda: None)))
-    assert plugins.first("runner_cache", project=None, config=None) == "core"
+    assert plugins.first("runner_cache", **NOTHING) == "core"
 
 
 def test_two_extensions_that_give_the_same_are_refused_until_one_is_chosen() -> None:
     both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
     with pytest.raises(BadInput, match=r"a and b both give 'cache'.*--extension NAME"):
-        extended(*both).first("runner_cache", project=None, config=None)
+        extended(*both).first("runner_cache", **NOTHING)
     for name in ("a", "b"):
-        assert extended(*both, chosen=(name,)).first("runner_cache", project=None, config=None) == name.upper()
+        assert extended(*both, chosen=(name,)).first("runner_cache", **NOTHING) == name.upper()
 
 
 def test_of_two_that_are_chosen_the_first_named_wins() -> None:
     both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
-    assert extended(*both, chosen=("b", "a")).first("runner_cache", project=None, config=None) == "B"
+    assert extended(*both, chosen=("b", "a")).first("runner_cache", **NOTHING) == "B"
 
 
 def test_a_plugin_may_not_put_itself_first() -> None:
@@ -135,7 +137,7 @@ def test_hooks_are_read_without_importing(
 
 def test_two_extensions_of_which_one_declines_need_no_choice() -> None:
     plugins = extended(("a", plugin(runner_cache=lambda: None)), ("b", plugin(runner_cache=lambda: "B")))
-    assert plugins.first("runner_cache", project=None, config=None) == "B"
+    assert plugins.first("runner_cache", **NOTHING) == "B"
 
 
 def fails() -> None:
@@ -145,15 +147,15 @@ def fails() -> None:
 def test_a_hook_that_fails_is_told_with_its_plugin() -> None:
     plugins = extended(("bad", plugin(runner_cache=fails, runner_metrics=lambda: sys.exit(3))))
     with pytest.raises(BadInput, match=r"extension bad: runner_cache failed: ValueError: no such disk.*--no-extension"):
-        plugins.first("runner_cache", project=None, config=None)
+        plugins.first("runner_cache", **NOTHING)
     with pytest.raises(BadInput, match="extension bad: runner_metrics failed: SystemExit: 3"):
         plugins.all("runner_metrics", project=None, config=None)
     with pytest.raises(SystemExit):  # SIGTERM came while it was called
-        extended(("e", plugin(runner_cache=lambda: sys.exit(143)))).first("runner_cache", project=None, config=None)
+        extended(("e", plugin(runner_cache=lambda: sys.exit(143)))).first("runner_cache", **NOTHING)
     own = Plugins()
     own.register(plugin(runner_cache=fails), "core")
     with pytest.raises(ValueError, match="no such disk"):  # a fault of ours
-        own.first("runner_cache", project=None, config=None)
+        own.first("runner_cache", **NOTHING)
 
 
 def test_what_a_hook_refuses_is_told_as_it_is() -> None:
@@ -161,7 +163,7 @@ def test_what_a_hook_refuses_is_told_as_it_is() -> None:
         raise BadInput("not here")
 
     with pytest.raises(BadInput, match=r"^not here$"):
-        extended(("e", plugin(runner_cache=refuse))).first("runner_cache", project=None, config=None)
+        extended(("e", plugin(runner_cache=refuse))).first("runner_cache", **NOTHING)
 
 
 @pytest.mark.parametrize("answer, what", [(3, "int"), ("loss", "str"), ({}, "dict")])

@@ -18,7 +18,7 @@ from runner_core.data.stream.local import localised
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-from runner_core.testing.s3 import S3
+from s3server import S3
 
 DATA = bytes(range(256)) * 400
 ROOT = Url("s3://bucket/plate 1")

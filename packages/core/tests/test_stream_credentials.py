@@ -14,7 +14,7 @@ from runner_core.data.stream.credentials import of_profile, signs
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-from runner_core.testing.s3 import S3
+from s3server import S3
 
 SECRET = "wJalrXUtnFEMI-secret"
 PRIVATE = [Url("s3://private/a.tif")]

@@ -15,7 +15,7 @@ from runner_core.data.stream.marks import marked
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-from runner_core.testing.s3 import S3
+from s3server import S3
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from stream_toy import SIDE, Fields, Reads, fields, image, npy, open_fields, wri
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
-from runner_core.testing.s3 import S3
+from s3server import S3
 
 COUNT = 200
 ROOT = Url("s3://bucket/plate")

@@ -20,7 +20,7 @@ from runner_core.output.runfolder import RunFolder
 
 pytest.importorskip("obstore", reason="obstore is not installed (the extra runner-core[stream])")
 pytest.importorskip("moto")
-from runner_core.testing.s3 import S3
+from s3server import S3
 
 pytestmark = pytest.mark.torch
 

@@ -79,9 +79,9 @@ def write_plates(tmp_path: Path, write_image: Callable[..., Path]) -> Callable[.
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[object]:
-    """An S3 server on this machine (`runner_core.testing.s3.S3`)."""
+    """An S3 server on this machine (`tests/s3server.py`)."""
     pytest.importorskip("moto")
-    from runner_core.testing.s3 import S3
+    from s3server import S3
 
     with S3() as server:
         yield server

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runner_core.contract.data import Cache, Cropper
     from runner_core.contract.engines import Engine
     from runner_core.contract.project import Project
+    from runner_core.contract.records import AnyRecord
     from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Remedy, Sink
 
 hookspec = pluggy.HookspecMarker("runner")
@@ -96,12 +97,13 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
 
 
 @hookspec(firstresult=True)
-def runner_cache(project: Project, config: RunConfig) -> Cache | None:
+def runner_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord]) -> Cache | None:
     """Return the cache, which keeps prepared arrays between runs and serves them in every step. *First result*.
 
     Args:
         project: The project with its settings.
         config: All settings of the run; `config.cache` is the cache's section.
+        records: The records that will be kept; those at URLs are usually fetched as they are used.
 
     Returns:
         A cache that predicts its size (`plan`) and builds and opens a store (`open`), or None.

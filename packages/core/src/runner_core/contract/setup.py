@@ -81,9 +81,9 @@ class Setup:
     def cropper(self) -> Cropper:
         return self.plugins.first("runner_crop", project=self.project, config=self.config)
 
-    @cached_property
-    def cache(self) -> Cache:
-        return self.plugins.first("runner_cache", project=self.project, config=self.config)
+    def cache(self, records: Sequence[AnyRecord]) -> Cache:
+        """Return the cache that suits these records."""
+        return self.plugins.first("runner_cache", project=self.project, config=self.config, records=records)
 
     @cached_property
     def checkpoint_format(self) -> CheckpointFormat:

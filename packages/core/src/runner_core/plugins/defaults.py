@@ -44,6 +44,7 @@ from runner_core.contract.phases import (
     WAIT,
 )
 from runner_core.contract.project import Project, overrides
+from runner_core.contract.records import AnyRecord
 
 
 @hookimpl
@@ -59,10 +60,10 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
 
 
 @hookimpl
-def runner_cache(project: Project, config: RunConfig) -> Cache | None:
+def runner_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord]) -> Cache | None:
     from runner_core.data.cache import default_cache
 
-    return default_cache(project, config)
+    return default_cache(project, config, records)
 
 
 @hookimpl

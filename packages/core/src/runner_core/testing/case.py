@@ -76,7 +76,7 @@ class Case:
         splits = split(self.records, setup.config.data, setup.config.train.seed)
         assert splits["train"], "the phantom under preset demo leaves nothing to train on"
         assert splits["validation"], "the phantom under preset demo leaves nothing to validate on"
-        store = setup.cache.open(RecordPipeline.of(setup), self.records, _silent)
+        store = setup.cache(self.records).open(RecordPipeline.of(setup), self.records, _silent)
         data = Data(self.records, splits, store, project.fit(store, splits["train"]))
         data.samples = {
             split_name: project.samples(store, splits[split_name], split_name) for split_name in ("train", "validation")

@@ -16,9 +16,9 @@ from runner_core.contract import CachePlan, Device
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, at_url
 from runner_core.contract.setup import Data, Setup
+from runner_core.data.cache import is_streaming
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
-from runner_core.data.cache.place import is_streaming
 from runner_core.data.duplicates import find_duplicates, known_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
 from runner_core.data.pipeline import RecordPipeline
@@ -97,12 +97,13 @@ def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
     validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
     for line in describe_split(setup.project, records, splits, len(validated)):
         say(line)
-    plan = setup.cache.plan(RecordPipeline.of(setup), records)
+    cache = setup.cache(records)
+    plan = cache.plan(RecordPipeline.of(setup), records)
     if plan.device_bytes:
         refuse_what_no_device_holds(plan, setup.device)
     say(describe_plan(plan))
     try:
-        store = setup.cache.open(RecordPipeline.of(setup), records, say)
+        store = cache.open(RecordPipeline.of(setup), records, say)
     except DataErrors:  # other errors concern the cache, not the data
         with kept_phantom(setup, folder):
             raise

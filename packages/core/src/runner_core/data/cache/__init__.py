@@ -9,30 +9,35 @@ verification  reading an opened cache again, in the background
 write         the core's storages: flat files and blosc2; what is written is read back
 build         preparing in parallel, written beside and renamed
 prepared      the capability: plan, build what is missing, open
-place         the cache that suits the location of the records
 manage        list, verify, prune
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner_core.config import RunConfig
     from runner_core.contract import Cache
     from runner_core.contract.project import Project
+    from runner_core.contract.records import AnyRecord
 
 
-def default_cache(project: Project, config: RunConfig) -> Cache:
+def is_streaming(config: RunConfig, records: Sequence[AnyRecord]) -> bool:
+    """Return True if these records are fetched as they are used."""
+    from runner_core.contract.records import at_url
+
+    return config.cache.mode == "stream" or (config.cache.mode == "auto" and any(map(at_url, records)))
+
+
+def default_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord] = ()) -> Cache:
     """Return the cache that `config.cache` describes; mode auto fetches records at URLs when they are needed."""
-    if config.cache.mode == "stream":
+    if is_streaming(config, records):
         from runner_core.data.stream.cache import StreamCache
 
-        return StreamCache(config.cache, config.remote)
+        return StreamCache(replace(config.cache, mode="stream"), config.remote)
     from runner_core.data.cache.prepared import PreparedCache
 
-    if config.cache.mode != "auto":
-        return PreparedCache(config.cache)
-    from runner_core.data.cache.place import CacheByPlace
-
-    return CacheByPlace(config)
+    return PreparedCache(config.cache)

@@ -13,7 +13,7 @@ from runner_core.base.text import about, counted, first_few
 from runner_core.contract import CachePlan, Finding, Json
 from runner_core.contract.records import AnyRecord, Table
 from runner_core.contract.setup import Setup
-from runner_core.data.cache.place import is_streaming
+from runner_core.data.cache import is_streaming
 from runner_core.data.duplicates import find_duplicates
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.splits import split, spread
@@ -275,7 +275,7 @@ class Auditor:
             self._say(line)
 
     def _plan(self) -> None:
-        plan = self.setup.cache.plan(RecordPipeline.of(self.setup), self.checked.records)
+        plan = self.setup.cache(self.checked.records).plan(RecordPipeline.of(self.setup), self.checked.records)
         self.cache = prepared_already(plan, sum(found.prepared_bytes for found in self.checked.found))
         self._say(f"preset {self.setup.preset}: {describe_plan(self.cache)}")
 

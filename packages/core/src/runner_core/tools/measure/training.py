@@ -224,9 +224,9 @@ class Training:
         return losses
 
     def _cache_mode(self) -> str:
-        setup = self._setup
+        setup, records = self._setup, self._data.records
         mode = setup.config.cache.mode
-        return setup.cache.plan(RecordPipeline.of(setup), self._data.records).mode if mode == "auto" else mode
+        return setup.cache(records).plan(RecordPipeline.of(setup), records).mode if mode == "auto" else mode
 
     def _samples_per_epoch(self) -> int:
         """Return the number of samples if an epoch is one pass, else a huge number."""

@@ -5,8 +5,9 @@
         config = RemoteConfig(endpoint=s3.endpoint, retries=2)
         s3.fail("truncated", "a.tif", times=1)
 
-It needs moto and flask, listens only on 127.0.0.1, and is gone after the with-block. It keeps its answers to GET and
-HEAD in memory, so that a measurement finds the requested latency and not moto's own.
+The tests of all packages and the benchmarks share it. It needs moto and flask, listens only on 127.0.0.1, and is gone
+after the with-block. It keeps its answers to GET and HEAD in memory, so that a measurement finds the requested latency
+and not moto's own.
 """
 
 from __future__ import annotations
