@@ -41,3 +41,11 @@ def test_other_settings_may_be_called_true() -> None:
     assert (
         parsed("--data.split", "group:True", "--train.device", "True", "--train.deterministic").train.device == "True"
     )
+
+
+def test_help_says_what_data_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    shown = capsys.readouterr().out
+    assert "--data FOLDER|URL" in shown
+    assert "--log.snapshots-every INT ≥1" in shown

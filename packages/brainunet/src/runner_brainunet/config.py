@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from runner_core import Between, MoreThan, PairsConfig, RunConfig
+from runner_core import AtLeast, Between, MoreThan, PairsConfig, RunConfig, Within
 
 View = Literal["axial", "coronal", "sagittal"]
 
@@ -34,9 +34,9 @@ class ModelConfig:
 
 @dataclass
 class LossConfig:
-    bce: float = 1.0
+    bce: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the binary cross-entropy."""
-    dice: float = 1.0
+    dice: Annotated[float, AtLeast(0)] = 1.0
     """Weight of the soft Dice loss."""
     dice_over: Literal["batch", "sample"] = "batch"
     """batch: one Dice over all voxels of a batch; slices with little brain have little weight. sample: the mean of each
@@ -48,39 +48,39 @@ class LossConfig:
 class AugmentConfig:
     """For training only. Ranges are symmetric, or go from 0 to the given number; 0 switches a part off."""
 
-    probability: float = 0.9
+    probability: Annotated[float, Within(0, 1)] = 0.9
     """Share of the samples that are changed at all, except for flips."""
     flip: bool = True
     """Mirror left and right in half of the samples."""
-    rotate: float = 20.0
+    rotate: Annotated[float, Within(0, 180)] = 20.0
     """Rotation (degrees)."""
-    scale: float = 0.25
+    scale: Annotated[float, Within(0, 1)] = 0.25
     """Largest logarithm of the size factor."""
-    stretch: float = 0.12
+    stretch: Annotated[float, Within(0, 1)] = 0.12
     """Largest logarithm of the ratio of the two axes' scales."""
-    shear: float = 0.1
+    shear: Annotated[float, Within(0, 1)] = 0.1
     """Shear."""
-    shift: float = 0.15
+    shift: Annotated[float, Within(0, 1)] = 0.15
     """Translation as a share of the slice."""
-    elastic: float = 0.015
+    elastic: Annotated[float, Within(0, 1)] = 0.015
     """Standard deviation of the smooth displacement, as a share of the slice."""
-    contrast: float = 0.7
+    contrast: Annotated[float, AtLeast(0)] = 0.7
     """Logarithmic spread of the slopes of a random rising intensity curve (0: the identity)."""
-    gamma: float = 0.5
+    gamma: Annotated[float, AtLeast(0)] = 0.5
     """Largest logarithm of the exponent of a power law on the intensities."""
-    surround: float = 0.6
+    surround: Annotated[float, AtLeast(0)] = 0.6
     """Logarithmic spread of the brightness outside the brain (fat, muscle, bone), relative to the brain."""
-    bias: float = 0.3
+    bias: Annotated[float, AtLeast(0)] = 0.3
     """Standard deviation of the logarithm of a smooth multiplicative field."""
-    gain: float = 0.35
+    gain: Annotated[float, AtLeast(0)] = 0.35
     """Largest logarithm of the factor on all intensities. Values above 1 are cut, as in prepared scans."""
-    noise: float = 0.08
+    noise: Annotated[float, Within(0, 1)] = 0.08
     """Largest Rician noise, as a share of the intensity range."""
-    blur: float = 1.5
+    blur: Annotated[float, AtLeast(0)] = 1.5
     """Largest standard deviation (voxels) of the blur along each axis: thick slices, low resolution."""
-    crop: float = 0.3
+    crop: Annotated[float, Within(0, 1)] = 0.3
     """Share of the samples in which a side lies outside the field of view."""
-    decoy: float = 0.15
+    decoy: Annotated[float, Within(0, 1)] = 0.15
     """Share of the samples in which random shapes, labelled as not brain, replace the brain or fill the air."""
 
 

@@ -29,8 +29,8 @@ from runner_core.config.values import refuse_removed
 
 LATEST = "latest"
 
-Place = Annotated[str, tyro.conf.arg(metavar="PATH|URL")]
-"""A path, or a URL (s3://BUCKET/FOLDER) if the project supports URLs."""
+Place = Annotated[str | None, tyro.conf.arg(metavar="FOLDER|URL")]
+"""A folder, or a URL if the project supports URLs."""
 
 
 @dataclass(kw_only=True)
@@ -51,8 +51,9 @@ class Options:
 class PresetOptions(Options):
     preset: str | None = None
     """Named defaults to start from. Default: demo for the phantom, else default."""
-    data: Place | None = None
-    """Your data. Default: a generated phantom."""
+    data: Place = None
+    """Your data: a folder, or a URL such as s3://BUCKET/FOLDER if the project supports URLs. Default: a generated
+    phantom."""
 
 
 @dataclass(kw_only=True)
@@ -174,8 +175,8 @@ class RunOptions(Options):
 class EvaluateOptions(RunOptions):
     """Score whole records with the best checkpoint, worst cases first; write a table and figures."""
 
-    data: Place | None = None
-    """Data to score. Default: the run's own."""
+    data: Place = None
+    """Data to score: a folder or a URL. Default: the run's own."""
     split: str | None = None
     """validation, train or test, as they were in training, or all. Default: validation; all if --data is given."""
     out: Path | None = None

@@ -28,8 +28,8 @@ from runner_core.plugins.settings import (
     from_preset,
     head,
     read_settings,
-    refuse_nonsense,
     refuse_other_model,
+    refuse_secret_settings,
 )
 from runner_core.training.restoring import refuse_nan, restoring
 
@@ -82,7 +82,7 @@ def start_new(
     settings = overlay(_settings(project, preset, saved, file), over or {}, command)
     prog, defaults = prog or f"runner {name} {command}", _defaults(preset, seen, saved or file)
     options, settings, _ = parse(kind, settings, seen.arguments, prog=prog, defaults=defaults)
-    refuse_nonsense(settings)
+    refuse_secret_settings(settings)
     return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)
 
 
@@ -124,7 +124,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
         settings = from_file(settings, project, read_settings(seen.config))
     options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
                                      defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
-    refuse_nonsense(settings)
+    refuse_secret_settings(settings)
     refuse_other_model(trained, settings, run.path, project.data_settings)
     instance = project(settings)
     if extra is not None:

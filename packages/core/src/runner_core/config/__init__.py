@@ -196,7 +196,7 @@ class HealthConfig:
 class LogConfig:
     every: Annotated[int, AtLeast(1)] = 50
     """Steps between lines of the log; reading the device's numbers more often costs time."""
-    snapshots_every: int = 100
+    snapshots_every: Annotated[int, AtLeast(1)] = 100
     """Steps between the pictures that some projects draw of the network's output for a few samples."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""

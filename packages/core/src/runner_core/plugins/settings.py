@@ -95,8 +95,13 @@ def from_file(base: RunConfig, project: type[Project], file: SettingsFile) -> Ru
 
 
 def refuse_nonsense(config: RunConfig) -> None:
-    """Raise BadInput for numbers that no run can use: a batch of 0, a share above 1, NaN."""
+    """Raise BadInput for numbers that no run can use (a batch of 0, a share above 1, NaN) and for secrets."""
     refuse_out_of_bounds(config)
+    refuse_secret_settings(config)
+
+
+def refuse_secret_settings(config: RunConfig) -> None:
+    """Raise BadInput for a setting that holds a user name, a password or a signature."""
     for name, value in flat(config).items():
         if hold_no_secrets(value) != value:
             raise BadInput(

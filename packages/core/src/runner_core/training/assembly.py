@@ -68,7 +68,7 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     data.samples = samples(setup.project, data, validates)
     cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
     trainer = setup.engine.trainer(setup, data, cadence.steps)
-    snapshots = max(1, setup.config.log.snapshots_every) if setup.project.snapshot_samples else None
+    snapshots = setup.config.log.snapshots_every if setup.project.snapshot_samples else None
     cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")

@@ -12,7 +12,7 @@ from runner_core.config.values import overlay, overlay_named
 from runner_core.contract import Json
 from runner_core.contract.setup import Setup
 from runner_core.plugins.manager import Plugins
-from runner_core.plugins.settings import from_preset, refuse_nonsense
+from runner_core.plugins.settings import from_preset, refuse_secret_settings
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ class TrainingSpec:
         project = plugins.project()
         config = overlay(from_preset(project, self.preset), self.settings, "the settings")
         config = overlay_named(config, settings or {}, "the settings that are tried")
-        refuse_nonsense(config)
+        refuse_secret_settings(config)
         source = None if self.source is None else location(self.source)
         return Setup(project(config), config, self.preset, source, plugins)

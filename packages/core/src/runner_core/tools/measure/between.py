@@ -131,4 +131,4 @@ class Between:
                 seconds = perf_counter() - begun
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        return Event(seconds, max(1, setup.config.log.snapshots_every), "log.snapshots_every")
+        return Event(seconds, setup.config.log.snapshots_every, "log.snapshots_every")
