@@ -20,7 +20,7 @@ import pytest
 from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig, RunnerError
 from runner_core.config import CacheConfig
 from runner_core.contract import Device
-from runner_core.data.cache import build, folder, identity, manage, size, write
+from runner_core.data.cache import build, choose, folder, identity, manage
 from runner_core.data.cache.folder import Damaged
 from runner_core.data.cache.prepared import PreparedCache
 from runner_core.data.crop import CentreCrop, NoCrop
@@ -435,8 +435,8 @@ def test_a_place_of_verification_that_is_no_file_is_passed_over(place, make):
 
 
 def test_what_reads_back_differently_is_never_kept(place, monkeypatch):
-    sound = write.FlatFile.append
-    monkeypatch.setattr(write.FlatFile, "append", lambda file, array: sound(file, array ^ 1))
+    sound = build.FlatFile.append
+    monkeypatch.setattr(build.FlatFile, "append", lambda file, array: sound(file, array ^ 1))
     with pytest.raises(Damaged, match="reads back differently"):
         place.open()
     assert not place.folders()
@@ -550,7 +550,7 @@ def test_refused_before_anything_is_written(place, monkeypatch):
 
 
 def test_growing_beyond_what_was_planned_stops(place, monkeypatch):
-    monkeypatch.setattr(size.Estimator, "of_records", lambda *args: size.Size(10))
+    monkeypatch.setattr(choose.Estimator, "of_records", lambda *args: choose.Size(10))
     with pytest.raises(OutOfSpace, match=r"grew beyond .* \(expected: .*\); raise cache.max_gb"):
         place.open(max_gb=3e-6)
     assert not place.left_over()
@@ -562,7 +562,7 @@ def test_a_full_disk_leaves_nothing(place, tiny_disk, monkeypatch, mode, workers
     """A real file system of 1 MB, and an estimate too low."""
     write_volumes(place.data, [40] * 6, side=100)
     place.cache = tiny_disk / "cache"
-    monkeypatch.setattr(size.Estimator, "of_records", lambda *args: size.Size(10))
+    monkeypatch.setattr(choose.Estimator, "of_records", lambda *args: choose.Size(10))
     with pytest.raises(OutOfSpace, match=r"disk of .* is full: .*set cache\.dir to a larger disk"):
         place.open(mode=mode, workers=workers)
     assert not place.left_over()
@@ -605,7 +605,7 @@ def test_a_full_disk_where_nothing_can_be_mounted(place, monkeypatch, code):
     def full(self, content):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(write.FlatFile, "append", full)
+    monkeypatch.setattr(build.FlatFile, "append", full)
     with pytest.raises(OutOfSpace, match=r"is full: the cache takes about \d+\.\d kB, .* GB are free now"):
         place.open()
     assert not place.left_over()
@@ -621,7 +621,7 @@ def test_a_folder_that_cannot_be_written(place):
 def test_a_store_that_outlives_the_modules_goes_quietly(place, monkeypatch, capsys):
     """As Python ends, a module's names become None before the last objects are gone."""
     store = place.open()
-    monkeypatch.setattr("runner_core.data.cache.stored.os", None)
+    monkeypatch.setattr("runner_core.data.cache.storage.os", None)
     store.__del__()
     store._lock = None
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
-from runner_core.data.cache.stored import FlatArray, LiveArray, LiveRecords, PreparedStore
+from runner_core.data.cache.storage import FlatArray, LiveArray, LiveRecords, PreparedStore
 from runner_core.data.samples import refuse_differing_fields
 from runner_core.testing.compare import sent
 

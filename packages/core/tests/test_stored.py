@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core.data.cache.stored import BLOCK, BloscArray
-from runner_core.data.cache.write import BLOSC2, FLAT, ArrayWriter
+from runner_core.data.cache.build import BLOSC2, FLAT, ArrayWriter
+from runner_core.data.cache.storage import BLOCK, BloscArray
 
 SHAPES = [(5, 40, 300, 2), (3, 90, 200, 2), (0, 40, 300, 2), (4, 7, 5, 2)]
 

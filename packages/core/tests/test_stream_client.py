@@ -12,8 +12,8 @@ from runner_core import BadInput, Record
 from runner_core.base.location import Url
 from runner_core.config import RemoteConfig
 from runner_core.data.stream import client as clients
+from runner_core.data.stream.bad import Unreachable
 from runner_core.data.stream.client import remote_client
-from runner_core.data.stream.failure import Unreachable
 from runner_core.data.stream.local import localised
 
 pytest.importorskip("obstore")

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from runner_core import OutOfSpace
 from runner_core.cli import main
 from runner_core.data.cache import manage
-from runner_core.data.stream.entry import PackedRecord
-from runner_core.data.stream.lru import Lru
+from runner_core.data.stream.lru import Lru, PackedRecord
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from lru_toy import arrays, get, put, whole

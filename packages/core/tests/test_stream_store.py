@@ -18,7 +18,7 @@ from runner_core.base.errors import DataErrors
 from runner_core.base.location import Url
 from runner_core.base.workers import Workers
 from runner_core.contract import is_streamed
-from runner_core.data.stream import source as sources
+from runner_core.data.stream import store as sources
 from runner_core.data.stream.bad import BadRecord, BadSamples, stand_ins
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core.cli import main
-from runner_core.data.cache import content, manage
-from runner_core.data.cache.content import Block, Checksums, content_blocks, content_checksums
-from runner_core.data.cache.folder import Damaged
+from runner_core.data.cache import folder, manage
+from runner_core.data.cache.folder import Block, Checksums, Damaged, content_blocks, content_checksums
 from runner_core.data.cache.prepared import PreparedCache
 from runner_core.data.cache.verification import PLACE, Verification
 from runner_core.training.signals import DAMAGED, Signals
@@ -33,7 +32,7 @@ def place(tmp_path: Path) -> Workplace:
 @pytest.fixture
 def blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Block]:
     """Forty blocks of a file of a cache."""
-    monkeypatch.setattr(content, "BLOCK", 100)
+    monkeypatch.setattr(folder, "BLOCK", 100)
     file = tmp_path / "array-0.bin"
     file.write_bytes(np.random.default_rng(0).bytes(4000))
     return content_blocks(file, content_checksums(file))

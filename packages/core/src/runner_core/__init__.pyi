@@ -86,7 +86,7 @@ from runner_core.contract.values import Json as Json
 from runner_core.contract.values import Tensors as Tensors
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache
 from runner_core.data.cache.storage import Layout as Layout
-from runner_core.data.cache.stored import PreparedStore as PreparedStore
+from runner_core.data.cache.storage import PreparedStore as PreparedStore
 from runner_core.data.crop import otsu_threshold as otsu_threshold
 from runner_core.data.pairs import IMAGE_FOLDERS as IMAGE_FOLDERS
 from runner_core.data.pairs import LABEL_FOLDERS as LABEL_FOLDERS
@@ -105,8 +105,8 @@ from runner_core.data.samples import RowSamples as RowSamples
 from runner_core.data.samples import TileSamples as TileSamples
 from runner_core.data.sampling import random_below as random_below
 from runner_core.data.sampling import random_words as random_words
+from runner_core.data.stream.bad import Unreachable as Unreachable
 from runner_core.data.stream.client import remote_client as remote_client
-from runner_core.data.stream.failure import Unreachable as Unreachable
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
 from runner_core.engines.torch.metrics import Confusion as Confusion

@@ -10,7 +10,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.text import shape_text
 from runner_core.contract import Array, Arrays, Samples, SampleSpec, Store
 from runner_core.data import coordinates
-from runner_core.data.cache.stored import LiveArray
+from runner_core.data.cache.storage import LiveArray
 from runner_core.data.record_samples import RecordSamples
 from runner_core.data.sampling import random_below, random_words
 

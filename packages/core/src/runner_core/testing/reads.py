@@ -14,8 +14,7 @@ from runner_core.config import RunConfig
 from runner_core.config.values import overlay, plain
 from runner_core.contract import Array, Arrays, Json, StoredArray
 from runner_core.contract.project import overrides
-from runner_core.data.cache.storage import Layout, Region
-from runner_core.data.cache.stored import PreparedStore
+from runner_core.data.cache.storage import Layout, PreparedStore, Region
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.plugins.settings import refuse_nonsense
 from runner_core.testing.case import Case

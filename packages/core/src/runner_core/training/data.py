@@ -65,7 +65,7 @@ def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord
             raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
         seen[record.key] = record
     if any(map(at_url, records)):
-        from runner_core.data.stream.marks import marked
+        from runner_core.data.stream.local import marked
 
         return marked(records, setup.config.remote, cache_root(setup.config.cache.dir), say)
     return records

@@ -1,13 +1,11 @@
 """The cache of prepared arrays: a folder with one file (or folder) per array, keyed by its inputs.
 
-storage       the interface for extensions that store arrays in their own format
+folder        where caches lie, their meta.json, locks, and checksums of their files by block
 identity      digests of the source files, remembered so that the next start need not read them
-content       the files of arrays, and their checksums by block
-folder        the location of caches, their meta.json and locks
-stored        prepared arrays opened for reading: memory map, blosc2, RAM, or prepared anew at each read
-verification  reading an opened cache again, in the background
-write         the core's storages: flat files and blosc2; what is written is read back
-build         preparing in parallel, written beside and renamed
+storage       what an extension that stores arrays implements; prepared arrays opened for reading
+verification  an opened cache checked: its bytes in the background, one record prepared anew
+build         preparing in parallel, writing (flat files and blosc2), reading back, renaming
+choose        the size of a cache, and the mode that fits
 prepared      the capability: plan, build what is missing, open
 manage        list, verify, prune
 """

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from runner_core.base.text import counted
 from runner_core.base.writing import is_locked, locked
-from runner_core.data.cache.content import content_bytes
 from runner_core.data.cache.folder import (
     Damaged,
     cache_root,
     caches,
+    content_bytes,
     read_meta,
     remove,
     remove_leftovers,

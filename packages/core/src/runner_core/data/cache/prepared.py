@@ -22,9 +22,8 @@ from runner_core.base.progress import progress
 from runner_core.base.text import counted
 from runner_core.contract import CachePlan, Pipeline, Store
 from runner_core.contract.records import AnyRecord, Record, at_url
-from runner_core.data.cache.agree import refuse_stale
-from runner_core.data.cache.build import Builder, Prepare, Task, run_all
-from runner_core.data.cache.choose import STORAGES, choose_mode
+from runner_core.data.cache.build import BLOSC2, FLAT, Builder, Prepare, Task, run_all
+from runner_core.data.cache.choose import STORAGES, Estimator, Size, choose_mode
 from runner_core.data.cache.folder import (
     Damaged,
     Say,
@@ -39,11 +38,8 @@ from runner_core.data.cache.folder import (
     verify,
 )
 from runner_core.data.cache.identity import FileMark, Identities, Known, identify
-from runner_core.data.cache.size import Estimator, Size
-from runner_core.data.cache.storage import Storage
-from runner_core.data.cache.stored import LiveArray, LiveRecords, PreparedStore, store_identity
-from runner_core.data.cache.verification import AT_OPEN
-from runner_core.data.cache.write import BLOSC2, FLAT
+from runner_core.data.cache.storage import LiveArray, LiveRecords, PreparedStore, Storage, store_identity
+from runner_core.data.cache.verification import AT_OPEN, refuse_stale
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig

@@ -18,10 +18,8 @@ from runner_core.contract import CachePlan, Pipeline, Store
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import digest_json
-from runner_core.data.stream.entry import PackedRecord
-from runner_core.data.stream.lru import FOLDER, Lru
-from runner_core.data.stream.source import Source
-from runner_core.data.stream.store import StreamStore
+from runner_core.data.stream.lru import FOLDER, Lru, PackedRecord
+from runner_core.data.stream.store import Source, StreamStore
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig, RemoteConfig

@@ -19,8 +19,8 @@ from runner_core.base.text import counted
 from runner_core.contract import CachePlan
 from runner_core.contract.records import AnyRecord, Table
 from runner_core.contract.setup import Setup
+from runner_core.data.cache.build import FLAT
 from runner_core.data.cache.choose import STORAGES
-from runner_core.data.cache.write import FLAT
 from runner_core.tools.check.facts import GREY, ArrayFacts, Balance, Checked, Levels, RecordFacts
 from runner_core.training.memory import MemoryPlan, plan, sketch
 
