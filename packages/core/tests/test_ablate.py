@@ -19,7 +19,7 @@ from runner_core.cli import main
 from runner_core.config.values import plain
 from runner_core.contract import Remedy
 from runner_core.contract.setup import Setup
-from runner_core.output.report.bars import Bar, bar_chart
+from runner_core.output.report.charts import Bar, bar_chart
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from runner_core.cli import main
 from runner_core.output.runfolder import RunFolder
-from runner_core.tools.compare.page import COLOURS
+from runner_core.tools.compare import COLOURS
 
 Said = Callable[..., str]
 

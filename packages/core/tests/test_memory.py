@@ -15,7 +15,8 @@ from runner_core.contract import CachePlan
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.project import Project
 from runner_core.contract.team import Alone
-from runner_core.output.report.memory import memory as section
+from runner_core.output.report.page import lines
+from runner_core.output.report.sections import memory as section
 from runner_core.training import memory
 from runner_core.training.assembly import samples
 from runner_core.training.memory.plan import Asked, MemoryPlan, judged, parts, remedies, total
@@ -374,7 +375,7 @@ def test_a_run_with_a_plan_is_the_run_without_one(tmp_path):
     assert line.endswith(" free")
     found = summary["memory_plan"]
     assert found["needs"]["host"] == pytest.approx(summary["peak_memory_bytes"]["host"], rel=1.0)
-    assert "activations of a step" in section(found, summary["peak_memory_bytes"])
+    assert "activations of a step" in "\n".join(lines(section(found, summary["peak_memory_bytes"])))
 
 
 @pytest.mark.torch

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
-from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import AblateOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.setup import Setup
+from runner_core.output.report.page import lines
 from runner_core.output.toolfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablated, Ablation
@@ -66,10 +66,8 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
 
 def _show(setup: Setup, found: Ablated) -> None:
     print(report.headline(report.head(setup, found)))
-    for line in aligned([report.COLUMNS, *report.rows(found)]):
+    for line in lines(report.measured(found)):
         print(line)
-    for note in report.footnotes(found):
-        print(note)
 
 
 def _write(setup: Setup, found: Ablated, folder: Path) -> None:

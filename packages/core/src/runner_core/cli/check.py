@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from runner_core.base.errors import BadInput
-from runner_core.base.text import aligned, counted
+from runner_core.base.text import counted
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
-from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
+from runner_core.output.report.page import lines
 from runner_core.output.toolfolder import claimed, tool_folder
 from runner_core.tools.check.audit import Auditor
 from runner_core.tools.check.page import write_audit
@@ -36,7 +36,7 @@ def _check(setup: Setup, options: CheckOptions) -> int:
         auditor.fit()
     result = auditor.result(folder)
     for shown in result.tables:
-        _show(shown)
+        print(f"{shown.title}:", *lines([shown]), sep="\n")
     auditor.conclude(result)
     try:
         page = write_audit(result, options.out or tool_folder(setup.name, "check", None))
@@ -44,9 +44,3 @@ def _check(setup: Setup, options: CheckOptions) -> int:
     except (BadInput, OSError) as error:  # the screen has the same content
         print(f"NOTE: there is no report: {error}")
     return 0 if result.status == "ready" else 2
-
-
-def _show(shown: Table) -> None:
-    print(f"{shown.title}:")
-    for line in aligned([shown.columns, *([str(cell) for cell in row] for row in shown.rows)]):
-        print(line)

@@ -9,10 +9,9 @@ from pathlib import Path
 from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
+from runner_core.output.report.page import lines
 from runner_core.output.toolfolder import claimed
-from runner_core.tools.compare.page import render
-from runner_core.tools.compare.runs import Run, read_runs
-from runner_core.tools.compare.tables import Table, notes, tables
+from runner_core.tools.compare import Compared, Run, notes, read_runs, render, tables
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -39,17 +38,16 @@ def compare(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _lines(runs: Sequence[Run], found: Sequence[Table], remarks: Sequence[str]) -> Iterator[str]:
+def _lines(runs: Sequence[Run], found: Sequence[Compared], remarks: Sequence[str]) -> Iterator[str]:
     yield from aligned([(f"run {n}", shell_word(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
-    for table in found:
-        yield f"\n{table.title}"
-        head = ("", *(f"run {number}" for number in range(1, len(runs) + 1)))
-        yield from aligned([head, *((row.name, *row.texts) for row in table.rows)])
+    for compared in found:
+        yield f"\n{compared.title}"
+        yield from lines([compared.table()])
     for note in remarks:
         yield f"\nNOTE: {note}"
 
 
-def _facts(runs: Sequence[Run], found: Sequence[Table], remarks: Sequence[str]) -> dict[str, object]:
+def _facts(runs: Sequence[Run], found: Sequence[Compared], remarks: Sequence[str]) -> dict[str, object]:
     return {
         "project": runs[0].project,
         "runs": [{"folder": run.folder.path, "state": run.state} for run in runs],

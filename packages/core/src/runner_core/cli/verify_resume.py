@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
@@ -11,9 +10,10 @@ from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.measured import base_of
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
+from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
 from runner_core.output.display import duration
-from runner_core.output.report.page import page, section, table
+from runner_core.output.report.page import Note, Page, html
 from runner_core.output.toolfolder import claimed
 from runner_core.plugins.discovery import find_project
 from runner_core.tools.verify_resume.campaign import Campaigns, Result
@@ -104,13 +104,18 @@ def _page(setup: Setup, result: Result) -> str:
         for campaign in result.campaigns
     ]
     status, kind, word = ("done", "good", "equal") if result.equal else ("failed", "error", "different")
-    body = (
-        f'<header><h1>{escape(setup.name)}: killed and resumed <span class="status {status}">{word}</span></h1>'
-        f"<p>{escape(_described(setup))}</p></header>"
-        + section("Verdict", f'<p class="finding {kind}">{escape(_verdict(result))}</p>')
-        + section("Runs", table("", ("", "killed", "time", "compared"), rows, "runs"))
+    return html(
+        Page(
+            f"{setup.name} · verify-resume",
+            f"{setup.name}: killed and resumed",
+            [Note(_described(setup))],
+            [
+                ("Verdict", [Note(_verdict(result), kind)]),
+                ("Runs", [Table("runs", "", ("", "killed", "time", "compared"), rows)]),
+            ],
+            (status, word),
+        )
     )
-    return page(f"{setup.name} · verify-resume", body)
 
 
 SHORT = {

@@ -13,15 +13,13 @@ from typing import Any
 
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
+from runner_core.contract.records import Table
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.output.display import duration, speed
 from runner_core.output.evaluations import described, listed, title, trained_on_text
 from runner_core.output.report.charts import Series, line_chart, share_bar
-from runner_core.output.report.memory import memory
-from runner_core.output.report.page import is_number, number, page, section, table
-from runner_core.output.report.pictures import Series as Drawn
-from runner_core.output.report.pictures import pictures, series, snapshots
-from runner_core.output.report.streaming import streaming
+from runner_core.output.report.page import Block, Code, Markup, Note, Page, html, is_number, number
+from runner_core.output.report.sections import Drawn, memory, pictures, series, snapshots, streaming
 from runner_core.output.runfolder import RunFolder
 
 _ROWS = 30
@@ -45,50 +43,63 @@ def render(run: RunFolder) -> str:
     config = run.config_file.read_text(encoding="utf-8")
     project = summary.get("project") or run.path.absolute().parent.name
     drawn = series(events, run.figures)
-    sections = [
-        section("Health", _health(events, summary)),
-        section("Curves", _curves(events, summary)),
-        section("Losses", _losses(events)),
-        section("Whole-record scores", _scores(run.path)),
-        section("Pictures", pictures(run.figures, drawn)),
-        section("Pictures during training", snapshots(drawn)),
-        *(_evaluation(folder, found, drawn) for folder, found in listed(run.path)),
-        section("Where the time went", _timing(events)),
-        section("Memory", memory(summary.get("memory_plan") or {}, summary.get("peak_memory_bytes"))),
-        section("Streaming", streaming(events, run.path / BAD_FILE)),
-        section("Settings", f"<details><summary>config.yaml</summary><pre>{escape(config)}</pre></details>"),
-        section("Versions", _versions(summary)),
-    ]
-    body = _header(project, summary, run) + _tiles(summary, events) + "".join(sections)
-    return page(f"{project} · {run.path.name}", body)
-
-
-def _header(project: str, summary: Event, run: RunFolder) -> str:
-    status = str(summary.get("status") or "running")
-    shown, kind = status, status
-    if status == "done" and (warnings := _warnings(summary)):
-        shown, kind = f"done, {counted(warnings, 'warning')}", "warned"
-    data = summary.get("data", "?")
-    data = "the generated phantom" if data == "phantom" else data
-    reason = f'<p class="reason">{escape(str(summary["reason"]))}</p>' if summary.get("reason") else ""
-    return (
-        f'<header><h1>{escape(project)} <span class="status {escape(kind)}">{escape(shown)}</span></h1>'
-        f"<p>preset {escape(str(summary.get('preset', '?')))} · data: {escape(str(data))} · "
-        f"<code>{escape(str(run.path))}</code></p>{_validated(summary)}{reason}</header>"
+    shown = _status(summary)
+    return html(
+        Page(
+            f"{project} · {run.path.name}",
+            project,
+            [*_about(summary, run)],
+            [
+                ("", [_tiles(summary, events)]),
+                ("Health", [*_health(events, summary)]),
+                ("Curves", [*_curves(events, summary)]),
+                ("Losses", [*_losses(events)]),
+                ("Whole-record scores", [*_scores(run.path)]),
+                ("Pictures", [*pictures(run.figures, drawn)]),
+                ("Pictures during training", [*snapshots(drawn)]),
+                *((title(folder, found), [*_evaluation(folder, found, drawn)]) for folder, found in listed(run.path)),
+                ("Where the time went", [*_timing(events)]),
+                ("Memory", [*memory(summary.get("memory_plan") or {}, summary.get("peak_memory_bytes"))]),
+                ("Streaming", [*streaming(events, run.path / BAD_FILE)]),
+                ("Settings", [Code(config, "config.yaml")]),
+                ("Versions", [*_versions(summary)]),
+            ],
+            shown,
+        )
     )
 
 
-def _validated(summary: Event) -> str:
-    """Return a paragraph with the share of the records that validated, or a warning if none did."""
+def _status(summary: Event) -> tuple[str, str]:
+    """Return the class and the text of the mark beside the heading."""
+    status = str(summary.get("status") or "running")
+    warnings = _warnings(summary) if status == "done" else 0
+    return ("warned", f"done, {counted(warnings, 'warning')}") if warnings else (status, status)
+
+
+def _about(summary: Event, run: RunFolder) -> Iterator[Block]:
+    data = summary.get("data", "?")
+    data = "the generated phantom" if data == "phantom" else data
+    yield Markup(
+        f"<p>preset {escape(str(summary.get('preset', '?')))} · data: {escape(str(data))} · "
+        f"<code>{escape(str(run.path))}</code></p>"
+    )
+    yield from _validated(summary)
+    if summary.get("reason"):
+        yield Markup(f'<p class="reason">{escape(str(summary["reason"]))}</p>')
+
+
+def _validated(summary: Event) -> Iterator[Block]:
+    """Yield the share of the records that validated, or a warning if none did."""
     split = summary.get("split")
     if not split:
-        return ""
+        return
     found = split.get("validation")
     if not found:
-        return '<p class="finding warning">Nothing validated: no metric chose the checkpoint, it is the last one.</p>'
+        yield Note("Nothing validated: no metric chose the checkpoint, it is the last one.", "warning")
+        return
     used = f"{found['used']:,} of " if found["used"] < found["records"] else ""
     noun = counted(found["records"], "validation record")
-    return f"<p>{used}{noun} ({found['share']:.0%} of all, from {counted(found['groups'], 'group')})</p>"
+    yield Note(f"{used}{noun} ({found['share']:.0%} of all, from {counted(found['groups'], 'group')})")
 
 
 def _warnings(summary: Event) -> int:
@@ -98,7 +109,7 @@ def _warnings(summary: Event) -> int:
     return len(findings) + len(more) + bool(summary.get("unsaved"))
 
 
-def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
+def _tiles(summary: Event, events: list[dict[str, Any]]) -> Block:
     tiles = [*_score_tiles(summary)]
     if "steps" in summary:
         number, noun = counted(summary["epochs"], "epoch").split()
@@ -114,7 +125,7 @@ def _tiles(summary: Event, events: list[dict[str, Any]]) -> str:
     if memory.get("host"):
         device = f"device {memory['device'] / 1e9:.2f} GB" if memory.get("device") else ""
         tiles.append((f"{memory['host'] / 1e9:.2f} GB", "peak host memory", device))
-    return '<div class="tiles">' + "".join(_tile(*tile) for tile in tiles) + "</div>"
+    return Markup(f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>')
 
 
 def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
@@ -133,28 +144,24 @@ def _tile(value: str, label: str, detail: str) -> str:
     return f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span>{small}</div>'
 
 
-def _health(events: Iterable[Event], summary: Event) -> str:
+def _health(events: Iterable[Event], summary: Event) -> Iterator[Block]:
     findings = {(e["level"], e["rule"], e["message"]): e.get("step") for e in events if e.get("event") == "health"}
     for finding in summary.get("health") or ():
         findings.setdefault((finding["level"], finding["rule"], finding["message"]), None)
     problems = [("not scored", error) for error in summary.get("scoring_errors") or ()]
     problems += [("not written", path) for path in summary.get("unwritten") or ()]
     problems += [("the end is not saved", summary["unsaved"])] if summary.get("unsaved") else []
-    if not findings and not problems:
-        return '<p class="finding good">No finding: no rule had anything to say.</p>' if summary else ""
-    shown = [
-        f'<p class="finding {escape(level)}"><b>{escape(level)}: {escape(rule)}</b> '
-        f"{escape(message)}{'' if step is None else f' (step {step})'}</p>"
-        for (level, rule, message), step in findings.items()
-    ]
-    shown += [f'<p class="finding warning"><b>{what}</b> {escape(why)}</p>' for what, why in problems[:_ROWS]]
+    if not findings and not problems and summary:
+        yield Note("No finding: no rule had anything to say.", "good")
+    for (level, rule, message), step in findings.items():
+        yield Note(f"{message}{'' if step is None else f' (step {step})'}", level, f"{level}: {rule}")
+    yield from (Note(why, "warning", what) for what, why in problems[:_ROWS])
     if len(problems) > _ROWS:
-        shown.append(f"<p>… {len(problems) - _ROWS} more in summary.json</p>")
-    return "".join(shown)
+        yield Note(f"… {len(problems) - _ROWS} more in summary.json")
 
 
-def _curves(events: list[dict[str, Any]], summary: Event) -> str:
-    """Return a chart for each number, with training and validation together if both have it."""
+def _curves(events: list[dict[str, Any]], summary: Event) -> Iterator[Block]:
+    """Yield a chart for each number, with training and validation together if both have it."""
     train = [e for e in events if e.get("event") == "train"]
     validation = [e for e in events if e.get("event") == "validation"]
     names = [n for e in (*train[:1], *validation[:1]) for n in e if n not in _NOT_CURVES]
@@ -164,72 +171,73 @@ def _curves(events: list[dict[str, Any]], summary: Event) -> str:
         series = [s for s in series if s.points]
         if series:
             charts.append(line_chart(name, series, summary.get("best_step"), log=name != "learning_rate"))
-    best = summary.get("best_step")
-    dashed = "" if best is None else f"<p>Dashed: step {best:,}, of the best checkpoint.</p>"
-    return f'<div class="charts">{"".join(charts)}</div>{dashed}' if charts else ""
+    if charts:
+        yield Markup(f'<div class="charts">{"".join(charts)}</div>')
+    if charts and (best := summary.get("best_step")) is not None:
+        yield Note(f"Dashed: step {best:,}, of the best checkpoint.")
 
 
 def _points(events: Iterable[Event], name: str) -> list[tuple[float, float]]:
     return [(float(e["step"]), float(e[name])) for e in events if is_number(e.get(name))]
 
 
-def _losses(events: Iterable[Event]) -> str:
-    """Return the gradient norm of each loss term, as last measured."""
+def _losses(events: Iterable[Event]) -> Iterator[Block]:
+    """Yield the gradient norm of each loss term, as last measured."""
     last = next((e for e in reversed(list(events)) if e.get("event") == "losses"), None)
     if last is None:
-        return ""
+        return
     title, rows = f"Measured last, up to step {last['step']:,}", list(last["gradient_norm"].items())
-    return table(title, ("loss", "gradient norm"), rows, "losses") + (
-        "<p>The norm is of the loss's gradient, without its weight, with respect to the network's output.</p>"
-    )
+    yield Table("losses", title, ("loss", "gradient norm"), rows)
+    yield Note("The norm is of the loss's gradient, without its weight, with respect to the network's output.")
 
 
-def _scores(folder: Path) -> str:
-    """Return the content of a folder's scores.json: records (worst first), tables, remarks and errors."""
+def _scores(folder: Path) -> Iterator[Block]:
+    """Yield the content of a folder's scores.json: records (worst first), tables, remarks and errors."""
     content = _read_json(folder / "scores.json")
     rows = content.get("records") or []
     remarks = [(f["level"], row["record"], f["message"]) for row in rows for f in row.get("remarks") or ()]
     remarks += [("warning", "not scored", error) for error in content.get("errors") or ()]
     seen = trained_on_text([bool(row.get("trained_on")) for row in rows])
-    return (
-        (f'<p class="finding warning">{escape(seen)}</p>' if seen else "")
-        + (_scoretable(content, rows) if rows else "")
-        + "".join(table(**found) for found in content.get("tables") or ())
-        + "".join(
-            f'<p class="finding {escape(level)}"><b>{escape(key)}</b> {escape(text)}</p>'
-            for level, key, text in remarks[:_ROWS]
-        )
-        + (f"<p>… {len(remarks) - _ROWS} more in scores.json</p>" if len(remarks) > _ROWS else "")
-    )
+    if seen:
+        yield Note(seen, "warning")
+    if rows:
+        yield from _scoretable(content, rows)
+    yield from (Table(**found) for found in content.get("tables") or ())
+    yield from (Note(text, level, key) for level, key, text in remarks[:_ROWS])
+    if len(remarks) > _ROWS:
+        yield Note(f"… {len(remarks) - _ROWS} more in scores.json")
 
 
-def _evaluation(folder: Path, found: Event, drawn: Drawn) -> str:
-    """Return an evaluation's section: its data and settings, its scores, and its own pictures."""
-    head = "".join(f"<p>{escape(line)}</p>" for line in described(folder, found))
-    return section(title(folder, found), head + _scores(folder) + pictures(folder, drawn))
+def _evaluation(folder: Path, found: Event, drawn: Drawn) -> Iterator[Block]:
+    """Yield an evaluation's section: its data and settings, its scores, and its own pictures."""
+    yield from map(Note, described(folder, found))
+    yield from _scores(folder)
+    yield from pictures(folder, drawn)
 
 
-def _scoretable(content: Event, rows: Sequence[Event]) -> str:
-    """Return the scores of records, if they have their own, and of the whole set, by the network and other methods."""
+def _scoretable(content: Event, rows: Sequence[Event]) -> Iterator[Block]:
+    """Yield the scores of records, if they have their own, and of the whole set, by the network and other methods."""
     rows = rows if any(row["scores"] for row in rows) else []
     names = content.get("shown") or list(dict.fromkeys(n for row in rows for n in row["scores"]))
     if not names:
-        return ""
+        return
     seen = any(row.get("trained_on") for row in rows)
     body = [
         _row(row["record"], row["scores"], names, more=_yes(row.get("trained_on")) if seen else "")
         for row in rows[:_ROWS]
     ]
-    more = f"<p>… {len(rows) - _ROWS} more in scores.csv</p>" if len(rows) > _ROWS else ""
     means = _row("whole set", content.get("means") or {}, names, "mean")
     others = {"trivial baseline": content.get("baseline"), **(content.get("further") or {})}
     beside = "".join(_row(method, values, names, "baseline") for method, values in others.items() if values)
     head = "".join(f"<th>{escape(n)}</th>" for n in names) + ("<th>trained on</th>" if seen else "")
-    first = "<p>Worst first.</p>" if rows else ""
-    return (
-        f'{first}<div class="wide"><table><thead><tr><th>{"record" if rows else ""}</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody><tfoot>{means}{beside}</tfoot></table></div>{more}"
+    if rows:
+        yield Note("Worst first.")
+    yield Markup(
+        f'<div class="wide"><table><thead><tr><th>{"record" if rows else ""}</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody><tfoot>{means}{beside}</tfoot></table></div>"
     )
+    if len(rows) > _ROWS:
+        yield Note(f"… {len(rows) - _ROWS} more in scores.csv")
 
 
 def _yes(value: Any) -> str:
@@ -241,21 +249,22 @@ def _row(title: str, values: Mapping[str, Any], names: Iterable[str], kind: str 
     return f'<tr class="{kind}"><th>{escape(title)}</th>{cells}</tr>'
 
 
-def _timing(events: Iterable[Event]) -> str:
+def _timing(events: Iterable[Event]) -> Iterator[Block]:
     timings = [e["timing"] for e in events if e.get("event") == "train" and e.get("timing")]
     labels = {"compute": "compute", "data_wait": "waiting for data", "other": "other"}
     seconds = {text: sum(t.get(name) or 0.0 for t in timings) for name, text in labels.items()}
-    if sum(seconds.values()) <= 0:
-        return ""
-    return share_bar(seconds) + "<p>Training steps only; validation, checkpoints and the cache are not in it.</p>"
+    if sum(seconds.values()) > 0:
+        yield Markup(share_bar(seconds))
+        yield Note("Training steps only; validation, checkpoints and the cache are not in it.")
 
 
-def _versions(summary: Event) -> str:
+def _versions(summary: Event) -> Iterator[Block]:
     found = dict(summary.get("versions") or {})
     plugins = found.pop("plugins", {}) or {}
     rows = [*found.items(), *((f"plugin: {name}", version) for name, version in plugins.items())]
     body = "".join(f"<tr><th>{escape(str(n))}</th><td>{escape(str(v))}</td></tr>" for n, v in rows)
-    return f'<table class="plain">{body}</table>' if rows else ""
+    if rows:
+        yield Markup(f'<table class="plain">{body}</table>')
 
 
 def _read_json(path: Path) -> dict[str, Any]:

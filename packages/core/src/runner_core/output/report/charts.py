@@ -10,6 +10,8 @@ from typing import NamedTuple
 _WIDTH, _HEIGHT = 480, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 30, 28
 _MOST_POINTS = 400
+_BARS_WIDTH, _BARS_LEFT, _BARS_RIGHT = 720, 190, 150
+_ROW, _BAR, _BARS_TOP = 26, 14, 34
 
 
 class Series(NamedTuple):
@@ -60,6 +62,58 @@ def line_chart(title: str, series: Sequence[Series], mark: float | None = None, 
     parts.append(_legend(title, thinned))
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg class="chart" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
+class Bar(NamedTuple):
+    """A bar up to `value`, with `text` at its end.
+
+    `low` and `high` are its interval, drawn as a line if both are finite and above 0. `kind` is its class in the style
+    sheet; `about` appears under the pointer.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    kind: str
+    text: str
+    about: str = ""
+
+
+def bar_chart(title: str, bars: Sequence[Bar], ratios: bool = True) -> str:
+    """Return an SVG chart of horizontal bars, or "" without bars.
+
+    `ratios` say how many times as long one case takes as another: they begin at the line of value 1 on a logarithmic
+    axis, and a value below 1 goes to the left of the line. Other values begin at 0.
+    """
+    if not bars:
+        return ""
+    ends = [end for bar in bars for end in (bar.value, bar.low, bar.high) if math.isfinite(end) and end > 0]
+    low, high = (min(1.0, *ends), max(2.0, *ends)) if ratios else (0.0, max(ends, default=1.0))
+    axis = _Axis(low, high, _BARS_LEFT, _BARS_WIDTH - _BARS_RIGHT, ratios)
+    height = _BARS_TOP + _ROW * len(bars) + 8
+    parts = [f'<text class="title" x="0" y="16">{escape(title)}</text>']
+    if ratios:
+        one = axis.at(1.0)
+        parts.append(f'<line class="mark" x1="{one:.1f}" x2="{one:.1f}" y1="{_BARS_TOP - 6}" y2="{height - 4}"/>')
+    for number, bar in enumerate(bars):
+        parts += _bar(bar, axis, _BARS_TOP + _ROW * number)
+    size = f'viewBox="0 0 {_BARS_WIDTH} {height}"'
+    return f'<svg class="bars" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
+def _bar(bar: Bar, axis: _Axis, y: float) -> Iterator[str]:
+    begin, end = sorted((axis.at(1.0) if axis.log else axis.begin, axis.at(bar.value)))
+    yield f'<text x="{_BARS_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(bar.name)}</text>'
+    yield (
+        f'<rect class="{bar.kind}" x="{begin:.1f}" y="{y}" width="{max(1.0, end - begin):.1f}" height="{_BAR}">'
+        f"<title>{escape(bar.about or bar.text)}</title></rect>"
+    )
+    if bar.low > 0 and math.isfinite(bar.high):
+        low, high, middle = axis.at(bar.low), axis.at(bar.high), y + _BAR / 2
+        yield f'<line class="interval" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>'
+        end = max(end, high)
+    yield f'<text x="{end + 6:.1f}" y="{y + 12}">{escape(bar.text)}</text>'
 
 
 def share_bar(amounts: Mapping[str, float]) -> str:

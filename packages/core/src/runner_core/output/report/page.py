@@ -1,42 +1,88 @@
-"""Parts of every page that the runner writes: one HTML file each, which needs no network."""
+"""Pages that the runner writes, and what they are made of; the same notes and tables appear on the screen.
+
+A `Page` has sections of blocks: notes, tables, charts, texts. `html` renders it as one file that needs no network,
+`lines` renders blocks for the screen. The JSON file beside a page holds the numbers themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any
 
+from runner_core.base.text import aligned
+from runner_core.contract.records import Table
 
-def page(title: str, body: str) -> str:
-    """Return a whole page as HTML text; `body` is HTML."""
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph. With a `kind` (good, note, warning, error) it is marked; a `label` precedes the text in bold."""
+
+    text: str
+    kind: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Markup:
+    """A chart as SVG text, from `report.charts`, or pictures as HTML text; the screen does not show it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """A text in its own layout, such as a settings file; with a `summary` it is folded."""
+
+    text: str
+    summary: str = ""
+
+
+Block = Note | Table | Markup | Code
+Blocks = Iterable[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: `about` stands below its `heading`, then come the sections; a section without blocks is left out."""
+
+    title: str
+    heading: str
+    about: Sequence[Block]
+    sections: Sequence[tuple[str, Sequence[Block]]]
+    status: tuple[str, str] | None = None
+    """Class in the style sheet, and text, of a mark beside the heading."""
+
+
+def html(page: Page) -> str:
+    """Return the whole page as HTML text."""
     style = files("runner_core.output.report").joinpath("style.css").read_text(encoding="utf-8")
+    mark = ""
+    if page.status is not None:
+        kind, text = map(escape, page.status)
+        mark = f' <span class="status {kind}">{text}</span>'
+    head = f"<header><h1>{escape(page.heading)}{mark}</h1>{_html(page.about)}</header>"
+    body = head + "".join(_section(title, _html(blocks)) for title, blocks in page.sections)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>\n{style}</style></head>\n'
         f"<body><main>{body}</main></body></html>\n"
     )
 
 
-def section(title: str, body: str) -> str:
-    """Return a section, or "" if `body` (HTML) is empty."""
-    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body else ""
-
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], name: str) -> str:
-    """Return a table, each row with its name first; numbers have four digits."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr><th>{escape(str(first))}</th>"
-        + "".join(f"<td>{escape(c) if isinstance(c, str) else number(c)}</td>" for c in others)
-        + "</tr>"
-        for first, *others in rows
-    )
-    return (
-        f'<h3>{escape(title)}</h3><div class="wide"><table id="{escape(name)}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+def lines(blocks: Blocks) -> Iterator[str]:
+    """Yield the lines of blocks for the screen."""
+    for block in blocks:
+        match block:
+            case Note(text, _, label):
+                yield f"{label}: {text}" if label else text
+            case Code(text):
+                yield text
+            case Table(columns=columns, rows=rows):
+                yield from aligned([columns, *([_cell(cell) for cell in row] for row in rows)])
 
 
 def number(value: Any) -> str:
@@ -45,3 +91,43 @@ def number(value: Any) -> str:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _section(title: str, body: str) -> str:
+    """Return a section, or "" if `body` (HTML) is empty; without a title, the body stands by itself."""
+    return f"<section><h2>{escape(title)}</h2>{body}</section>" if body and title else body
+
+
+def _html(blocks: Blocks) -> str:
+    return "".join(map(_block, blocks))
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Note(text, kind, label):
+            mark = f' class="finding {escape(kind)}"' if kind else ""
+            return f"<p{mark}>{f'<b>{escape(label)}</b> ' if label else ''}{escape(text)}</p>"
+        case Code(text, summary):
+            pre = f"<pre>{escape(text)}</pre>"
+            return f"<details><summary>{escape(summary)}</summary>{pre}</details>" if summary else pre
+        case Markup(text):
+            return text
+        case Table():
+            return _table(block)
+
+
+def _table(found: Table) -> str:
+    """Return a table, each row with its name first; numbers have four digits."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in found.columns)
+    body = "".join(
+        f"<tr><th>{escape(str(first))}</th>{''.join(f'<td>{escape(_cell(cell))}</td>' for cell in others)}</tr>"
+        for first, *others in found.rows
+    )
+    return (
+        f'<h3>{escape(found.title)}</h3><div class="wide"><table id="{escape(found.name)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(cell: Any) -> str:
+    return cell if isinstance(cell, str) else number(cell)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 
 from runner_core.base.files import size_text
 from runner_core.base.text import about, counted, shape_text
 from runner_core.base.writing import replace_json, replace_text
-from runner_core.contract.records import AnyRecord
-from runner_core.output.report.page import page, section, table
+from runner_core.contract.records import AnyRecord, Table
+from runner_core.output.report.page import Block, Note, Page, html
 from runner_core.tools.check.audit import Audit
 
 _ROWS = 200
@@ -28,43 +27,44 @@ def write_audit(audit: Audit, folder: Path) -> Path:
 
 def render(audit: Audit) -> str:
     """Return the page as HTML text."""
-    kind, status = _STATUS[audit.status]
     groups = counted(len({record.group for record in audit.records}), "group")
-    head = (
-        f'<header><h1>{escape(audit.project)} data <span class="status {kind}">{status}</span></h1>'
-        f"<p>{escape(audit.data)}: {counted(len(audit.records), 'record')} in {groups} · preset "
-        f"{escape(audit.preset)}</p></header>"
+    where = f"{audit.data}: {counted(len(audit.records), 'record')} in {groups} · preset {audit.preset}"
+    return html(
+        Page(
+            f"{audit.project}: {audit.data}",
+            f"{audit.project} data",
+            [Note(where)],
+            [
+                ("Findings", [*_findings(audit)]),
+                ("The data", audit.tables),
+                ("Split and cache", [Note(line) for line in audit.lines]),
+                ("Records", [*_records(audit)]),
+            ],
+            _STATUS[audit.status],
+        )
     )
-    body = [
-        head,
-        section("Findings", "".join(_findings(audit))),
-        section("The data", "".join(table(t.title, t.columns, t.rows, t.name) for t in audit.tables)),
-        section("Split and cache", "".join(f"<p>{escape(line)}</p>" for line in audit.lines)),
-        section("Records", _records(audit)),
-    ]
-    return page(f"{audit.project}: {audit.data}", "".join(body))
 
 
-def _findings(audit: Audit) -> Iterator[str]:
+def _findings(audit: Audit) -> Iterator[Block]:
     """Yield the findings, the worst level first."""
     if not audit.findings:
-        yield '<p class="finding good">No finding: nothing looks wrong.</p>'
+        yield Note("No finding: nothing looks wrong.", "good")
     for level in ("error", "warning", "note"):
         own = [(key, finding) for key, finding in audit.findings if finding.level == level]
         for key, finding in own[:_FINDINGS]:
             text = finding.message if key is None else about(key, finding.message)
-            yield f'<p class="finding {level}"><b>{level}: {escape(finding.rule)}</b> {escape(text)}</p>'
+            yield Note(text, level, f"{level}: {finding.rule}")
         if len(own) > _FINDINGS:
-            yield f"<p>… {counted(len(own) - _FINDINGS, f'{level} more', f'{level}s more')} in check.json</p>"
+            yield Note(f"… {counted(len(own) - _FINDINGS, f'{level} more', f'{level}s more')} in check.json")
 
 
-def _records(audit: Audit) -> str:
-    """Return a table of the records, the unusable ones first."""
+def _records(audit: Audit) -> Iterator[Block]:
+    """Yield a table of the records, the unusable ones first."""
     order = sorted(audit.records, key=lambda record: audit.found[record.key].usable)
-    more = f"<p>… {len(order) - _ROWS:,} more in check.json</p>" if len(order) > _ROWS else ""
     columns = ("record", "group", "split", "shape", "spacing (mm)", "files", "prepared", "annotated", "findings")
-    rows = [_row(audit, record) for record in order[:_ROWS]]
-    return table("One by one", columns, rows, "records") + more
+    yield Table("records", "One by one", columns, [_row(audit, record) for record in order[:_ROWS]])
+    if len(order) > _ROWS:
+        yield Note(f"… {len(order) - _ROWS:,} more in check.json")
 
 
 def _row(audit: Audit, record: AnyRecord) -> list[str]:

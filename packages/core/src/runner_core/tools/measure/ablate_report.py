@@ -8,15 +8,15 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
 from runner_core.base.files import size_text
 from runner_core.contract import Json
+from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
 from runner_core.output.display import duration, speed
-from runner_core.output.report.bars import Bar, bar_chart
-from runner_core.output.report.page import page, section, table
+from runner_core.output.report.charts import Bar, bar_chart
+from runner_core.output.report.page import Block, Markup, Note, Page, html
 from runner_core.tools.measure.ablate import QUANTITIES, Ablated, spoken
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, Result
 from runner_core.tools.measure.times import LEAST, Comparison, Times, spread
@@ -292,18 +292,32 @@ def as_csv(found: Ablated) -> str:
 
 
 def as_page(facts: Mapping[str, Any], found: Ablated) -> str:
-    cells = table("With all, and without each", COLUMNS, rows(found), "ablation")
-    notes = "".join(f"<p>{escape(note)}</p>" for note in footnotes(found))
-    about = "".join(
-        f"<p><b>{escape(row.name)}</b> ({escape(', '.join(row.case.parts))}): {escape(row.case.why)} "
-        f"<code>{escape(_settings(row.case.settings))}</code></p>"
-        for row in found.rows
-    )
-    charts = "".join(bar_chart(title, list(_bars(found, quantity))) for quantity, title in _CHARTS.items())
     name = f"{facts['project']} · ablation"
-    body = f"<header><h1>{escape(name)}</h1><p>{escape(headline(facts))}</p></header>"
-    body += section("What each is worth", charts + f"<p>{escape(SIGNS)}</p>") + section("Measured", cells + notes)
-    return page(name, body + section("What is switched off", about))
+    charts = [Markup(bar_chart(title, list(_bars(found, quantity)))) for quantity, title in _CHARTS.items()]
+    return html(
+        Page(
+            name,
+            name,
+            [Note(headline(facts))],
+            [
+                ("What each is worth", [*charts, Note(SIGNS)]),
+                ("Measured", [*measured(found)]),
+                ("What is switched off", [*_switched_off(found)]),
+            ],
+        )
+    )
+
+
+def measured(found: Ablated) -> Iterator[Block]:
+    """Yield the table and its notes, for the page and the screen."""
+    yield Table("ablation", "With all, and without each", COLUMNS, [*rows(found)])
+    yield from map(Note, footnotes(found))
+
+
+def _switched_off(found: Ablated) -> Iterator[Block]:
+    for row in found.rows:
+        text = f"{row.case.why} {_settings(row.case.settings)}"
+        yield Note(text, "", f"{row.name} ({', '.join(row.case.parts)}):")
 
 
 _CHARTS = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,12 @@ from runner_core.contract.phases import (
     PICTURES,
     WAIT,
 )
+from runner_core.contract.records import Table
 from runner_core.output.display import duration, speed
-from runner_core.output.report.memory import memory
-from runner_core.output.report.page import page, section, table
+from runner_core.output.report.charts import Bar, bar_chart
+from runner_core.output.report.page import Block, Markup, Note, Page, html
+from runner_core.output.report.page import lines as screen
+from runner_core.output.report.sections import memory
 
 FACTS, REPORT = "profile.json", "report.html"
 
@@ -56,7 +59,6 @@ _TERMS = (
 )
 _OVER = 5.0
 """Seconds over the given time that are not reported."""
-_WIDTH, _LEFT, _RIGHT, _ROW, _BAR = 720, 130, 150, 24, 14
 
 
 def write(facts: Mapping[str, Any], remedies: Sequence[Remedy], folder: Path) -> None:
@@ -68,8 +70,7 @@ def write(facts: Mapping[str, Any], remedies: Sequence[Remedy], folder: Path) ->
 def lines(facts: Mapping[str, Any], remedies: Sequence[Remedy], folder: Path) -> Iterator[str]:
     """Yield the lines for the screen."""
     yield ""
-    rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
-    yield from aligned([("part", "ms a step", "share", ""), *rows])
+    yield from screen([_parts_table(facts)])
     yield f"  {_speed(facts)}"
     yield f"  {_watching(facts)}"
     if facts["losses"]:
@@ -98,41 +99,43 @@ def render(facts: Mapping[str, Any], remedies: Sequence[Remedy]) -> str:
     where = (
         f"preset {facts['preset']} · data: {facts['data']} · {facts['engine']} on {device['name'] or device['kind']}"
     )
-    rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
-    limit = f'<p class="finding warning">Bound by <b>{escape(facts["bound"])}</b>: {escape(facts["reason"])}.</p>'
-    times = f"<p>{escape(_speed(facts))}; {escape(_watching(facts))}.</p>"
-    advice = table("", ("remedy", "settings", "may save", "why"), map(_cells, remedies), "fixes") if remedies else ""
-    body = "".join(
-        (
-            f"<header><h1>{escape(facts['project'])}: profile</h1><p>{escape(where)}</p></header>",
-            section("Where a step's time goes", chart(facts) + times + limit),
-            section("Parts", table("", ("part", "ms a step", "share", ""), rows, "parts")),
-            section("Terms of the loss", _losses_table(facts)),
-            section("What might help", advice),
-            section("The machine", table("", ("", ""), _machine(facts), "machine")),
-            section("Memory", memory(facts["memory_plan"] or {}, facts["memory"])),
-            section("How it was measured", f"<p>{escape(_how(facts))}</p>"),
+    title = f"{facts['project']}: profile"
+    time = [
+        chart(facts),
+        Note(f"{_speed(facts)}; {_watching(facts)}."),
+        Note(f"{facts['reason']}.", "warning", f"Bound by {facts['bound']}:"),
+    ]
+    advice = [Table("fixes", "", ("remedy", "settings", "may save", "why"), [*map(_cells, remedies)])]
+    return html(
+        Page(
+            title,
+            title,
+            [Note(where)],
+            [
+                ("Where a step's time goes", time),
+                ("Parts", [_parts_table(facts)]),
+                ("Terms of the loss", [*_losses_table(facts)]),
+                ("What might help", advice if remedies else []),
+                ("The machine", [Table("machine", "", ("", ""), [*_machine(facts)])]),
+                ("Memory", [*memory(facts["memory_plan"] or {}, facts["memory"])]),
+                ("How it was measured", [Note(_how(facts))]),
+            ],
         )
     )
-    return page(f"{facts['project']}: profile", body)
 
 
-def chart(facts: Mapping[str, Any]) -> str:
-    """Return a bar chart of the parts of a step, as SVG."""
-    parts = list(_parts(facts))
-    longest = max(value for _, value, _ in parts)
-    drawn = []
-    for number, (name, value, share) in enumerate(parts):
-        y, kind = _ROW * number + 4, _KINDS.get(name, "a")
-        width = max(1.0, (_WIDTH - _LEFT - _RIGHT) * value / longest)
-        drawn += [
-            f'<text x="{_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="{kind}" x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}">'
-            f"<title>{escape(_ABOUT[name])}</title></rect>",
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 12}">{_milliseconds(value)} ms, {share:.1%}</text>',
-        ]
-    size = f'viewBox="0 0 {_WIDTH} {_ROW * len(parts) + 8}"'
-    return f'<svg class="bars" {size} role="img" aria-label="parts of a step">{"".join(drawn)}</svg>'
+def chart(facts: Mapping[str, Any]) -> Block:
+    """Return a bar chart of the parts of a step."""
+    bars = [
+        Bar(name, value, 0.0, math.inf, _KINDS.get(name, "a"), f"{_milliseconds(value)} ms, {share:.1%}", _ABOUT[name])
+        for name, value, share in _parts(facts)
+    ]
+    return Markup(bar_chart("parts of a step", bars, ratios=False))
+
+
+def _parts_table(facts: Mapping[str, Any]) -> Table:
+    rows = [(name, _milliseconds(value), f"{share:.1%}", _ABOUT[name]) for name, value, share in _parts(facts)]
+    return Table("parts", "", ("part", "ms a step", "share", ""), rows)
 
 
 def _parts(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
@@ -150,14 +153,13 @@ def _losses(facts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _losses_table(facts: Mapping[str, Any]) -> str:
-    if not facts["losses"]:
-        return ""
-    note = (
-        f"<p>gradient norm: of the term's gradient at the network's output. loss is all terms together, as they are "
-        f"weighted. {escape(_TERMS)}</p>"
-    )
-    return table("", ("term", *_LOSS_COLUMNS), _losses(facts), "losses") + note
+def _losses_table(facts: Mapping[str, Any]) -> Iterator[Block]:
+    if facts["losses"]:
+        yield Table("losses", "", ("term", *_LOSS_COLUMNS), _losses(facts))
+        yield Note(
+            "gradient norm: of the term's gradient at the network's output. loss is all terms together, as they are "
+            f"weighted. {_TERMS}"
+        )
 
 
 def _machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 
 import yaml
 
 from runner_core.base.files import size_text
 from runner_core.base.location import shell_word
-from runner_core.base.text import aligned, counted
+from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.config import RunConfig
 from runner_core.config.values import nested, overlay_named
 from runner_core.contract import Json
 from runner_core.contract.project import Project
+from runner_core.contract.records import Table
 from runner_core.output.display import duration, speed
 from runner_core.output.report.charts import Series, line_chart
-from runner_core.output.report.page import page, section, table
+from runner_core.output.report.page import Block, Code, Markup, Note, Page, html
+from runner_core.output.report.page import lines as screen
 from runner_core.plugins.settings import PHANTOM, differences, from_preset
 from runner_core.tools.measure.paired import Result
 from runner_core.tools.measure.tune import Tuned, interval
@@ -93,8 +94,8 @@ def _more(found: Tuned) -> str:
 def lines(found: Tuned, folder: Path, project: str) -> Iterator[str]:
     """Yield the table and the next command."""
     yield ""
-    if tried := [row for row in found.rows if row.outcome != "not tried"]:
-        yield from aligned([_COLUMNS, *map(_cells, tried)])
+    if any(row.outcome != "not tried" for row in found.rows):
+        yield from screen([_table(found.rows)])
     yield from _not_tried(found.rows)
     yield ""
     yield verdict(found)
@@ -156,31 +157,39 @@ def _tried(row: Result) -> dict[str, Json]:
 def _page(found: Tuned, base: TrainingSpec, settings: str) -> str:
     ready = found.ready
     where = f"{ready.device}, {ready.engine}, {ready.precision}; preset {base.preset}, data: {base.source or PHANTOM}"
-    kind = "good" if found.settings else ""
-    tried = [row for row in found.rows if row.outcome != "not tried"]
-    body = (
-        f"<header><h1>{escape(base.project)}: tuning</h1><p>{escape(where)}</p></header>"
-        + section("What it came to", f'<p class="finding {kind}">{escape(verdict(found))}</p>{_chart(found)}')
-        + section("What was tried", table("", _COLUMNS, map(_cells, tried), "tried") + _reasons(found.rows))
-        + section(SETTINGS, f"<pre>{escape(settings)}</pre>")
-        + section("How it was measured", f"<p>{escape(_HOW)}</p>")
+    title = f"{base.project}: tuning"
+    return html(
+        Page(
+            title,
+            title,
+            [Note(where)],
+            [
+                ("What it came to", [Note(verdict(found), "good" if found.settings else "note"), *_chart(found)]),
+                ("What was tried", [_table(found.rows), *_reasons(found.rows)]),
+                (SETTINGS, [Code(settings)]),
+                ("How it was measured", [Note(_HOW)]),
+            ],
+        )
     )
-    return page(f"{base.project}: tuning", body)
 
 
-def _chart(found: Tuned) -> str:
-    """Return a chart of the samples/s in the rounds of the last comparison."""
+def _chart(found: Tuned) -> Iterator[Block]:
+    """Yield a chart of the samples/s in the rounds of the last comparison."""
     before, after = found.turns
     if len(before) < 2:
-        return ""
+        return
     points = [[(float(n), 1 / seconds) for n, seconds in enumerate(turns, 1)] for turns in (before, after)]
     series = [Series("as they were", "b", points[0]), Series("tuned", "a", points[1])]
-    return line_chart("samples/s by round of the last comparison", series)
+    yield Markup(line_chart("samples/s by round of the last comparison", series))
 
 
-def _reasons(rows: Sequence[Result]) -> str:
+def _table(rows: Sequence[Result]) -> Table:
+    return Table("tried", "", _COLUMNS, [_cells(row) for row in rows if row.outcome != "not tried"])
+
+
+def _reasons(rows: Sequence[Result]) -> Iterator[Block]:
     message = [f"{row.name}: {row.reason}" for row in rows if row.reason and row.outcome != "not tried"]
-    return "".join(f"<p>{escape(text)}</p>" for text in [*message, *_not_tried(rows)])
+    yield from map(Note, [*message, *_not_tried(rows)])
 
 
 def _cells(row: Result) -> tuple[str, ...]:
