@@ -205,7 +205,7 @@ def test_what_a_header_cannot_mean(project, write_head, offset: int, code: str, 
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: free)
+    monkeypatch.setattr("runner_core.base.files.available_ram", lambda: free)
 
 
 def header(shape: tuple[int, ...], pixdim: float = 5.0, offset: float = 352) -> bytes:

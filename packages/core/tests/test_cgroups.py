@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runner_core.base import cgroups
-from runner_core.base.memory import available_ram
+from runner_core.base import resources
+from runner_core.base.resources import available_ram
 from runner_core.engines.usage import usable_cores
 
 GB = 10**9
@@ -52,7 +52,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
             (point / name).mkdir(parents=True, exist_ok=True)
             for file, text in files.items():
                 (point / name / file).write_text(f"{text}\n")
-        monkeypatch.setattr(cgroups, "_PROCESS", process)
+        monkeypatch.setattr(resources, "_PROCESS", process)
 
     return write
 
@@ -91,7 +91,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 )  # fmt: skip
 def test_the_tightest_limit_of_all_levels_counts(tree: Tree, where: str, groups: dict[str, Files], left: int | None):
     tree(where, groups)
-    found = cgroups.memory_left()
+    found = resources.memory_left()
     assert found is None or found < UNLIMITED // 2
     assert found == left
     free = psutil.virtual_memory().available
@@ -100,17 +100,17 @@ def test_the_tightest_limit_of_all_levels_counts(tree: Tree, where: str, groups:
 
 def test_a_level_that_cannot_be_read_hides_no_other(tree: Tree) -> None:
     tree("/a/b/c / cgroup2", {"a/b/c": {"memory.current": 5}, "a/b": {"memory.current": "?"}, "a": second(8 * GB, GB)})
-    assert cgroups.memory_left() == 7 * GB
+    assert resources.memory_left() == 7 * GB
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0::/a\nnonsense", "0::/a"])
 def test_without_control_groups_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(cgroups, "_PROCESS", tmp_path)
-    assert cgroups.memory_left() is None
+    monkeypatch.setattr(resources, "_PROCESS", tmp_path)
+    assert resources.memory_left() is None
     (tmp_path / "cgroup").write_text(text)
     (tmp_path / "mountinfo").write_text("nonsense\n")
-    assert cgroups.memory_left() is None
-    assert cgroups.cores() is None
+    assert resources.memory_left() is None
+    assert resources.cores() is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_without_control_groups_there_is_no_limit(tmp_path: Path, monkeypatch: p
 )  # fmt: skip
 def test_so_does_the_tightest_quota_of_cores(tree: Tree, where: str, groups: dict[str, Files], quota: float | None):
     tree(where, groups)
-    assert cgroups.cores() == quota
+    assert resources.cores() == quota
     assert usable_cores() == (len(os.sched_getaffinity(0)) if quota is None else max(1, round(quota)))
 
 
@@ -153,7 +153,7 @@ def real_group() -> Iterator[Path]:
 def test_in_a_real_group_the_limit_of_its_parent_counts(real_group: Path) -> None:
     code = (
         "import os; print(os.getpid()); input(); "
-        "from runner_core.base.memory import available_ram; print(available_ram())"
+        "from runner_core.base.resources import available_ram; print(available_ram())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core.base.errors import BadInput
-from runner_core.base.seeds import stream_seed
+from runner_core.data.sampling import stream_seed
 from runner_core.training.cadence import Cadence
 
 cadences = st.builds(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from runner_core import BadInput, OutOfSpace
-from runner_core.base.sizes import refuse_if_memory_is_short, refuse_impossible_size, refuse_long_file
+from runner_core.base.files import refuse_if_memory_is_short, refuse_impossible_size, refuse_long_file
 
 
 def test_a_file_longer_than_its_kind(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_promise_that_the_file_cannot_hold(promised: int, packed: bool, refuse
 
 
 def test_memory_that_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 1000)
+    monkeypatch.setattr("runner_core.base.files.available_ram", lambda: 1000)
     refuse_if_memory_is_short(Path("a.tif"), "it takes", 1000, "")
     with pytest.raises(OutOfSpace, match=r"a\.tif: it takes 1\.0 kB of memory, and 1\.0 kB are free\. Cut it\."):
         refuse_if_memory_is_short(Path("a.tif"), "it takes", 1001, "Cut it.")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, Record
 from runner_core.config import DataConfig
-from runner_core.data import share
+from runner_core.data import splits
 from runner_core.data.splits import split, spread
 
 
@@ -89,8 +89,8 @@ def test_seeds_differ_where_several_choices_are_as_near():
 )
 def test_beyond_what_is_searched_the_share_is_off_by_less_than_the_largest_group(sizes, fraction, bits):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(share, "_EXACT_BITS", bits)
-        chosen = share.nearest_share(sizes, fraction * sum(sizes))
+        patch.setattr(splits, "_EXACT_BITS", bits)
+        chosen = splits.nearest_share(sizes, fraction * sum(sizes))
     assert 0 < len(chosen) < len(sizes)
     assert len(set(chosen)) == len(chosen)
     held, alone = sum(sizes[i] for i in chosen), len(chosen) in (1, len(sizes) - 1)
@@ -100,7 +100,7 @@ def test_beyond_what_is_searched_the_share_is_off_by_less_than_the_largest_group
 def test_many_small_groups_are_split_at_once():
     """100,000 groups: the search would take 1.2 GB."""
     sizes = [1 + n % 3 for n in range(100_000)]
-    assert sum(sizes[i] for i in share.nearest_share(sizes, 0.2 * sum(sizes))) == round(0.2 * sum(sizes))
+    assert sum(sizes[i] for i in splits.nearest_share(sizes, 0.2 * sum(sizes))) == round(0.2 * sum(sizes))
 
 
 @settings(deadline=None)

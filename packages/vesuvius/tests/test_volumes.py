@@ -451,7 +451,7 @@ def test_no_chunk_of_a_zarr_is_unpickled(tmp_path: Path, where: str) -> None:
 
 def test_what_is_mapped_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A volume larger than the memory can be read from an npy file of uint8, unless its axes are turned."""
-    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 100)
+    monkeypatch.setattr("runner_core.base.files.available_ram", lambda: 100)
     read = volumes.read_image(as_npy(tmp_path, VOLUME))
     assert not read.flags.owndata
     assert np.array_equal(read, VOLUME)
@@ -467,11 +467,11 @@ def test_work_that_memory_cannot_hold_is_refused_before_reading(
     image, label = as_npy(tmp_path, VOLUME), tmp_path / "label.npy"
     np.save(label, VOLUME % 3)
     alone, pair = Record("v", "s", {"image": image}), Record("v", "s", {"image": image, "label": label})
-    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 10 * VOLUME.size)
+    monkeypatch.setattr("runner_core.base.files.available_ram", lambda: 10 * VOLUME.size)
     project.decode(alone)
     with pytest.raises(BadInput, match=r"preparing 5 × 16 × 19 voxels takes 24.3 kB of memory, and 15.2 kB are free"):
         project.decode(pair)
-    monkeypatch.setattr("runner_core.base.sizes.available_ram", lambda: 1 << 50)
+    monkeypatch.setattr("runner_core.base.files.available_ram", lambda: 1 << 50)
     huge = write_npy_header(tmp_path / "huge.npy", (1300,) * 3)
     with pytest.raises(BadInput, match=r"1300 × 1300 × 1300 voxels; fewer than 2³¹"):
         project.decode(Record("v", "s", {"image": huge}))

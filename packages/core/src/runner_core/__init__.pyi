@@ -7,6 +7,10 @@ from runner_core.base.errors import RunnerError as RunnerError
 from runner_core.base.errors import Unhealthy as Unhealthy
 from runner_core.base.errors import did_you_mean as did_you_mean
 from runner_core.base.files import hash_file as hash_file
+from runner_core.base.files import refuse_if_memory_is_short as refuse_if_memory_is_short
+from runner_core.base.files import refuse_impossible_size as refuse_impossible_size
+from runner_core.base.files import refuse_length as refuse_length
+from runner_core.base.files import refuse_long_file as refuse_long_file
 from runner_core.base.files import refuse_special_file as refuse_special_file
 from runner_core.base.files import size_text as size_text
 from runner_core.base.files import split_of_folder as split_of_folder
@@ -16,10 +20,6 @@ from runner_core.base.location import Location as Location
 from runner_core.base.location import Url as Url
 from runner_core.base.location import location as location
 from runner_core.base.location import shell_word as shell_word
-from runner_core.base.sizes import refuse_if_memory_is_short as refuse_if_memory_is_short
-from runner_core.base.sizes import refuse_impossible_size as refuse_impossible_size
-from runner_core.base.sizes import refuse_length as refuse_length
-from runner_core.base.sizes import refuse_long_file as refuse_long_file
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
@@ -99,7 +99,7 @@ from runner_core.data.pairs import list_pairs as list_pairs
 from runner_core.data.pairs import match_by_name as match_by_name
 from runner_core.data.pairs import read_table as read_table
 from runner_core.data.pairs import without_channel as without_channel
-from runner_core.data.pairs.folders import SIDECAR_SUFFIXES as SIDECAR_SUFFIXES
+from runner_core.data.pairs.listing import SIDECAR_SUFFIXES as SIDECAR_SUFFIXES
 from runner_core.data.samples import PatchSamples as PatchSamples
 from runner_core.data.samples import RowSamples as RowSamples
 from runner_core.data.samples import TileSamples as TileSamples

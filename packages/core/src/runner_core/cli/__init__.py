@@ -116,7 +116,7 @@ def _unexpected(error: Exception) -> str:
 
 def _of_the_machine(error: Exception) -> str | None:
     """Return the message for a full disk, full memory or missing permission; None for other errors."""
-    from runner_core.base.memory import is_out_of_memory
+    from runner_core.base.resources import is_out_of_memory
     from runner_core.base.writing import full_disk
 
     if is_out_of_memory(error):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.cli.measured import base_of, exit_code, refuse
 from runner_core.cli.options import TuneOptions
 from runner_core.cli.start import Started, start_new

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from runner_core.base.errors import BadInput
-from runner_core.base.sizes import refuse_length, refuse_long_file
+from runner_core.base.files import refuse_length, refuse_long_file
 
 _Compiled: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NO_TEXT = re.compile(r"\\u[dD][89a-fA-F]")

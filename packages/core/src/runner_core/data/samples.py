@@ -3,16 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import shape_text
-from runner_core.contract import Array, Arrays, Samples, SampleSpec, Store
+from runner_core.contract import Array, Arrays, Samples, SampleSpec, Store, is_streamed
 from runner_core.data import coordinates
 from runner_core.data.cache.storage import LiveArray
-from runner_core.data.record_samples import RecordSamples
-from runner_core.data.sampling import random_below, random_words
+from runner_core.data.sampling import near_order, order, random_below, random_words
+
+_MOST_AHEAD = 4096
+"""Largest number of samples to look ahead; more would not help with a link that stalls for longer."""
+
+
+class RecordSamples:
+    """Samples of a store's records.
+
+    If records are fetched as they are used (`Streamed`), samples come in an order in which one fetch serves all samples
+    of a record, and a record that cannot be read is replaced.
+    """
+
+    record_of_sample: Array
+    """Record of each sample: (samples,) int64."""
+
+    def __init__(self, store: Store) -> None:
+        self._stream = store if is_streamed(store) else None
+        self._replaced = 0
+
+    def __len__(self) -> int:
+        return len(self.record_of_sample)
+
+    @property
+    def streaming(self) -> bool:
+        return self._stream is not None
+
+    def sequence(self, seed: int, epoch: int, count: int, shuffle: bool) -> Array:
+        """Return `count` sample numbers (int64) of one epoch."""
+        if self._stream is not None and shuffle:
+            return near_order(seed, epoch, self.record_of_sample, count, self._stream.block)
+        return order(seed, epoch, len(self), count, shuffle)
+
+    @property
+    def ahead(self) -> int:
+        """Number of coming samples to announce: those of half a block of records, which fit on the disk."""
+        if self._stream is None:
+            return 0
+        return min(_MOST_AHEAD, self._stream.block // 2 * len(self) // max(1, len(self._all_records)))
+
+    def expect(self, indices: Array) -> None:
+        """Start fetching the records of samples `indices`, if records are fetched."""
+        if self._stream is not None:
+            records = self.record_of_sample[indices]
+            self._stream.expect(records[np.sort(np.unique(records, return_index=True)[1])])
+
+    def counters(self) -> dict[str, float]:
+        """Return what fetching took in this process since the last call; `replaced` counts samples of other records."""
+        if self._stream is None:
+            return {}
+        replaced, self._replaced = self._replaced, 0
+        return self._stream.counters() | {"replaced": replaced}
+
+    def _readable(self, records: Array, positions: Array, epoch: int) -> Array:
+        """Return the records to read instead of `records`: the same ones, unless they cannot be read."""
+        if self._stream is None:
+            return records
+        found = self._stream.usable(records, positions, epoch, self._all_records)
+        self._replaced += int(np.count_nonzero(found != records))
+        return found
+
+    @cached_property
+    def _all_records(self) -> Array:
+        """Each record that has samples, once."""
+        return np.unique(self.record_of_sample)
+
 
 _WORDS = 4
 """Random words for a patch's position: one for each of its axes."""
@@ -118,6 +183,17 @@ class _Cut(RecordSamples):
             for name, array in self.arrays.items()
         } | {"record": _INT64}
 
+    def _copy(self, records: Array, starts: Array, stops: Array, out: Arrays) -> None:
+        """Copy the box from `starts` to `stops` of each record to the first corner of its sample in `out`."""
+        out["record"][...] = records
+        where = zip(records.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        boxes = [(record, tuple(map(slice, start, stop))) for record, start, stop in where]
+        corners = [tuple(map(slice, size)) for size in (stops - starts).tolist()]
+        fields = [(out[name], array.read) for name, array in self.arrays.items()]
+        for i, (record, box) in enumerate(boxes):  # a record prepared at each read is prepared once for all fields
+            for target, read in fields:
+                target[i][corners[i]] = read(record, box)
+
 
 class PatchSamples(_Cut):
     """Samples that are patches of their record (a cube of a volume, a window of an image) at random positions.
@@ -168,14 +244,8 @@ class PatchSamples(_Cut):
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the patches of samples `indices` into `out`."""
         records = self._readable(self.record_of_sample[indices], positions, epoch)
-        out["record"][...] = records
         starts = self._starts(records, positions, seed, epoch)
-        where = zip(records.tolist(), starts.tolist(), (starts + self.patch).tolist(), strict=True)
-        regions = [(record, tuple(map(slice, start, stop))) for record, start, stop in where]
-        fields = [(out[name], array.read) for name, array in self.arrays.items()]
-        for i, (record, region) in enumerate(regions):  # a record prepared at each read is prepared once for all fields
-            for target, read in fields:
-                target[i] = read(record, region)
+        self._copy(records, starts, starts + self.patch, out)
 
     def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
         """Return where the patches drawn at `positions` in these records begin: (samples, axes)."""
@@ -225,16 +295,11 @@ class TileSamples(_Cut):
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the tiles of samples `indices` into `out`; nothing here is random."""
         records, starts = self._readable(self.record_of_sample[indices], positions, epoch), self.starts[indices]
-        out["record"][...] = records
         stops = np.minimum(starts + self.patch, self.grids[records])
         short = (stops - starts < self.patch).any(axis=1)
-        where = list(zip(records.tolist(), starts.tolist(), stops.tolist(), (stops - starts).tolist(), strict=True))
-        fields = [(out[name], array.read) for name, array in self.arrays.items()]
-        for target, _ in fields:
-            target[short] = 0
-        for i, (record, start, stop, size) in enumerate(where):
-            for target, read in fields:
-                target[i][tuple(map(slice, size))] = read(record, tuple(map(slice, start, stop)))
+        for name in self.arrays:
+            out[name][short] = 0
+        self._copy(records, starts, stops, out)
 
 
 def _tiles(grid: Array, patch: Array, stride: Array) -> Array:

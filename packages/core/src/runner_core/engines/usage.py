@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from runner_core.base import cgroups
+from runner_core.base import resources
 from runner_core.contract import Device
 
 
@@ -176,5 +176,5 @@ class Cores:
 
 def usable_cores() -> int:
     """Return how many cores this process may use, from its affinity and the quotas of its control groups."""
-    own, quota = len(os.sched_getaffinity(0)), cgroups.cores()
+    own, quota = len(os.sched_getaffinity(0)), resources.cores()
     return own if quota is None else min(own, max(1, round(quota)))

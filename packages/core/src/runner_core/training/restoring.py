@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runner_core.base.errors import BadInput, RunnerError
-from runner_core.base.memory import is_out_of_memory
+from runner_core.base.resources import is_out_of_memory
 from runner_core.contract import State
 from runner_core.contract.run import OtherWeights, remedy, why
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput, Stopped, Unhealthy
-from runner_core.base.memory import peak_host_memory
+from runner_core.base.resources import peak_host_memory
 from runner_core.contract import Finding, Json, is_streamed
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.cache.verification import Verification

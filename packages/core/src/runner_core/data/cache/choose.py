@@ -16,7 +16,7 @@ import numpy as np
 
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.base.files import size_text
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.contract import Array, Pipeline
 from runner_core.contract.records import Record
 from runner_core.data.cache.build import BLOSC2, FLAT, MEMORY

@@ -6,16 +6,18 @@ gives neither, the project looks for the layouts of its field; `find_folder_pair
 
 from __future__ import annotations
 
-from runner_core.data.pairs.folders import (
+from runner_core.data.pairs.listing import (
     IMAGE_FOLDERS,
     LABEL_FOLDERS,
+    Pair,
     find_folder_pairs,
+    is_table,
+    list_inputs,
+    list_pairs,
     match_by_name,
     without_channel,
 )
-from runner_core.data.pairs.listing import Pair, is_table, list_inputs, list_pairs
-from runner_core.data.pairs.pattern import Pattern
-from runner_core.data.pairs.table import Table, read_table
+from runner_core.data.pairs.table import Pattern, Table, read_table
 
 __all__ = [
     "IMAGE_FOLDERS",

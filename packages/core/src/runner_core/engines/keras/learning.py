@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.seeds import stream_seed
 from runner_core.config import TrainConfig
 from runner_core.contract import Arrays, Precision, Progress, Tensors
 from runner_core.contract.project import Project, overrides
+from runner_core.data.sampling import stream_seed
 from runner_core.engines.keras.backend import Backend
 from runner_core.engines.keras.gather import DeviceRows
 from runner_core.engines.keras.network import Average, Bound

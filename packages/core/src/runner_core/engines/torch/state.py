@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from runner_core.base.seeds import stream_seed
 from runner_core.contract import Json, Tensors
 from runner_core.contract.run import OtherWeights
 from runner_core.contract.team import Team
+from runner_core.data.sampling import stream_seed
 from runner_core.engines import state
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.parallel import gathered, own

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from runner_core.base.errors import Unhealthy
-from runner_core.base.seeds import stream_seed
 from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, Phases, unnoticed
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
+from runner_core.data.sampling import stream_seed
 from runner_core.engines import metrics, returned
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
 from runner_core.engines.returned import detached, refuse_no_step, snapshots

@@ -14,7 +14,7 @@ from statistics import median
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text, walk
 from runner_core.base.location import Location
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.contract import CachePlan
 from runner_core.contract.records import AnyRecord, Table

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_core.base.location import Url, location
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.contract import Json
 from runner_core.tools.measure.paired import (
     DATA,

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from runner_core.base.errors import BadInput, OutOfSpace
-from runner_core.base.memory import peak_host_memory
+from runner_core.base.resources import peak_host_memory
 from runner_core.base.writing import full_disk
 from runner_core.contract import HostBatch, Json, Remedy
 from runner_core.contract.phases import OTHER, PARTS, Phases

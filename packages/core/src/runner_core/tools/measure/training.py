@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from runner_core.base.memory import own_peak
+from runner_core.base.resources import own_peak
 from runner_core.base.text import shape_text
 from runner_core.config import RunConfig
 from runner_core.contract import HostBatch, Json, Store, StreamedSamples, is_streamed

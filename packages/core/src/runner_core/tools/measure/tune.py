@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.contract import Json, Remedy
 from runner_core.tools.measure.paired import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.memory import available_ram
+from runner_core.base.resources import available_ram
 from runner_core.contract import Array, Arrays, CachePlan, Json, Samples, Store, StoredArray, is_streamed
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.records import AnyRecord, at_url

@@ -1,11 +1,9 @@
-"""Control groups of this process (Linux, version 1 and 2): the limits that SLURM, containers and systemd set.
-
-A limit may be at any level, so every folder counts from the process's own group up to the visible root.
-"""
+"""Memory and cores that this process may use, by the machine and its control groups, and the memory that it took."""
 
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -98,3 +96,35 @@ def _below(path: str, root: str) -> PurePosixPath:
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def available_ram() -> int:
+    """Return the bytes of RAM that this process may still take: the machine's, or what its control groups leave."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    left = memory_left()
+    return available if left is None else min(available, left)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of Python, NumPy or PyTorch means that memory did not suffice."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # PyTorch's, of a GPU
+        or "can't allocate memory" in str(error)
+    )
+
+
+def peak_host_memory() -> int:
+    """Return this process's peak memory plus the highest peak of its ended child processes, in bytes."""
+    return own_peak() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def own_peak() -> int:
+    """Return this process's peak memory in bytes.
+
+    `getrusage` is no help: its value starts from the parent's memory.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
