@@ -17,7 +17,7 @@ from runner_core.config.values import overlay_named
 from runner_core.contract.project import overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader
-from runner_core.engines.limits import chunks
+from runner_core.engines.device import chunks
 from runner_core.plugins import defaults, discovery
 from runner_core.plugins.discovery import Plugin
 from runner_core.plugins.manager import Plugins
@@ -196,7 +196,7 @@ def memory(setup: Setup, trainer: Any) -> dict[str, int]:
 
 def operations(work: Callable[[], None]) -> dict[str, int]:
     """Floating-point operations of `work`, and the bytes of all tensors that its operations read or write."""
-    from runner_core.engines.torch.limits import operations
+    from runner_core.engines.torch.phases import operations
 
     found = operations(work)
     return {"flops": sum(one.flops for one in found), "bytes": sum(one.bytes for one in found)}
@@ -205,7 +205,7 @@ def operations(work: Callable[[], None]) -> dict[str, int]:
 def limits(device: str, quick: bool) -> dict[str, float]:
     """What this device reaches: large matrix products by precision, copies within it and from page-locked memory."""
     import torch
-    from runner_core.engines.torch.limits import matrix_rate, transfer_rate
+    from runner_core.engines.torch.phases import matrix_rate, transfer_rate
 
     place = torch.device(device)
     gpu = place.type == "cuda"
@@ -222,6 +222,6 @@ def limits(device: str, quick: bool) -> dict[str, float]:
 def copy_rate(device: str, quick: bool) -> float:
     """Bytes a second, read and written, of a large copy within the device."""
     import torch
-    from runner_core.engines.torch.limits import copy_rate as rate
+    from runner_core.engines.torch.phases import copy_rate as rate
 
     return rate(torch.device(device), 2**24 if quick else 2**30, 0.2 if quick else 1.5)

@@ -12,7 +12,7 @@ from runner_brainunet.losses import bce_loss, dice_loss
 from runner_brainunet.network import UNet
 from runner_brainunet.project import BrainUNet
 from runner_core import BadInput, Progress
-from runner_core.engines.torch.oom import MicroBatches
+from runner_core.engines.torch.memory import MicroBatches
 from scipy import ndimage
 
 

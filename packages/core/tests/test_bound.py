@@ -6,7 +6,7 @@ import pytest
 from runner_core.config import RunConfig
 from runner_core.contract.phases import PARTS, Limits, Operation
 from runner_core.contract.project import Project
-from runner_core.engines.limits import chunks
+from runner_core.engines.device import chunks
 from runner_core.plugins.defaults import default_remedies
 from runner_core.tools.measure.bound import bound, roofline
 

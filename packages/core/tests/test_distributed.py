@@ -24,8 +24,8 @@ from runner_core.contract import Precision  # noqa: E402
 from runner_core.contract.team import ALONE, Place  # noqa: E402
 from runner_core.engines.torch import engine as torch_engine  # noqa: E402
 from runner_core.engines.torch import parallel, ranks  # noqa: E402
+from runner_core.engines.torch.parallel import TorchTeam  # noqa: E402
 from runner_core.engines.torch.steplog import Means  # noqa: E402
-from runner_core.engines.torch.team import TorchTeam  # noqa: E402
 from runner_core.training.team import find_place  # noqa: E402
 
 STRATEGIES = ("ddp", "fsdp")

@@ -15,8 +15,8 @@ import engine_toy as toy
 import keras_toy
 from runner_core.base.errors import Unhealthy
 from runner_core.contract import Finding, HealthEvent
-from runner_core.engines import marks
 from runner_core.engines.gradient_norms import MEASURED_AT, GradientLog, Measured, parts_of_loss
+from runner_core.engines.validation import mark_weights
 from runner_core.health import (
     AlwaysClipped,
     BelowLeast,
@@ -104,13 +104,13 @@ def test_decisions_that_are_the_same_for_every_sample(marked, level):
 
 
 def test_marks_tell_samples_apart_whose_means_are_the_same():
-    weights = marks.weights((4, 5))
+    weights = mark_weights((4, 5))
     assert weights.dtype == np.float32
     assert np.abs(weights).max() <= 1
     one = np.zeros((4, 5))
     one[0, 0], other = 1, one.copy()[:, ::-1]
     assert (one * weights).mean() != (other * weights).mean()
-    assert len(np.unique(marks.weights((1000,)))) > 990
+    assert len(np.unique(mark_weights((1000,)))) > 990
 
 
 # ------------------------------------------------------------ what is ignored

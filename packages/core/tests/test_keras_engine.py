@@ -233,7 +233,7 @@ def test_strategies_of_several_devices_are_not_for_keras():
 
 
 def test_another_backend_is_refused():
-    code = "from runner_core.engines.keras.backends import backend; backend()"
+    code = "from runner_core.engines.keras.engine import backend; backend()"
     env = {**os.environ, "KERAS_BACKEND": "torch", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     if "No module named 'torch'" in done.stderr:

@@ -23,7 +23,7 @@ import keras
 from keras import layers, ops
 from runner_core.engines.keras import memory, precision
 from runner_core.engines.keras.backend import OutOfDeviceMemory
-from runner_core.engines.keras.backends import backend
+from runner_core.engines.keras.engine import backend
 from runner_core.engines.keras.network import Bound, arrays, build, named
 
 tensorflow_only = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow only")

@@ -97,9 +97,9 @@ def test_what_calls_no_network_cannot_be_told_apart(in_torch):
 def test_keras_plays_back_too():
     pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
     import keras
-    from runner_core.engines.keras.backends import backend
-    from runner_core.engines.keras.lossalone import loss_seconds
+    from runner_core.engines.keras.engine import backend
     from runner_core.engines.keras.network import Bound, build
+    from runner_core.engines.keras.phases import loss_seconds
 
     class Eager(keras_toy.KerasToy):
         def step(self, model, batch, progress):

@@ -251,7 +251,7 @@ class Sized(toy.Toy):
 def test_activations_grow_with_the_batch_as_they_do_in_training():
     """A plan tries at most two samples; what it says of 64 is what 64 take, on the tensors' own account."""
     import torch
-    from runner_core.engines.torch.footprint import Live
+    from runner_core.engines.torch.memory import Live
 
     setup, data, found = planned(toy.small(train__batch_size=64), Sized)
     trainer = setup.engine.trainer(setup, data, 10)
@@ -267,7 +267,7 @@ def test_activations_grow_with_the_batch_as_they_do_in_training():
 def test_measuring_leaves_no_trace():
     """Buffers, generators, gradients, statistics, and what the project itself counts are as before."""
     import torch
-    from runner_core.engines.torch.state import read_generators
+    from runner_core.engines.torch.checkpoint import read_generators
 
     class Counts(toy.Toy):
         calls = 0
@@ -421,7 +421,7 @@ def test_a_keras_run_with_a_plan_is_the_run_without_one(tmp_path):
 
 def test_a_tensorflow_graph_is_counted_by_what_is_alive_at_once():
     tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed (extra keras)")
-    from runner_core.engines.keras.live import peak_bytes
+    from runner_core.engines.keras.graph import peak_bytes
 
     def function(x):  # (1000,) float32
         kept = tf.matmul(x[:, None], x[None, :])  # 4 MB

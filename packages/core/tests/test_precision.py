@@ -6,7 +6,7 @@ import pytest
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.contract import Device
-from runner_core.engines.precision import default_precision
+from runner_core.engines.device import default_precision
 
 CPU = Device("cpu", name="a CPU", bfloat16=True)
 AMPERE = Device("cuda", name="A100", bfloat16=True, tf32=True)

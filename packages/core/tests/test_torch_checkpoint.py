@@ -12,8 +12,11 @@ from runner_core.contract import State
 from runner_core.contract.run import Damaged
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
-from runner_core.engines.torch.state import flatten, unflatten  # noqa: E402
+from runner_core.engines.torch.checkpoint import (  # noqa: E402
+    SafetensorsFormat,
+    flatten,
+    unflatten,
+)
 from torch import nn  # noqa: E402
 
 
@@ -131,7 +134,7 @@ def test_files_of_another_kind(tmp_path, harm):
 
 
 def test_generators_and_statistics_come_back(tmp_path):
-    from runner_core.engines.torch.state import read_generators, write_generators
+    from runner_core.engines.torch.checkpoint import read_generators, write_generators
 
     cpu = torch.device("cpu")
     state = round_trip(read_generators(cpu), tmp_path)

@@ -18,7 +18,7 @@ from runner_core.contract import Device, HostBatch, Precision, Progress, Step
 from runner_core.contract.run import matches
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch import engine, oom, precision, transfer  # noqa: E402
+from runner_core.engines.torch import engine, memory, precision, transfer  # noqa: E402
 from runner_core.engines.torch.steplog import Weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -430,7 +430,7 @@ def test_empty_tensors_are_fine(tmp_path):
 @pytest.fixture
 def runs_out(monkeypatch):
     """The CPU as a device whose memory runs out."""
-    monkeypatch.setattr(oom, "CAN_RUN_OUT", {"cpu"})
+    monkeypatch.setattr(memory, "CAN_RUN_OUT", {"cpu"})
 
 
 def hungry(limit: int, base=Linear):
@@ -502,7 +502,7 @@ def test_nothing_is_kept_for_a_retry_that_cannot_come(monkeypatch):
     def mark(self):
         raise AssertionError
 
-    monkeypatch.setattr(oom.Rewind, "mark", mark)
+    monkeypatch.setattr(memory.Rewind, "mark", mark)
     trainer().train_step(host_batch()[0], 0)
 
 
@@ -759,7 +759,7 @@ def test_shared_memory_is_page_locked_while_it_is_there(monkeypatch):
 def test_device_resident_rows_are_the_gathered_ones():
     from runner_core.data.loader import Loader
     from runner_core.data.samples import RowSamples
-    from runner_core.engines.torch.gather import DeviceRows
+    from runner_core.engines.torch.transfer import DeviceRows
 
     host, device = toy.MemoryStore(), toy.MemoryStore(device=True)
     fields = {"image": (-2, 0, 1), "mask": (0,)}
@@ -787,17 +787,17 @@ def test_a_run_with_the_set_on_the_device_is_the_same_run(tmp_path):
 
 def test_a_set_larger_than_the_device(monkeypatch):
     from runner_core.data.samples import RowSamples
-    from runner_core.engines.torch import gather
+    from runner_core.engines.torch import transfer
 
     def full(*_, **__):
         raise torch.OutOfMemoryError
 
     samples = RowSamples(toy.MemoryStore(device=True), {"image": (0,)}, [0])
-    monkeypatch.setattr(gather.torch, "empty", full)
+    monkeypatch.setattr(transfer.torch, "empty", full)
     with pytest.raises(OutOfSpace, match=r"use cache\.mode memmap"):
-        gather.DeviceRows(samples, CPU)
+        transfer.DeviceRows(samples, CPU)
     with pytest.raises(BadInput, match="samples that are rows"):
-        gather.DeviceRows(object(), CPU)
+        transfer.DeviceRows(object(), CPU)
 
 
 # ---------------------------------------------------------------- memory layout, compile

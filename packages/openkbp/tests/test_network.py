@@ -112,7 +112,7 @@ def test_cascade_sees_the_first_dose() -> None:
 
 def trained(model: keras.Model, size: int, steps: int = 3) -> list[np.ndarray]:
     """Variables after steps of gradient descent, dropout on."""
-    from runner_core.engines.keras.backends import backend
+    from runner_core.engines.keras.engine import backend
 
     frozen = model.non_trainable_variables
 

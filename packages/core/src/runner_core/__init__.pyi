@@ -109,13 +109,13 @@ from runner_core.data.stream.bad import Unreachable as Unreachable
 from runner_core.data.stream.client import remote_client as remote_client
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
+from runner_core.engines.torch.inference import export_standalone as export_standalone
 from runner_core.engines.torch.metrics import Confusion as Confusion
 from runner_core.engines.torch.metrics import MonaiMetric as MonaiMetric
 from runner_core.engines.torch.metrics import Overlap as Overlap
 from runner_core.engines.torch.metrics import TorchFunctionMetric as TorchFunctionMetric
 from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
-from runner_core.engines.torch.standalone import export_standalone as export_standalone
 from runner_core.output.pictures import write_png as write_png
 from runner_core.output.sinks import Sinks as Sinks
 from runner_core.output.sinks.background import BackgroundSink as BackgroundSink

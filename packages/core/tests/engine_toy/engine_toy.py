@@ -21,7 +21,7 @@ from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
 from runner_core.contract.team import ALONE, Team
 from runner_core.data.samples import RowSamples
-from runner_core.engines.precision import default_precision
+from runner_core.engines.device import default_precision
 from runner_core.health import default_rules
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks

@@ -20,7 +20,7 @@ from runner_core.base.errors import Stopped
 from runner_core.contract import Step
 from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
-from runner_core.engines.torch.team import TorchTeam
+from runner_core.engines.torch.parallel import TorchTeam
 from torch import nn
 from torch.nn import functional as F
 

@@ -1,16 +1,20 @@
-"""Find the device that `train.device` names, for any engine."""
+"""What the engines know of devices: their names, the usual precision, and how their limits are measured."""
 
 from __future__ import annotations
 
 import platform
 import re
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Device
+from runner_core.config import RunConfig
+from runner_core.contract import Device, Precision
+from runner_core.contract.project import Project
 
 
 def gpu_number(asked: str, found: int, framework: str, unseen: str = "") -> int | None:
@@ -50,3 +54,51 @@ def cpu_name() -> str:
     except OSError:
         found = None
     return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def default_precision(project: Project, config: RunConfig, device: Device) -> Precision:
+    """Return the policy that `precision.mode` means on this device.
+
+    auto takes bfloat16 on a GPU that has it, float16 with loss scaling on an older one, and float32 on a CPU, where
+    16-bit arithmetic is mostly slower. Raises BadInput if the device cannot compute in the requested mode.
+    """
+    mode = config.precision.mode
+    if mode == "auto":
+        return _automatic(device)
+    missing = (mode == "tf32" and not device.tf32) or (
+        mode == "bfloat16" and device.kind != "cpu" and not device.bfloat16
+    )
+    if missing:
+        where = device.name or device.kind
+        raise BadInput(
+            f"precision.mode {mode}: {where} does not compute in it; use {_automatic(device).compute} or auto"
+        )
+    return Precision(mode, reason="asked for")
+
+
+def _automatic(device: Device) -> Precision:
+    if device.kind == "cpu":
+        return Precision("float32", reason="16-bit arithmetic rarely pays on a CPU")
+    if device.bfloat16:
+        return Precision("bfloat16", reason=f"{device.name or device.kind} has it; no loss scaling needed")
+    return Precision("float16", reason=f"{device.name or device.kind} has no bfloat16; the loss is scaled")
+
+
+def chunks(work: Callable[[], object], wait: Callable[[], object], block: int, seconds: float) -> list[float]:
+    """Return the seconds of one `work`, from runs of several (multiples of `block`) that end with a `wait`.
+
+    `wait` waits for the device. All runs together take about `seconds`.
+    """
+    end = time.perf_counter() + seconds
+    times: list[float] = []
+    count = block
+    while not times or time.perf_counter() < end:
+        begun = time.perf_counter()
+        for _ in range(count):
+            work()
+        wait()
+        taken = time.perf_counter() - begun
+        times.append(taken / count)
+        if taken < seconds / 40 and count < 64 * block:  # short runs would measure the waiting
+            count, times = 2 * count, []
+    return times

@@ -75,7 +75,7 @@ def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
 
 @hookimpl
 def runner_precision(project: Project, config: RunConfig, device: Device) -> Precision | None:
-    from runner_core.engines.precision import default_precision
+    from runner_core.engines.device import default_precision
 
     return default_precision(project, config, device)
 
@@ -94,7 +94,7 @@ def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat |
 
 @hookimpl
 def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
-    from runner_core.engines.metrics import default_metrics
+    from runner_core.engines.validation import default_metrics
 
     return default_metrics(project, config)
 

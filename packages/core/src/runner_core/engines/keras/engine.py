@@ -1,9 +1,9 @@
-"""The Keras engine: the device, the backend's settings, and trained networks from checkpoints."""
+"""The Keras engine: the backend and its device, and trained networks from checkpoints, ready to predict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,15 @@ import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.contract import Array, Device, State, Trained
+from runner_core.contract import Array, Arrays, Device, Infer, State, Tensors, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Place, Team
 from runner_core.engines.export import describe
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
-from runner_core.engines.keras.backends import backend
-from runner_core.engines.keras.inference import make_infer
-from runner_core.engines.keras.network import assign, build, named, put
-from runner_core.engines.keras.state import unflatten
+from runner_core.engines.keras.checkpoint import unflatten
+from runner_core.engines.keras.network import Bound, assign, build, named, put
 from runner_core.engines.keras.trainer import KerasTrainer
 from runner_core.engines.memory import network_too_large
 
@@ -130,3 +128,46 @@ def _export(setup: Setup, network: keras.Model, statistics: Mapping[str, Any], f
     """Write the network in Keras's own format, and what is needed to use it."""
     network.save(folder / "model.keras")
     return [folder / "model.keras", describe(setup, statistics, folder)]
+
+
+def make_infer(
+    project: Project, network: keras.Model, statistics: Mapping[str, Any], backend: Backend, xla: bool
+) -> Infer:
+    """Return the `Infer` function of a network."""
+    bound = Bound(network, training=False)
+
+    def forward(arrays: Tensors) -> Tensors:
+        return dict(project.infer(bound, project.on_device(dict(arrays), dict(statistics), None)))
+
+    compiled = backend.compiled(forward, network.variables, xla)
+
+    def infer(arrays: Arrays) -> Arrays:
+        try:
+            with backend.allocating():
+                output = compiled({name: backend.tensor(array) for name, array in arrays.items()})
+        except OutOfDeviceMemory:
+            raise BadInput("out of device memory in prediction: use a smaller validate.batch_size") from None
+        return {name: _host(tensor) for name, tensor in output.items()}
+
+    return infer
+
+
+def _host(tensor: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if keras.backend.standardize_dtype(tensor.dtype) in ("bfloat16", "float16"):
+        tensor = keras.ops.cast(tensor, "float32")
+    return np.array(keras.ops.convert_to_numpy(tensor))
+
+
+@cache
+def backend() -> Backend:
+    """Return the backend that Keras was imported with; raise BadInput unless it is TensorFlow or JAX."""
+    name = keras.backend.backend()
+    if name == "tensorflow":
+        from runner_core.engines.keras.tensorflow import TensorFlow
+
+        return TensorFlow()
+    if name == "jax":
+        from runner_core.engines.keras.jax import Jax
+
+        return Jax()
+    raise BadInput(f"KERAS_BACKEND is {name}: set it to tensorflow (the default) or jax")

@@ -13,7 +13,7 @@ from runner_core.contract import Metric, Progress, Tensors
 from runner_core.contract.project import Project, overrides
 from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, Tape
-from runner_core.engines.keras.gather import DeviceRows
+from runner_core.engines.keras.learning import DeviceRows
 from runner_core.engines.keras.network import Bound
 
 _AT_ONCE = 8_000_000

@@ -1,10 +1,12 @@
-"""List the operations of a TensorFlow graph: their computations and memory traffic."""
+"""What a TensorFlow graph computes, and the most memory that it needs at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 from runner_core.contract.phases import Operation
 
@@ -115,3 +117,77 @@ _COUNTED: dict[str, Callable[[Any], int]] = {
     "Einsum": _einsum,
 }
 """Functions that count the products of an operation, by its type."""
+
+
+_SAME_MEMORY = {
+    *("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"),
+    *("Bitcast", "IdentityN", "Enter", "Exit", "NextIteration"),
+}
+"""Operations whose output is their input, in the same memory."""
+_IN_PLACE = {
+    *("Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "Tanh", "Exp", "Sqrt", "Rsqrt", "Square", "Neg", "Abs", "Log"),
+    *("Add", "AddV2", "AddN", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "BiasAdd", "SelectV2", "Pow"),
+    *("ReluGrad", "LeakyReluGrad", "SigmoidGrad", "TanhGrad", "SquaredDifference", "Cast"),
+}
+"""Operations that write into an input's memory if nothing else needs it any more."""
+_NOTHING = {"Placeholder", "ReadVariableOp", "Const"}
+"""Operations without memory of their own: the batch and variables exist before, and constants are few."""
+_INSIDE = ("f", "body", "then_branch", "else_branch", "branches")
+"""Attributes with the names of functions that an operation runs."""
+
+
+def peak_bytes(graph: Any) -> int:
+    """Return the most bytes that the tensors of `graph` hold at once, executed in the order of its creation.
+
+    Tensors of unknown shape count as 0.
+    """
+    order = graph.get_operations()
+    roots: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for place, operation in enumerate(order):
+        for tensor in operation.inputs:
+            last[_root(tensor, roots)] = place
+        if operation.type in _SAME_MEMORY and operation.inputs:
+            for before, after in zip(operation.inputs, operation.outputs, strict=False):
+                roots[after.name] = _root(before, roots)
+    for tensor in tf.nest.flatten(graph.outputs):
+        last[_root(tensor, roots)] = len(order)
+
+    held: dict[str, int] = {}
+    ending: dict[int, list[str]] = {}
+    now = peak = 0
+    for place, operation in enumerate(order):
+        inner = sum(_inner(graph, operation))
+        for tensor in operation.outputs:
+            root = _root(tensor, roots)
+            size = 0 if operation.type in _NOTHING or root in held or root not in last else _bytes(tensor)
+            if not size:
+                continue
+            if operation.type in _IN_PLACE:
+                ends = (r for t in operation.inputs if last[r := _root(t, roots)] == place and held.get(r) == size)
+                if (reused := next(ends, None)) is not None:
+                    now -= held.pop(reused)
+            held[root] = size
+            now += size
+            ending.setdefault(last[root], []).append(root)
+        peak = max(peak, now + inner)
+        for root in ending.pop(place, ()):
+            now -= held.pop(root, 0)
+    return peak
+
+
+def _root(tensor: Any, roots: dict[str, str]) -> str:
+    return roots.get(tensor.name, tensor.name)
+
+
+def _inner(graph: Any, operation: Any) -> list[int]:
+    """Return the bytes of the functions that an operation runs; of branches only the largest."""
+    sizes = []
+    for name in operation.node_def.attr if operation.node_def.attr else ():
+        if name not in _INSIDE:
+            continue
+        value = operation.node_def.attr[name]
+        functions = [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+        inside = [graph._get_function(function) for function in functions]
+        sizes.append(max((peak_bytes(f.graph) for f in inside if getattr(f, "graph", None) is not None), default=0))
+    return [max(sizes)] if sizes else []

@@ -1,17 +1,19 @@
-"""Handle a lack of device memory in a step: smaller micro-batches if they learn the same, else a helpful message."""
+"""Memory of a Keras training: what it takes, from a step's graph, and micro-batches when it runs out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.contract import Device, Tensors
+from runner_core.contract import Arrays, Device, Tensors
+from runner_core.contract.footprint import Footprint
 from runner_core.contract.project import Project
-from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
+from runner_core.engines.keras.backend import Backend, Function, OutOfDeviceMemory
 from runner_core.engines.keras.learning import Learning
 from runner_core.engines.memory import micro_batch, no_room, smaller, too_large
 
@@ -80,3 +82,44 @@ class MicroBatch:
             except (BadInput, ValueError, RuntimeError):
                 return None
         return 0
+
+
+_KERNELS = 1.5
+"""Memory in use at the peak, as a multiple of the graph's count.
+
+Operations run side by side, and some have memory of their own.
+"""
+
+
+def footprint(
+    learning: Learning, step: Function, batch: int, arrays: Arrays, backend: Backend, device: Device
+) -> Footprint:
+    """Count the memory of `step`, the function that training calls for one batch.
+
+    Only the first axis of a batch differs from `arrays`. The function is traced here once, also for training.
+    """
+    gradients = _bytes(learning.trained)
+    average = 0 if learning.average is None else _bytes(learning.average.variables)
+    known: dict[str, Any] = {
+        "weights": _bytes(learning.network.variables),
+        "gradients": gradients,
+        "optimizer": _bytes(learning.optimizer.variables),
+        "average": average,
+        "micro": min(learning.size, batch),
+        "held": backend.held(device),
+    }
+    like = {name: ((batch, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    peak = backend.peak_bytes(step, (like, ((4,), np.dtype(np.uint32)), ((), np.dtype(np.float32))))
+    if peak is None:
+        return Footprint(**known)
+    # All except the gradients grows with the micro-batch; another size would need another trace.
+    return Footprint(**known, sample=max(0, round(_KERNELS * peak) - gradients) // known["micro"], how="counted")
+
+
+def _bytes(variables: Iterable[keras.Variable]) -> int:
+    return sum(int(np.prod(v.shape, dtype=np.int64)) * np.dtype(_dtype(v)).itemsize for v in variables)
+
+
+def _dtype(variable: keras.Variable) -> str:
+    name = str(keras.backend.standardize_dtype(variable.dtype))
+    return "float16" if name == "bfloat16" else name  # NumPy knows no bfloat16; it has as many bytes

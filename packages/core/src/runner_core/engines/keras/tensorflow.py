@@ -23,7 +23,7 @@ from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
 from runner_core.engines.device import cpu, gpu_number, unusable
-from runner_core.engines.keras import graph, live
+from runner_core.engines.keras import graph
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
 from runner_core.engines.usage import Gpu
 
@@ -157,7 +157,7 @@ class TensorFlow:
     def peak_bytes(self, function: Function, like: tuple[Any, ...]) -> int | None:
         """Count from the traced graph; what XLA or Grappler fuse takes less."""
         arguments = _specs(like)
-        return live.peak_bytes(function.trace(arguments, tf.nest.flatten(arguments)).graph)  # type: ignore[attr-defined]
+        return graph.peak_bytes(function.trace(arguments, tf.nest.flatten(arguments)).graph)  # type: ignore[attr-defined]
 
     def on_gpu(self) -> bool:
         return bool(tf.config.get_visible_devices("GPU"))

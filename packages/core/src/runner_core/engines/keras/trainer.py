@@ -15,22 +15,31 @@ from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, Phases, unnoticed
 from runner_core.contract.setup import Data, Setup
-from runner_core.engines import metrics, returned
+from runner_core.engines import returned
 from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
-from runner_core.engines.keras.footprint import footprint
-from runner_core.engines.keras.gather import DeviceRows
+from runner_core.engines.keras.checkpoint import flatten, unflatten
 from runner_core.engines.keras.gradient_norms import GradientNorms
-from runner_core.engines.keras.learning import Learning, host_arrays, moment_of
-from runner_core.engines.keras.lossalone import loss_seconds
-from runner_core.engines.keras.memory import MicroBatch
-from runner_core.engines.keras.network import Bound, arrays, assign, build, is_float, named
-from runner_core.engines.keras.recall import apart, checksum, distance, other_weights
-from runner_core.engines.keras.state import flatten, unflatten
+from runner_core.engines.keras.learning import DeviceRows, Learning, host_arrays, moment_of
+from runner_core.engines.keras.memory import MicroBatch, footprint
+from runner_core.engines.keras.network import (
+    Bound,
+    apart,
+    arrays,
+    assign,
+    build,
+    checksum,
+    distance,
+    is_float,
+    named,
+    other_weights,
+)
+from runner_core.engines.keras.phases import loss_seconds
 from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
+from runner_core.engines.validation import read_metrics
 
 
 class KerasTrainer:
@@ -234,7 +243,7 @@ class KerasTrainer:
                                 metric.update(step.prediction, tensors)
                         del tensors, step  # the next part needs their memory
                     batch.release()
-                return metrics.read(self._metrics if totals.predicted else (), totals.read(self._validating.names))
+                return read_metrics(self._metrics if totals.predicted else (), totals.read(self._validating.names))
         except OutOfDeviceMemory:
             raise no_room("validation", self.config.batch_size) from None
 

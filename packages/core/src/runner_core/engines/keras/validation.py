@@ -10,17 +10,17 @@ import numpy as np
 
 from runner_core.contract import Array, Progress, Step, Tensors
 from runner_core.contract.project import Project
-from runner_core.engines import marks
-from runner_core.engines.keras.gather import DeviceRows
+from runner_core.engines.keras.learning import DeviceRows
 from runner_core.engines.keras.network import Bound
 from runner_core.engines.returned import refuse_no_step, snapshots
+from runner_core.engines.validation import mark_weights
 
 
 class Validating:
     """Maps arrays to (tensors, prediction, numbers).
 
     The numbers are loss and terms, then the extremes of the project's decision: of its values, and of one number per
-    sample (`marks`).
+    sample (`mark_weights`).
     """
 
     def __init__(
@@ -110,9 +110,9 @@ def _marked(decision: Any) -> bool:
 
 
 def _mark(decision: Any) -> Any:
-    """Return one number per sample from `marks`: (samples,) float32."""
+    """Return one number per sample from `mark_weights`: (samples,) float32."""
     ops = keras.ops
-    weights = marks.weights(tuple(decision.shape[1:]))
+    weights = mark_weights(tuple(decision.shape[1:]))
     return ops.mean(ops.reshape(ops.cast(decision, "float32") * weights, (decision.shape[0], -1)), axis=1)
 
 

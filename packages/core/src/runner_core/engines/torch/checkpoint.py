@@ -1,14 +1,24 @@
-"""Checkpoints of torch: `engines.checkpoint` with torch's tensors, which may share memory."""
+"""The state of a PyTorch training: random generators, one flat table of tensors, and its files in safetensors."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
-from runner_core.contract import Tensors
+from runner_core.contract import Json, Tensors
+from runner_core.contract.run import OtherWeights
+from runner_core.contract.team import Team
+from runner_core.data.sampling import stream_seed
+from runner_core.engines import checkpoint
 from runner_core.engines.checkpoint import SafetensorsFiles
+from runner_core.engines.torch import ranks
+from runner_core.engines.torch.parallel import gathered, own
 
 
 class SafetensorsFormat(SafetensorsFiles):
@@ -41,3 +51,104 @@ def apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         own[name] = tensor.clone().contiguous() if storage in storages else tensor.contiguous()
         storages.add(storage)
     return own, shared
+
+
+def flatten(tree: Any) -> tuple[Json, Tensors]:
+    """Flatten a tree of torch's tensors; see `engines.checkpoint.flatten`.
+
+    With several processes all must call it. Sharded tensors are put together in the first one's host memory; the others
+    get empty ones instead.
+
+    >>> flatten({"a": torch.ones(2), "b": [1, None]})[0]
+    {'a': {'__tensor__': 'a'}, 'b': [1, None]}
+    """
+    return checkpoint.flatten(tree, _whole, torch.from_numpy)
+
+
+def _whole(leaf: Any) -> torch.Tensor | None:
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    whole = gathered(leaf.detach())
+    if own(leaf) is leaf:
+        return whole
+    return whole.cpu() if ranks.number() == 0 else torch.empty(0)
+
+
+def unflatten(json: Json, tensors: Tensors) -> Any:
+    """Return the nested state that `flatten` was given."""
+    return checkpoint.unflatten(json, tensors, lambda tensor: tensor.cpu().numpy())
+
+
+def refuse_other_dtypes(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadInput if a saved weight has another dtype than the network's, to which it would be cast silently."""
+    for name, tensor in saved.items():
+        if name in own and tensor.dtype != own[name].dtype:
+            raise OtherWeights(
+                f"the weights do not fit this project's network: {name} is {tensor.dtype}, not {own[name].dtype}"
+            )
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that a project's own code may use (dropout, initial weights)."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002 - for code that is not ours
+    random.seed(seed)
+
+
+def read_generators(device: torch.device, everything: bool = True) -> dict[str, Any]:
+    """Return the state of torch's default generators (host and device); `everything` adds NumPy's and Python's."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    if everything:
+        state["numpy"] = np.random.get_state()  # noqa: NPY002
+        state["python"] = random.getstate()
+    return state
+
+
+def write_generators(state: dict[str, Any], device: torch.device) -> None:
+    """Set generators to the state from `read_generators`."""
+    torch.set_rng_state(state["torch"].cpu())
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    if "numpy" in state:
+        np.random.set_state(state["numpy"])  # noqa: NPY002
+        random.setstate(state["python"])
+
+
+class Generators:
+    """Default generators of this process, one of `team`; a checkpoint holds those of all.
+
+    The first process has the generators of a single-process training; the others draw different numbers.
+    """
+
+    def __init__(self, team: Team, device: torch.device, seed: int) -> None:
+        self._team, self._device, self._seed = team, device, seed
+        self._start_apart(0)
+
+    def _start_apart(self, step: int) -> None:
+        if not self._team.first:
+            seed_generators(stream_seed(self._seed, step, self._team.number))
+
+    def read(self) -> dict[str, Any]:
+        """Return the state for the checkpoint: `generators`, and with more processes `others`, theirs in order."""
+        own = read_generators(self._device)
+        if self._team.count == 1:
+            return {"generators": own}
+        values, tensors = flatten(own)
+        every = self._team.every([values, {name: [str(t.numpy().dtype), t.tolist()] for name, t in tensors.items()}])
+        return {"generators": own, "others": [_unpacked(*packed) for packed in every[1:]]}
+
+    def write(self, saved: Mapping[str, Any], step: int) -> None:
+        """Restore the state in the checkpoint of `step` steps, or start anew if its number of processes differs."""
+        others = saved.get("others", [])
+        if self._team.first:
+            write_generators(saved["generators"], self._device)
+        elif len(others) == self._team.count - 1:
+            write_generators(others[self._team.number - 1], self._device)
+        else:
+            self._start_apart(step)
+
+
+def _unpacked(values: Json, packed: Mapping[str, Any]) -> Any:
+    return unflatten(values, {name: torch.from_numpy(np.array(v, dtype)) for name, (dtype, v) in packed.items()})

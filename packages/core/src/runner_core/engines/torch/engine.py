@@ -22,19 +22,18 @@ from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Place
 from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.export import describe, let_others_read
-from runner_core.engines.torch import ema, precision
-from runner_core.engines.torch.checkpoint import apart
-from runner_core.engines.torch.inference import make_infer
-from runner_core.engines.torch.oom import network_fits
-from runner_core.engines.torch.parallel import fresh, place
-from runner_core.engines.torch.state import (
+from runner_core.engines.torch import precision, weights
+from runner_core.engines.torch.checkpoint import (
+    apart,
     read_generators,
     refuse_other_dtypes,
     seed_generators,
     unflatten,
     write_generators,
 )
-from runner_core.engines.torch.team import TorchTeam
+from runner_core.engines.torch.inference import make_infer
+from runner_core.engines.torch.memory import network_fits
+from runner_core.engines.torch.parallel import TorchTeam, fresh, place
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
 
@@ -142,7 +141,7 @@ class TorchEngine:
             refuse_other_dtypes(saved["model"], network.state_dict())
             network.load_state_dict(saved["model"])
             if saved["ema"] is not None:
-                ema.put(network, saved["ema"])
+                weights.put(network, saved["ema"])
         except (RuntimeError, KeyError) as error:
             raise OtherWeights(f"the weights do not fit this project's network: {error}") from error
         return network, saved["statistics"]

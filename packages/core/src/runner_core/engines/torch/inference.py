@@ -1,19 +1,23 @@
-"""Turn a trained network into a function from host arrays to host arrays."""
+"""Run a trained network: on host arrays, beside a training, or exported for use without runner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from runner_core.contract import Array, Arrays, Infer
+from runner_core.contract import Array, Arrays, Infer, Json
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.engines.torch import ranks
-from runner_core.engines.torch.ema import Average
-from runner_core.engines.torch.state import read_generators, write_generators
+from runner_core.engines.torch.checkpoint import read_generators, write_generators
+from runner_core.engines.torch.weights import Average
 
 
 @contextmanager
@@ -70,3 +74,18 @@ def _host(tensor: torch.Tensor) -> Array:
     if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.float()
     return tensor.cpu().numpy()
+
+
+def export_standalone(
+    network: nn.Module, folder: Path, description: Mapping[str, Json], source: ModuleType
+) -> list[Path]:
+    """Write model.safetensors, model.json (`description`) and network.py, a copy of `source`; return the files.
+
+    `source` is the module of the network's class, and imports nothing but PyTorch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, settings, code = folder / "model.safetensors", folder / "model.json", folder / "network.py"
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}, weights)
+    settings.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    code.write_text(Path(str(source.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
+    return [weights, settings, code]

@@ -1,16 +1,18 @@
-"""Read losses as numbers, and check that weights stay finite."""
+"""Numbers that stay on the device until they are read: losses of steps, and sums over a validation split."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Tensors
+from runner_core.contract import Step, Tensors
 from runner_core.contract.project import Project
 from runner_core.contract.team import Team
 from runner_core.engines.torch.parallel import own
+from runner_core.engines.validation import mark_weights
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -51,3 +53,69 @@ class Weights:
         largest = torch._foreach_norm(list(self._tensors.values()), float("inf"))
         finite = torch.stack([norm.isfinite() for norm in largest]).tolist()
         return None if all(finite) else list(self._tensors)[finite.index(False)]
+
+
+class Totals:
+    """Mean loss and terms weighted by samples, and the extremes of the project's decision.
+
+    The extremes are those of the decision's values, and of one number per sample (`mark_weights`).
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._decision = project.decision
+        self._sums: dict[str, Any] = {}
+        self._values, self._marks = _Extremes(), _Extremes()
+        self._weights: dict[torch.Size, torch.Tensor] = {}
+        self._count = 0
+        self.predicted = False
+        """True if there was any prediction for metrics to read."""
+
+    def add(self, step: Step, count: int) -> None:
+        """Add a batch of `count` samples, whose means are the loss and terms in `step`."""
+        self._count += count
+        for name, value in {"loss": step.loss, **step.terms}.items():
+            wide = value.double() if isinstance(value, torch.Tensor) else value
+            self._sums[name] = self._sums.get(name, 0.0) + wide * count
+        if step.prediction is not None:
+            self.predicted = True
+            decision = self._decision(step.prediction)
+            parts = decision.values() if isinstance(decision, Mapping) else [decision]
+            decided = [part for part in parts if isinstance(part, torch.Tensor) and part.numel()]
+            for part in decided:
+                self._values.add(part)
+            if decided and all(part.ndim and len(part) == count for part in decided):
+                self._marks.add(sum(self._mark(part) for part in decided))
+
+    def _mark(self, decision: torch.Tensor) -> torch.Tensor:
+        """Return one number per sample from `mark_weights`: (samples,)."""
+        shape = decision.shape[1:]
+        if shape not in self._weights:
+            self._weights[shape] = torch.from_numpy(mark_weights(tuple(shape)).ravel()).to(decision.device)
+        return (decision.reshape(len(decision), -1).float() * self._weights[shape]).mean(1)
+
+    def read(self) -> dict[str, float]:
+        """Return the values by name; waits for the device.
+
+        `decision_min` and `decision_max` need a decision. `decision_mark_min` and `decision_mark_max` need a decision
+        for several samples.
+        """
+        values = {name: float(total) / self._count for name, total in self._sums.items()}
+        values |= self._values.read("decision_")
+        return values | self._marks.read("decision_mark_") if self._count > 1 else values
+
+
+class _Extremes:
+    def __init__(self) -> None:
+        self._lowest: torch.Tensor | None = None
+        self._highest: torch.Tensor | None = None
+
+    def add(self, values: torch.Tensor) -> None:
+        lowest, highest = torch.aminmax(values)
+        lowest, highest = lowest.float(), highest.float()
+        self._lowest = lowest if self._lowest is None else torch.minimum(self._lowest, lowest)
+        self._highest = highest if self._highest is None else torch.maximum(self._highest, highest)
+
+    def read(self, prefix: str) -> dict[str, float]:
+        if self._lowest is None or self._highest is None:
+            return {}
+        return {f"{prefix}min": float(self._lowest), f"{prefix}max": float(self._highest)}

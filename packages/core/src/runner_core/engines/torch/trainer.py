@@ -19,18 +19,16 @@ from runner_core.contract.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.sampling import stream_seed
-from runner_core.engines import metrics, returned
+from runner_core.engines import returned
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
 from runner_core.engines.returned import detached, refuse_no_step, snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
 from runner_core.engines.torch import precision
-from runner_core.engines.torch.ema import Average, averaged
-from runner_core.engines.torch.footprint import footprint
-from runner_core.engines.torch.gather import DeviceRows
+from runner_core.engines.torch.checkpoint import Generators, flatten, refuse_other_dtypes, seed_generators, unflatten
 from runner_core.engines.torch.gradient_norms import GradientNorms
 from runner_core.engines.torch.inference import evaluating, undisturbed
 from runner_core.engines.torch.lossalone import Replay
-from runner_core.engines.torch.oom import MicroBatches, Never, Rewind, free, part
+from runner_core.engines.torch.memory import MicroBatches, Never, Rewind, footprint, free, part
 from runner_core.engines.torch.optim import (
     LearningRate,
     build_optimizer,
@@ -40,11 +38,10 @@ from runner_core.engines.torch.optim import (
     trained_parameters,
 )
 from runner_core.engines.torch.parallel import divided, fresh, parallel, place
-from runner_core.engines.torch.recall import checksum, distance, other_weights
-from runner_core.engines.torch.state import Generators, flatten, refuse_other_dtypes, seed_generators, unflatten
-from runner_core.engines.torch.steplog import Means, Weights, read
-from runner_core.engines.torch.transfer import feed
-from runner_core.engines.torch.validation import Totals
+from runner_core.engines.torch.steplog import Means, Totals, Weights, read
+from runner_core.engines.torch.transfer import DeviceRows, feed
+from runner_core.engines.torch.weights import Average, averaged, checksum, distance, other_weights
+from runner_core.engines.validation import read_metrics
 
 
 class TorchTrainer:
@@ -289,7 +286,7 @@ class TorchTrainer:
                     self._feed.done(batch)
         except torch.OutOfMemoryError:
             raise no_room("validation", self.config.batch_size) from None
-        found = metrics.read(self._metrics if totals.predicted else (), totals.read())
+        found = read_metrics(self._metrics if totals.predicted else (), totals.read())
         shared: dict[str, float] = self._team.share(found)
         return shared
 
