@@ -53,6 +53,10 @@ def trainer(project=toy.Toy, **settings):
     return setup.engine.trainer(setup, toy.make_data(made), 30)
 
 
+def phases_of(ours):
+    return Setup(ours.project).engine.phases(ours)
+
+
 def host_batch(count=8, seed=0):
     rng = np.random.default_rng(seed)
     image = rng.integers(0, 255, (count, 2, toy.SIDE, toy.SIDE), dtype=np.uint8)
@@ -173,7 +177,7 @@ def test_watching_changes_nothing():
     networks = []
     for watching in (False, True):
         ours = trainer()
-        phases = ours.phases()
+        phases = phases_of(ours)
         ours.train_step(host_batch(), 0)
         if watching:
             assert phases.prepare(host_batch(seed=1), 1) == 1
@@ -225,7 +229,7 @@ def test_what_the_gradient_of_each_term_is():
             return Step(terms["square"] + 3 * terms["sum"], terms, logits)
 
     ours = trainer(Two)
-    phases = ours.phases()
+    phases = phases_of(ours)
     ours.train_step(host_batch(), 0)
     phases.prepare(host_batch(), 1)
     found = phases.losses(host_batch(), 2)
@@ -268,7 +272,7 @@ def test_terms_are_timed_by_themselves():
         def model(self, precision):
             return nn.Conv2d(2, 1, 1)
 
-    found = trainer(Three).phases().losses(host_batch(), 2)
+    found = phases_of(trainer(Three)).losses(host_batch(), 2)
     assert all(cost.forward for cost in found.values())
     assert found["quick"].seconds < 0.5 * SLOW
     assert SLOW <= found["sleepy"].seconds < 1.5 * SLOW
@@ -283,9 +287,9 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_an_engine_that_cannot_take_its_steps_apart_is_refused(monkeypatch):
-    from runner_core.engines.torch.trainer import TorchTrainer
+    from runner_core.engines.torch import TorchEngine
 
-    monkeypatch.setattr(TorchTrainer, "phases", lambda self: None)
+    monkeypatch.setattr(TorchEngine, "phases", lambda self, trainer: None)
     with pytest.raises(BadInput, match="cannot take its steps apart"):
         profiled(toy.Toy)
 
@@ -364,7 +368,7 @@ def test_a_term_of_a_keras_loss_is_timed_without_the_network(few, monkeypatch):
 
     ours = trainer(Slow)
     ours.train_step(host_batch(), 0)
-    phases = ours.phases()
+    phases = phases_of(ours)
     phases.prepare(host_batch(), 1)
     monkeypatch.setattr(type(phases), "_usual", None)  # whole steps, whose difference would be noise, are not timed
     found = phases.losses(host_batch(), 2)
@@ -406,7 +410,7 @@ def test_keras_micro_batches(few):
 def test_operations_of_a_keras_step_are_those_of_its_convolutions():
     ours = trainer(keras_toy())
     ours.train_step(host_batch(), 0)
-    flops = sum(one.flops for one in ours.phases().operations(host_batch(), 1))
+    flops = sum(one.flops for one in phases_of(ours).operations(host_batch(), 1))
     pixels = 8 * toy.SIDE * toy.SIDE
     first, second = 2 * pixels * 4 * (2 * 9), 2 * pixels * 4
     assert flops == 2 * first + 3 * second, "the first layer's input needs no gradient"

@@ -51,7 +51,6 @@ from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
 from runner_core.contract.engines import Engine as Engine
-from runner_core.contract.engines import HostBatch as HostBatch
 from runner_core.contract.engines import Infer as Infer
 from runner_core.contract.engines import Progress as Progress
 from runner_core.contract.engines import Step as Step
@@ -82,6 +81,7 @@ from runner_core.contract.run import Sink as Sink
 from runner_core.contract.run import State as State
 from runner_core.contract.values import Array as Array
 from runner_core.contract.values import Arrays as Arrays
+from runner_core.contract.values import HostBatch as HostBatch
 from runner_core.contract.values import Json as Json
 from runner_core.contract.values import Tensors as Tensors
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache

@@ -18,7 +18,7 @@ from runner_core.contract.data import (
     StreamedSamples,
     is_streamed,
 )
-from runner_core.contract.engines import Engine, HostBatch, Infer, Progress, Step, Trained, Trainer
+from runner_core.contract.engines import Engine, Infer, Progress, Step, Trained, Trainer
 from runner_core.contract.run import (
     LEFT_OUT,
     CheckpointFormat,
@@ -32,7 +32,7 @@ from runner_core.contract.run import (
     Sink,
     State,
 )
-from runner_core.contract.values import Array, Arrays, Json, Tensors
+from runner_core.contract.values import Array, Arrays, HostBatch, Json, Tensors
 
 __all__ = [
     "LEFT_OUT",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from runner_core.contract.run import Device, State
-from runner_core.contract.values import Array, Arrays
+from runner_core.contract.values import Array, Arrays, HostBatch
 
 if TYPE_CHECKING:
     from runner_core.contract.footprint import Footprint
@@ -50,14 +50,6 @@ class Step(NamedTuple):
     terms: Mapping[str, Any] = {}
     prediction: Any = None
     outputs: Any = None
-
-
-class HostBatch(NamedTuple):
-    """A batch in a buffer of the ring; `release()` lets the ring refill the buffer."""
-
-    arrays: Arrays
-    count: int  # type: ignore[assignment]  # a tuple has a method of this name
-    release: Callable[[], None]
 
 
 Infer = Callable[[Arrays], Arrays]
@@ -137,10 +129,6 @@ class Trainer(Protocol):
         """
         ...
 
-    def phases(self) -> Phases | None:
-        """Return the object that times the parts of this trainer's steps, for `runner P profile`; None if none can."""
-        return None
-
     def idle(self) -> bool:
         """Return True when the device has nothing queued, so that waiting for a batch costs time (always on a CPU)."""
         ...
@@ -197,6 +185,13 @@ class Engine(Protocol):
     def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
         """Return a fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
         ...
+
+    def phases(self, trainer: Any) -> Phases | None:
+        """Return the object that times the parts of this trainer's steps, for `profile` and `ablate`; None if none can.
+
+        `trainer` is one of this engine's own.
+        """
+        return None
 
     def load(self, setup: Setup, state: State) -> Trained:
         """Return the network of a checkpoint (with EMA weights if there are any), ready to predict."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from runner_core.contract.engines import HostBatch
+from runner_core.contract.values import HostBatch
 
 WAIT, MOVE, AUGMENT, FORWARD, LOSS, BACKWARD, OPTIMIZER = PARTS = (
     "data wait",
@@ -90,6 +90,13 @@ class Phases(Protocol):
 
     def host_seconds(self, batch: HostBatch, step: int) -> float:
         """Return the seconds that the host takes to give the device all the work of one training step."""
+        ...
+
+    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
+        """Return the mean seconds of a step's loss, forward and back to the network's output, over `count` runs.
+
+        It is None if the loss cannot be separated. The network runs once.
+        """
         ...
 
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:

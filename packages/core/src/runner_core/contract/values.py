@@ -1,8 +1,9 @@
-"""Types of plain values: arrays, an engine's tensors, and JSON."""
+"""Types of plain values: arrays, batches of them, an engine's tensors, and JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,3 +15,11 @@ Tensors = dict[str, Any]
 """The engine's own tensors (torch, Keras) by name."""
 Json = Any
 """Any JSON value: text, numbers, booleans, None, lists, and mappings with text keys."""
+
+
+class HostBatch(NamedTuple):
+    """A batch in a buffer of the ring; `release()` lets the ring refill the buffer."""
+
+    arrays: Arrays
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
+    release: Callable[[], None]

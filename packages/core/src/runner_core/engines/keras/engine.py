@@ -13,6 +13,7 @@ import numpy as np
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.contract import Array, Arrays, Device, Infer, State, Tensors, Trained
+from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.contract.setup import Data, Setup
@@ -60,6 +61,12 @@ class KerasEngine:
     def join(self, place: Place) -> Team:
         """Raise BadInput, because Keras distributes by its own means, which this engine does not use."""
         raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
+
+    def phases(self, trainer: KerasTrainer) -> Phases:
+        """Return the object that measures the parts of the trainer's steps."""
+        from runner_core.engines.keras.phases import KerasPhases
+
+        return KerasPhases(trainer, *trainer.measured())
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Allocate ordinary memory, because both backends copy from it before they return."""

@@ -122,6 +122,13 @@ class KerasPhases:
 
     # ------------------------------------------------------------ what a step is made of
 
+    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
+        tensors, moment = self._given(batch, step)
+        learning = self._learning
+        bound = Bound(learning.network, training=True)
+        given = learning.project, bound, learning.prepared(tensors, moment), self._progress(step)
+        return loss_seconds(*given, count, self._backend, self._xla)
+
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
         """Return the cost of each term with its gradient at the network's output.
 
@@ -134,7 +141,7 @@ class KerasPhases:
         parts, begun = -(-batch.count // learning.size), perf_counter()
         names = ["loss"]
         few = self._few(learning.prepared(tensors, moment))
-        progress = Progress(step, learning.steps, step // max(1, learning.steps // learning.config.epochs))
+        progress = self._progress(step)
         found: dict[str, LossCost] = {}
         for name in names:
             gradient = _GradientNorm(self, name, names)
@@ -188,9 +195,12 @@ class KerasPhases:
         return {name: tensor[:size] if len(tensor.shape) else tensor for name, tensor in tensors.items()}
 
     def _given(self, batch: HostBatch, step: int) -> tuple[Tensors, Any]:
-        config, steps = self._learning.config, self._learning.steps
-        moment = moment_of(step, step // max(1, steps // config.epochs), config.seed)
+        moment = moment_of(step, self._progress(step).epoch, self._learning.config.seed)
         return host_arrays(batch.arrays, self._backend), moment
+
+    def _progress(self, step: int) -> Progress:
+        steps = self._learning.steps
+        return Progress(step, steps, step // max(1, steps // self._learning.config.epochs))
 
     def _timed(self, function: Function, *arguments: Any) -> Callable[[], Any]:
         run = self._backend.compiled(function, self._learning.variables, self._xla)

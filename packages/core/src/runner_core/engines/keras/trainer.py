@@ -13,7 +13,7 @@ import numpy as np
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
-from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, Phases, unnoticed
+from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines import returned
 from runner_core.engines.keras import precision
@@ -23,7 +23,6 @@ from runner_core.engines.keras.gradient_norms import GradientNorms
 from runner_core.engines.keras.learning import DeviceRows, Learning, host_arrays, moment_of
 from runner_core.engines.keras.memory import MicroBatch, footprint
 from runner_core.engines.keras.network import (
-    Bound,
     apart,
     arrays,
     assign,
@@ -34,7 +33,6 @@ from runner_core.engines.keras.network import (
     named,
     other_weights,
 )
-from runner_core.engines.keras.phases import loss_seconds
 from runner_core.engines.keras.validation import Totals, Validating
 from runner_core.engines.memory import NoRoom, ValidationParts, no_room
 from runner_core.engines.schedule import Schedule
@@ -211,17 +209,6 @@ class KerasTrainer:
         self._log.settle()
         return self._log.of("loss")
 
-    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
-        """Return the mean seconds of a step's loss, forward and back to the network's output, over `count` runs.
-
-        It is None if the loss cannot be separated. This runs the network once; only measurements call it.
-        """
-        epoch = step // self._per_epoch
-        tensors = host_arrays(batch.arrays, self._backend)
-        tensors = self._learning.prepared(tensors, moment_of(step, epoch, self.config.seed))
-        bound, progress = Bound(self.network, training=True), Progress(step, self.steps, epoch)
-        return loss_seconds(self.project, bound, tensors, progress, count, self._backend, self._xla)
-
     def notes(self) -> list[str]:
         """Return messages for the user since the last call."""
         told = self._notes.copy()
@@ -354,19 +341,16 @@ class KerasTrainer:
 
     # ------------------------------------------------------------ the device
 
-    def phases(self) -> Phases:
-        """Return the object that measures the parts of this trainer's steps."""
-        from runner_core.engines.keras.phases import KerasPhases
-
+    def measured(self) -> tuple[Learning, Backend, bool, Callable[..., Any]]:
+        """Return what `KerasPhases` measures: the step, its backend, whether XLA compiles it, and it compiled."""
         learning, backend = self._learning, self._backend
         whole = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)
-        return KerasPhases(self, learning, backend, self._xla, whole)
+        return learning, backend, self._xla, whole
 
     def footprint(self, arrays: Arrays) -> Footprint:
         """Return the memory that training takes, from the graph of a step, which is the first step's own."""
-        learning, backend = self._learning, self._backend
         with self._observing():
-            step = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)
+            learning, backend, _, step = self.measured()
             return footprint(learning, step, self.config.batch_size, arrays, backend, self._device)
 
     def idle(self) -> bool:

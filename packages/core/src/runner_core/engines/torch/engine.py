@@ -15,6 +15,7 @@ from torch import nn
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.contract import Array, Device, State, Trained
+from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.contract.run import OtherWeights
@@ -80,6 +81,12 @@ class TorchEngine:
         precision.set_backends(setup.precision)
         with network_fits():
             return TorchTrainer(setup, data, steps, torch_device(setup.device))
+
+    def phases(self, trainer: TorchTrainer) -> Phases:
+        """Return the object that measures the parts of the trainer's steps."""
+        from runner_core.engines.torch.phases import TorchPhases
+
+        return TorchPhases(trainer)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Allocate host memory that copies to the device fast (page-locked on CUDA)."""

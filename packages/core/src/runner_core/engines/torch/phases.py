@@ -79,6 +79,11 @@ class TorchPhases:
         self._trainer.train_step(_kept(batch), step)
         return perf_counter() - begun
 
+    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
+        replay, parts = self._trainer.replay(batch, step)
+        seconds = replay.seconds(count)
+        return None if seconds is None else parts * seconds
+
     def losses(self, batch: HostBatch, step: int) -> dict[str, LossCost]:
         """Return the cost of each term with its gradient at the network's output; `loss` is all of them together.
 

@@ -15,7 +15,7 @@ from torch import nn
 from runner_core.base.errors import Unhealthy
 from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
-from runner_core.contract.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, Phases, unnoticed
+from runner_core.contract.phases import AUGMENT, BACKWARD, LOSS, MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.sampling import stream_seed
@@ -245,15 +245,6 @@ class TorchTrainer:
         self._log.settle()
         return self._log.of("loss")
 
-    def loss_seconds(self, batch: HostBatch, step: int, count: int) -> float | None:
-        """Return the mean seconds of a step's loss, forward and back to the network's output, over `count` runs.
-
-        It is None if the loss cannot be separated. This runs the network once; only measurements call it.
-        """
-        replay, parts = self.replay(batch, step)
-        seconds = replay.seconds(count)
-        return None if seconds is None else parts * seconds
-
     def replay(self, batch: HostBatch, step: int) -> tuple[Replay, int]:
         """Return the loss of the first micro-batch, ready to be computed without the network, and their number."""
         count, size = batch.count, self._micro.size
@@ -398,12 +389,6 @@ class TorchTrainer:
             raise Unhealthy(weight_not_finite(name))
 
     # ------------------------------------------------------------ the device
-
-    def phases(self) -> Phases:
-        """Return the object that measures the parts of this trainer's steps."""
-        from runner_core.engines.torch.phases import TorchPhases
-
-        return TorchPhases(self)
 
     def footprint(self, arrays: Arrays) -> Footprint:
         """Return the memory that training takes, from a forward and backward pass of a few of these samples.

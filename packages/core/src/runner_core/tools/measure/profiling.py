@@ -115,7 +115,7 @@ class _Run:
     def __init__(self, setup: Setup, data: Data, at: float, place: Path, say: Say) -> None:
         self.parts = parts = assemble(setup, data, place, say)
         self.setup, self.data, self.trainer, self.cadence = setup, data, parts.trainer, parts.cadence
-        phases = self.trainer.phases()
+        phases = setup.engine.phases(self.trainer)
         if phases is None:
             parts.loaders.close()
             raise BadInput(f"the engine {setup.engine.name} cannot take its steps apart: nothing to profile")

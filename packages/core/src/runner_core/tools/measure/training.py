@@ -142,8 +142,8 @@ class Training:
 
     def loss(self, count: int) -> Json:
         """Measure the loss alone; return seconds or None."""
-        alone = getattr(self._trainer, "loss_seconds", None)
-        return None if alone is None else alone(next(self._one_batch()), self._step % self._cadence.steps, count)
+        phases, step = self._setup.engine.phases(self._trainer), self._step % self._cadence.steps
+        return None if phases is None else phases.loss_seconds(next(self._one_batch()), step, count)
 
     def evaluate(self, samples: int) -> Json:
         train = self._base.settings["train"]
