@@ -40,12 +40,21 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
+def _takes_long(item: pytest.Item) -> bool:
+    timeout = item.get_closest_marker("timeout")
+    return timeout is not None and timeout.args[0] > 600
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a project's contract, the check that kills a training is a campaign too; strangers run it with the others."""
+    """Run the kill check of our projects' contracts once a week: tests/test_resume.py kills each of them more often.
+
+    Tests with a long timeout come first, so that no process waits for the last one.
+    """
+    items.sort(key=lambda item: not _takes_long(item))
     for item in items:
         if "[killed_and_resumed_equals_never_killed]" in item.name:
-            item.add_marker("slow")
+            item.add_marker("weekly")
 
 
 @pytest.fixture(scope="session")

@@ -114,16 +114,25 @@ class Seeded(Protocol):
     def settings(self) -> Mapping[str, Json]: ...
     @property
     def quick(self) -> bool: ...
+    @property
+    def missed(self) -> str: ...
 
 
-def seeded(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
-    """(project, fault) of each. Whenever tests run: the quick ones; in .ci/run: one for each rule of a project; once a
-    week: all."""
+def seeded(faults: Mapping[str, Sequence[Seeded]], judge: Callable[[str, str], str]) -> Iterator[Any]:
+    """Yield (project, fault) of each fault, as parameters of a test.
+
+    `judge` names who finds faults of a project by a rule: the project, or the engine if nothing in the project matters.
+    The default tests run the quick faults. .ci/run adds one for each rule and judge. The rest, and faults that nothing
+    finds, come once a week.
+    """
+    seen = {(judge(project, fault.rule), fault.rule) for project, own in faults.items() for fault in own if fault.quick}
     for project, own in faults.items():
-        rules = {fault.rule for fault in own if fault.quick}
         for fault in own:
-            mark = pytest.mark.weekly if fault.rule in rules else pytest.mark.slow
-            rules.add(fault.rule)
+            found = judge(project, fault.rule), fault.rule
+            new = not fault.missed and found not in seen
+            if new:
+                seen.add(found)
+            mark = pytest.mark.slow if new else pytest.mark.weekly
             yield pytest.param(project, fault, id=f"{project}: {fault.name}", marks=() if fault.quick else mark)
 
 
@@ -137,6 +146,28 @@ def sound(faults: Mapping[str, Sequence[Seeded]]) -> Iterator[Any]:
                 yield pytest.param(project, settings, id=f"{project}: {settings}", marks=mark)
 
 
+class _Found(Exception):
+    """The rule that a fault must be found by has said so: the rest of the training would change nothing."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+class _Screen(Display):
+    """Show nothing, and raise `_Found` when the rule warns or worse."""
+
+    def __init__(self, rule: str | None) -> None:
+        super().__init__(stream=StringIO())
+        self._rule = rule
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        for level in ("error", "warning"):
+            if self._rule is not None and text.startswith(start := f"{level.upper()}: {self._rule}: "):
+                raise _Found(Finding(self._rule, level, text.removeprefix(start)))
+
+
 class Bench:
     """Short trainings of one project, which share phantom and cache in `folder`."""
 
@@ -147,22 +178,28 @@ class Bench:
         self.summary: dict[str, Any] = {}
         """Of the last training."""
 
-    def findings(self, settings: Mapping[str, Json], inject: Callable[[Place], None] | None = None) -> list[Finding]:
-        """What is said in a training, but for notes. A refusal is a finding too, of the rule `refused`, and a loss that
-        is not finite."""
+    def findings(
+        self, settings: Mapping[str, Json], inject: Callable[[Place], None] | None = None, until: str | None = None
+    ) -> list[Finding]:
+        """Train, and return the findings except notes; end early once the rule `until` has one.
+
+        A refusal is a finding of the rule `refused`, a loss that is not finite one of `not finite`.
+        """
         with pytest.MonkeyPatch.context() as patch:
             kind = self._plugins.project()
             if inject is not None:
                 inject(Place(kind, patch))
             try:
-                self.summary = self._train(kind, {**SHORT[self.name], **settings})
+                self.summary = self._train(kind, {**SHORT[self.name], **settings}, _Screen(until))
+            except _Found as found_early:
+                return [found_early.finding]
             except BadInput as error:
                 return [Finding("refused", "error", str(error))]
         found = [Finding(**finding) for finding in self.summary["health"]]
         return [finding for finding in found if finding.level != "note"]
 
-    def _train(self, kind: type[Project], settings: Mapping[str, Json]) -> dict[str, Any]:
-        """The run's summary."""
+    def _train(self, kind: type[Project], settings: Mapping[str, Json], screen: Display) -> dict[str, Any]:
+        """Return the run's summary."""
         config = overlay_named(kind.presets["demo"](), settings, "a fault's settings")
         config.cache.dir, config.cache.workers = self.folder / "cache", 1
         config.train.device = "cpu"
@@ -171,7 +208,7 @@ class Bench:
         run = RunFolder.create(None, self.name, self.folder / f"run-{next(self._numbers)}")
         sinks = Sinks(setup.sinks(run.path), lambda text: None)
         try:
-            return train(setup, data, run, sinks, Display(stream=StringIO()), False)
+            return train(setup, data, run, sinks, screen, False)
         except Unhealthy as error:
             summary: dict[str, Any] = error.summary  # type: ignore[attr-defined]
             if not any(finding["level"] == "error" for finding in summary["health"]):  # of no rule
