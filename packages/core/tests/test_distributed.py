@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent / "together_toy"))
 import engine_toy as toy  # noqa: E402
 import together_toy as together  # noqa: E402
 from runner_core.base.errors import BadInput  # noqa: E402
-from runner_core.cli.together import place_of  # noqa: E402
+from runner_core.cli.launch import place_of  # noqa: E402
 from runner_core.contract import Precision  # noqa: E402
 from runner_core.contract.team import ALONE, Place  # noqa: E402
 from runner_core.engines.torch import engine as torch_engine  # noqa: E402

@@ -21,7 +21,7 @@ import keras_toy
 from runner_core import BadInput, Project, Record, RunConfig, Table
 from runner_core.cli import main
 from runner_core.cli.evaluate import score_table
-from runner_core.cli.tables import result_table
+from runner_core.cli.train_text import result_table
 from runner_core.contract.records import Judgement, Predicted
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
 

@@ -119,8 +119,7 @@ def test_a_signal_is_answered(
     def slow(*_: object) -> None:
         os.kill(os.getpid(), number)
 
-    for module in ("profile", "tune", "ablate"):
-        monkeypatch.setattr(f"runner_core.cli.{module}.open_data", slow)
+    monkeypatch.setattr("runner_core.cli.measure.open_data", slow)
     monkeypatch.setattr("runner_core.cli.check.data_folder", slow)
     before = signal.getsignal(signal.SIGTERM)
     try:

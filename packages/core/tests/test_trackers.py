@@ -18,9 +18,8 @@ from runner_core import BadInput, RunConfig
 from runner_core.config import LogConfig
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
-from runner_core.output.sinks.background import BackgroundSink
 from runner_core.output.sinks.mlflow import mlflow_sink
-from runner_core.output.sinks.tracker import Tracker
+from runner_core.output.sinks.tracker import BackgroundSink, Tracker
 from runner_core.output.sinks.wandb import wandb_sink
 from runner_core.plugins.settings import refuse_nonsense
 

@@ -431,7 +431,7 @@ def test_command_writes_settings_that_train_takes(here, capsys, monkeypatch):
     slow = {"train.accumulate": 8, "train.epochs": 1, "train.steps_per_epoch": 20}
     monkeypatch.setattr(Tuning, "remedies", lambda self: [Remedy("whole batches", {"train.accumulate": 1}, "")])
     monkeypatch.setattr(tune, "SECONDS", 0.1)
-    monkeypatch.setattr("runner_core.cli.tune.systematic", lambda found: ([], [LeftOut("more", "not here")]))
+    monkeypatch.setattr("runner_core.cli.measure.systematic", lambda found: ([], [LeftOut("more", "not here")]))
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in slow.items()]
     assert main(["toy", "tune", "--minutes", "3", "--out", "tuned", *flags, "--train.threads=1"]) == 0
     said = capsys.readouterr().out

@@ -118,5 +118,5 @@ from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
 from runner_core.output.pictures import write_png as write_png
 from runner_core.output.sinks import Sinks as Sinks
-from runner_core.output.sinks.background import BackgroundSink as BackgroundSink
 from runner_core.output.sinks.tensorboard import tensorboard_without_tensorflow as tensorboard_without_tensorflow
+from runner_core.output.sinks.tracker import BackgroundSink as BackgroundSink

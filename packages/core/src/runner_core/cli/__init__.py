@@ -1,7 +1,8 @@
 """The command line: `runner`, `runner list`, `runner PROJECT COMMAND …`.
 
 This package's top imports nothing but the standard library's lightest modules: `runner`, `runner --help` and
-`runner list` answer from metadata within a tenth of a second. Every command is imported when it is called.
+`runner list` answer from metadata within a tenth of a second, and show what to type next. Every other command is
+imported when it is called.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
 
 from runner_core.base.errors import BadInput, RunnerError, did_you_mean
 from runner_core.base.secrets import without_secrets
-from runner_core.plugins.discovery import COMMANDS, find_project
+from runner_core.base.text import aligned
+from runner_core.plugins import discovery
+from runner_core.plugins.discovery import COMMANDS, Plugin, find_project
 
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
     "check": ("check", "audit the data before spending hours on it"),
-    "profile": ("profile", "show where the time of a step goes, what limits it, and what would help"),
-    "tune": ("tune", "try settings that might be faster, measure them, and write those that are"),
-    "ablate": ("ablate", "switch off each optimisation in turn, then all, to measure what each gains on your data"),
+    "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),
+    "tune": ("measure", "try settings that might be faster, measure them, and write those that are"),
+    "ablate": ("measure", "switch off each optimisation in turn, then all, to measure what each gains on your data"),
     "config": ("small", "print the settings that `train` would use"),
     "evaluate": ("evaluate", "score whole records with a trained run: worst cases first"),
     "predict": ("predict", "predict files or folders with a trained run"),
@@ -68,8 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        from runner_core.cli.overview import overview
-
         return overview()
     word, rest = arguments[0], arguments[1:]
     if word == "--version":
@@ -88,8 +89,6 @@ def _dispatch(arguments: list[str]) -> int:
 def _project_command(project: str, rest: list[str]) -> int:
     plugin = find_project(project)
     if not rest or rest[0] in ("-h", "--help"):
-        from runner_core.cli.overview import project_help
-
         return project_help(plugin)
     if rest[0] not in PROJECT_COMMANDS:
         hint = did_you_mean(rest[0], PROJECT_COMMANDS)
@@ -142,3 +141,75 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 class _Terminated(SystemExit):
     """Raised when SIGTERM comes."""
+
+
+_ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"
+_NONE = "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one"
+
+
+def overview() -> int:
+    """Print the page of `runner` and `runner --help`."""
+    projects = discovery.projects()
+    print("runner: train scientific-imaging models, fast and honestly\n")
+    _print_installed(projects.values(), discovery.extensions().values())
+    name = next(iter(projects), "PROJECT")
+    print("\nnext:")
+    _columns(
+        [
+            (f"runner {name} train", "train on a generated phantom: about a minute on 2 cores"),
+            (f"runner {name} train --data DIR", "train on your own data"),
+            (f"runner {name} check --data DIR", "audit your data first"),
+            (f"runner {name} --help", f"all commands of {name}"),
+            ("runner list", "projects and extensions, and what each provides; --hooks: who wins, and conflicts"),
+            ("runner new NAME", "write a project of your own: a package that trains as it is"),
+            ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
+            ("runner cache list|verify|prune", "caches of prepared data on this machine"),
+        ]
+    )
+    return 0
+
+
+def list_plugins(arguments: Sequence[str]) -> int:
+    """Print every plugin with the hooks in its source (`runner list`); --hooks is in `runner_core.cli.hooks`."""
+    if arguments:
+        from runner_core.cli.hooks import list_hooks
+
+        return list_hooks(arguments)
+    head = ("name", "package", "provides", "")
+    projects, extensions = discovery.projects(), discovery.extensions()
+    lines = aligned([head, *map(_described, [*projects.values(), *extensions.values()])])
+    if projects:
+        print("projects:", *lines[: len(projects) + 1], sep="\n")
+    else:
+        print(_NONE)
+    if extensions:
+        print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
+    print("\n`runner list --hooks [PROJECT]` loads them: who provides what, and conflicts")
+    return 0
+
+
+def _described(plugin: Plugin) -> tuple[str, str, str, str]:
+    hooks = ", ".join(plugin.hooks()) or "cannot be read"
+    return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, plugin.summary()
+
+
+def project_help(plugin: Plugin) -> int:
+    """Print the commands of a project (`runner PROJECT`)."""
+    name = plugin.name
+    print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
+    _columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
+    print(f"\n`runner {name} COMMAND --help` lists every setting with its default")
+    return 0
+
+
+def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -> None:
+    for title, plugins in (("projects", list(projects)), (_ACTIVE, list(extensions))):
+        if plugins:
+            print(f"{title}:")
+            _columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
+        elif title == "projects":
+            print(_NONE)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    print(*aligned(rows), sep="\n")

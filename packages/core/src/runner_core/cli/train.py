@@ -17,12 +17,10 @@ from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
 from runner_core.cli.contents import CONTENTS_FILE, save_contents
 from runner_core.cli.crash import save_traceback
-from runner_core.cli.ending import Phase, Phases, Unwritten
-from runner_core.cli.launch import launch
+from runner_core.cli.launch import launch, noticing, place_of, together
 from runner_core.cli.options import TrainOptions
 from runner_core.cli.start import Started, load_networks, start_new
-from runner_core.cli.tables import banner, result_table
-from runner_core.cli.together import noticing, place_of, together
+from runner_core.cli.train_text import Phase, Phases, Unwritten, banner, result_table
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
-from runner_core.cli.measured import base_of
+from runner_core.cli.measure import base_of
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.records import Table

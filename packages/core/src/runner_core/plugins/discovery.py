@@ -20,7 +20,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 PROJECTS = "runner.projects"
 EXTENSIONS = "runner.extensions"
 COMMANDS = {
-    "list": "runner_core.cli.overview:list_plugins",
+    "list": "runner_core.cli:list_plugins",
     "doctor": "runner_core.cli.doctor:doctor",
     "cache": "runner_core.cli.cache:cache",
     "compare": "runner_core.cli.compare:compare",

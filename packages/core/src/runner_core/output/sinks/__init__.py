@@ -4,8 +4,8 @@ A tracker that fails is dropped with one warning; none stops training.
 
 lines        log.jsonl and train.log
 tensorboard  event files
-background   a sink that may be slow, in its own thread
-tracker      shared by services: a run that continues on resume, settings, scalars, summary, status
+tracker      shared by services: a run that continues on resume, settings, scalars, summary, status; a sink that may
+             be slow, in its own thread
 wandb        Weights & Biases
 mlflow       MLflow
 """

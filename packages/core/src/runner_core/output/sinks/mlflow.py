@@ -15,8 +15,7 @@ from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.contract import Json, Sink
 from runner_core.contract.project import Project
-from runner_core.output.sinks.background import BackgroundSink
-from runner_core.output.sinks.tracker import Tracker
+from runner_core.output.sinks.tracker import BackgroundSink, Tracker
 
 _STATUS = {"done": "FINISHED", "unhealthy": "FAILED", "stopped": "KILLED", "failed": "FAILED"}
 _ENVIRONMENT = {

@@ -13,8 +13,7 @@ from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.contract import Json, Sink
 from runner_core.contract.project import Project
-from runner_core.output.sinks.background import BackgroundSink
-from runner_core.output.sinks.tracker import Tracker
+from runner_core.output.sinks.tracker import BackgroundSink, Tracker
 
 _EXIT_CODES = {"done": 0, "unhealthy": 3, "stopped": 143, "failed": 1}
 
