@@ -29,7 +29,7 @@ from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
 from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
 from runner_core.tools.measure.trial import TrialFailed, Turn
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready

@@ -19,7 +19,7 @@ def test_new_data_is_checked_once(
     assert main(["toy", "phantom", "data"]) == 0
     for mask in (here / "data").glob("*_mask.npy"):
         np.save(mask, np.zeros_like(np.load(mask)))
-    monkeypatch.setattr("runner_core.training.first_checks._SHOWN", 3)
+    monkeypatch.setattr("runner_core.training.data._SHOWN", 3)
     words = ["toy", "train", "--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
     words += ["--cache.workers", "1", "--health.mode", "off"]
     assert main([*words, "--run-dir", "one"]) == 0

@@ -26,7 +26,7 @@ from runner_core.engines.torch import engine as torch_engine  # noqa: E402
 from runner_core.engines.torch import parallel, ranks  # noqa: E402
 from runner_core.engines.torch.parallel import TorchTeam  # noqa: E402
 from runner_core.engines.torch.steplog import Means  # noqa: E402
-from runner_core.training.team import find_place  # noqa: E402
+from runner_core.training.signals import find_place  # noqa: E402
 
 STRATEGIES = ("ddp", "fsdp")
 SCRIPT = Path(together.__file__)

@@ -19,7 +19,7 @@ import engine_toy as toy  # noqa: E402
 import keras_toy  # noqa: E402
 from runner_core.base.errors import BadInput, Stopped  # noqa: E402
 from runner_core.output.runfolder import RunFolder  # noqa: E402
-from runner_core.training import watched  # noqa: E402
+from runner_core.training.snapshots import read_watched  # noqa: E402
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 from runner_core.engines.keras.trainer import KerasTrainer  # noqa: E402
@@ -90,7 +90,7 @@ def test_what_is_watched_is_what_validation_saw(tmp_path, whole, monkeypatch):
             keras_toy.run(toy.small(**EVERYTHING), tmp_path)
     keras_toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
-    found = watched.read(RunFolder(tmp_path).events())
+    found = read_watched(RunFolder(tmp_path).events())
     assert [step for step, _ in found] == [0, 3, 6, 9, 12]
     tensors = toy.final_state(tmp_path)[1]
     (average,) = (t for name, t in tensors.items() if name.startswith("ema.") and t.shape == (1,))

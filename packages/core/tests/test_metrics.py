@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_core.base.errors import BadInput
 from runner_core.engines.validation import read_metrics as read
-from runner_core.training.monitor import Monitor
+from runner_core.training.loop import Monitor
 
 
 class Fixed:

@@ -30,7 +30,7 @@ FLUSHES = (
     "training.checkpoints.flush_all",
     "training.checkpoints.move",
     "training.checkpoints.replace_text",
-    "training.fetching.write_once",
+    "training.timing.write_once",
     "data.stream.bad.append_line",
     "output.sinks.lines.flush",
     "base.writing.flush",

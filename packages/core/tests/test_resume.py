@@ -25,8 +25,8 @@ from runner_core.contract import Finding  # noqa: E402
 from runner_core.engines.torch.checkpoint import SafetensorsFormat  # noqa: E402
 from runner_core.health import default_rules  # noqa: E402
 from runner_core.output.runfolder import RunFolder  # noqa: E402
-from runner_core.training import watched  # noqa: E402
-from runner_core.training.resume import other_plugins  # noqa: E402
+from runner_core.training.keeping import other_plugins  # noqa: E402
+from runner_core.training.snapshots import read_watched  # noqa: E402
 
 EVERYTHING = {
     "train__epochs": 4,
@@ -100,7 +100,7 @@ def test_killed_while_watching(tmp_path, whole, calls):
     disturb()
     toy.run(toy.small(**EVERYTHING), tmp_path, resume=True)
     toy.assert_equal_runs(whole, tmp_path)
-    found, wanted = (watched.read(RunFolder(folder).events()) for folder in (tmp_path, whole))
+    found, wanted = (read_watched(RunFolder(folder).events()) for folder in (tmp_path, whole))
     assert [step for step, _ in found] == [step for step, _ in wanted] == [0, 3, 6, 9, 12]
     tensors = toy.final_state(tmp_path)[1]
     (last,) = (t for name, t in tensors.items() if name == "ema.4.bias")

@@ -16,7 +16,7 @@ from runner_core.contract import State
 from runner_core.output.runfolder import RunFolder
 from runner_core.tools.verify_resume import Difference, differences
 from runner_core.tools.verify_resume.campaign import PHASES, Campaign, Campaigns, Kill, Moment, choose
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 STEP, VALIDATION, CHECKPOINT = range(len(PHASES))
 LINES = [

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from runner_core.output.report import render
 from runner_core.output.runfolder import RunFolder
-from runner_core.training.fetching import Fetching, rates
-from runner_core.training.timing import Timing
+from runner_core.training.timing import Fetching, Timing, rates
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy

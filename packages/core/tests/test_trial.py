@@ -15,7 +15,7 @@ from runner_core.config.values import plain
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure.trial import Trial, TrialFailed
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 pytestmark = pytest.mark.torch
 PROJECT = Path(__file__).parent / "toy" / "project"

@@ -28,7 +28,7 @@ from runner_core.tools.measure.remedies import Candidate, Facts, LeftOut, system
 from runner_core.tools.measure.trial import TrialFailed, Turn
 from runner_core.tools.measure.tune import Tuning
 from runner_core.tools.measure.tune_report import facts, lines, verdict
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 
 class World:

@@ -17,8 +17,7 @@ from runner_core.data.cache import folder, manage
 from runner_core.data.cache.folder import Block, Checksums, Damaged, content_blocks, content_checksums
 from runner_core.data.cache.prepared import PreparedCache
 from runner_core.data.cache.verification import PLACE, Verification
-from runner_core.training.signals import DAMAGED, Signals
-from runner_core.training.team import AgreedSignals
+from runner_core.training.signals import DAMAGED, AgreedSignals, Signals
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from cache_toy import Folders, Workplace, assert_holds_what_the_pipeline_gives, flip_byte

@@ -15,7 +15,7 @@ from runner_core import BadInput
 from runner_core.cli import main
 from runner_core.engines import returned
 from runner_core.output.sinks.lines import JsonlSink
-from runner_core.training import watched
+from runner_core.training.snapshots import read_watched
 
 
 def project(found: Any) -> Any:
@@ -52,7 +52,7 @@ def test_the_log_gives_back_what_was_watched(tmp_path: Path) -> None:
     sink.event("watch", 4, {"epoch": 1, "arrays": {"edges": edges.tolist(), "count": np.int64(3).tolist()}})
     sink.close()
     lines = (tmp_path / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    ((step, arrays),) = watched.read(map(json.loads, lines))
+    ((step, arrays),) = read_watched(map(json.loads, lines))
     assert step == 4
     assert arrays["edges"].dtype == np.float64
     assert np.array_equal(arrays["edges"], np.where(np.isfinite(edges), edges, np.nan), equal_nan=True)

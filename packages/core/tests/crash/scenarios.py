@@ -27,7 +27,7 @@ from runner_core.engines.checkpoint import SafetensorsFiles
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks.lines import JsonlSink
 from runner_core.training.checkpoints import Checkpoints
-from runner_core.training.fetching import kept_block
+from runner_core.training.timing import kept_block
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 

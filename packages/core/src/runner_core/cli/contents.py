@@ -16,7 +16,7 @@ from runner_core.base.writing import replace_json
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests
-from runner_core.training.saved_split import SavedSplit
+from runner_core.training.data import SavedSplit
 
 CONTENTS_FILE = "contents.json"
 

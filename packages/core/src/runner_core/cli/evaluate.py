@@ -24,10 +24,9 @@ from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, traine
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.toolfolder import claimed
-from runner_core.training.data import data_folder, read_records
+from runner_core.training.data import SPLIT_FILE, SavedSplit, data_folder, read_records, read_split
 from runner_core.training.evaluation import Scores, draw_figures, write_scores
 from runner_core.training.evaluation import evaluate as score_records
-from runner_core.training.saved_split import SPLIT_FILE, SavedSplit, read_split
 
 SPLITS = ("validation", "train", "test", "all")
 SCORED = "scored"

@@ -24,8 +24,7 @@ from typing import NoReturn
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
-from runner_core.training.signals import HANDLED
-from runner_core.training.team import RENDEZVOUS, PeerLost, find_place
+from runner_core.training.signals import HANDLED, RENDEZVOUS, PeerLost, find_place
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0

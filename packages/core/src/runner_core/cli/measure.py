@@ -30,7 +30,7 @@ from runner_core.tools.measure.remedies import Facts, cases, refuse_unknown, sys
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import Ready, TrialFailed
 from runner_core.tools.measure.tune import Tuning
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 from runner_core.training.data import data_folder, open_data
 
 

@@ -21,7 +21,7 @@ from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import local
 from runner_core.output.whole import remove_leftovers, write_whole
-from runner_core.training.restoring import restoring
+from runner_core.training.checkpoints import restoring
 
 
 def predict(name: str, arguments: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from runner_core.plugins.settings import (
     refuse_other_model,
     refuse_secret_settings,
 )
-from runner_core.training.restoring import refuse_nan, restoring
+from runner_core.training.checkpoints import refuse_nan, restoring
 
 
 @dataclass

@@ -32,12 +32,11 @@ from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
-from runner_core.training import watched
-from runner_core.training.data import open_data
+from runner_core.training.data import SPLIT_FILE, open_data, read_split, save_split, trained_on
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, versions, write_scores
-from runner_core.training.fetching import BLOCK_FILE
-from runner_core.training.saved_split import SPLIT_FILE, read_split, save_split, trained_on
 from runner_core.training.signals import outlive_terminal
+from runner_core.training.snapshots import draw_watched, read_watched
+from runner_core.training.timing import BLOCK_FILE
 
 
 @outlive_terminal()
@@ -242,9 +241,9 @@ def _unscored(name: str, folder: RunFolder) -> dict[str, Any]:
 
 def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: Unwritten) -> None:
     """Draw the project's pictures of the arrays it watched in every validation of this run."""
-    found = watched.read(folder.events())
+    found = read_watched(folder.events())
     with unwritten(folder.figures):
-        for path in watched.draw(project, found, folder.figures):
+        for path in draw_watched(project, found, folder.figures):
             sinks.figure(path.stem, found[-1][0], path)
 
 

@@ -22,8 +22,7 @@ from runner_core.testing.case import STEPS, Case
 from runner_core.testing.forked import TORCH, Forked
 from runner_core.tools.verify_resume import differences
 from runner_core.tools.verify_resume.killable import STEP, Teller, train
-from runner_core.training.assembly import assemble
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec, assemble
 from runner_core.training.snapshots import Snapshots
 
 _KILLED_AT = 6  # between the checkpoints of steps 4 and 8; 3 is older

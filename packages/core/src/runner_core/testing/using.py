@@ -14,8 +14,8 @@ from runner_core.engines import returned
 from runner_core.output.pictures import write_pictures, write_png
 from runner_core.testing.case import Case
 from runner_core.testing.compare import assert_equal
-from runner_core.training import watched
 from runner_core.training.evaluation import Scores, evaluate
+from runner_core.training.snapshots import draw_watched, read_watched
 
 
 def export_writes_files(case: Case) -> None:
@@ -122,7 +122,7 @@ def what_is_watched_is_drawn(case: Case) -> None:
     folder.mkdir()
     for steps in ([1], [1, 2]):
         events = [{"event": "watch", "step": step, "arrays": kept} for step in steps]
-        watched.draw(project, watched.read(events), folder)  # refuses anything but a picture
+        draw_watched(project, read_watched(events), folder)  # refuses anything but a picture
 
 
 def _assert_shown(project: Project, scores: Scores) -> None:

@@ -1,30 +1,155 @@
-"""Open the data of a Setup: find the folder, read the records, split them and build their cache."""
+"""Open the data of a Setup: records, their split, their cache, statistics, and warnings of what looks wrong.
+
+A run keeps the split that it was trained with in split.yaml, in the format that `data.split` takes: one computed anew
+would call training records "validation" as soon as the folder has other records than then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
 from runner_core.base.files import size_text
 from runner_core.base.location import Location, Url, refuse_secrets, shell_word
-from runner_core.base.text import counted
+from runner_core.base.progress import progress
+from runner_core.base.text import about, counted
+from runner_core.base.writing import replace_text
 from runner_core.config import DataConfig
 from runner_core.config.values import flat
-from runner_core.contract import CachePlan, Device
-from runner_core.contract.project import Project
+from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding
+from runner_core.contract.project import Project, overrides
 from runner_core.contract.records import AnyRecord, at_url
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.cache import is_streaming
+from runner_core.data.cache.build import run_all
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import find_duplicates, known_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
-from runner_core.data.pipeline import RecordPipeline
-from runner_core.data.splits import split, spread
-from runner_core.training.first_checks import warn
-from runner_core.training.saved_split import kept_split
+from runner_core.data.pipeline import RecordPipeline, local
+from runner_core.data.splits import SPLITS, read_lists, split, spread
+
+SPLIT_FILE = "split.yaml"
+
+SavedSplit = Mapping[str, Sequence[str]]
+"""Split name → groups and record keys."""
+
+
+def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> None:
+    """Write split.yaml at the run's first start; a resumed run keeps its own."""
+    path = run / SPLIT_FILE
+    if path.exists():
+        return
+    names = {}
+    for name, numbers in splits.items():
+        chosen = [records[n] for n in numbers]
+        names[name] = sorted({r.group for r in chosen} | {r.key for r in chosen})
+    try:
+        replace_text(path, "# groups and records of each split, when training began\n" + yaml.safe_dump(names))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def read_split(run: Path) -> SavedSplit | None:
+    """Return the split of the run, or None if it has no split.yaml."""
+    path = run / SPLIT_FILE
+    return read_lists(path) if path.exists() else None
+
+
+def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] | None:
+    """Return the split that a run was started with, as ascending numbers of `records`, or None if it is unknown.
+
+    A resumed run keeps it, whatever the rule of `data.split` would give now. New records belong to no split.
+    """
+    saved = read_split(run)
+    if saved is None:
+        return None
+    kept = {name: frozenset(saved.get(name, ())) for name in SPLITS}
+    return {
+        name: [n for n, r in enumerate(records) if r.key in found and r.group in found] for name, found in kept.items()
+    }
+
+
+def trained_on(saved: SavedSplit | None) -> Callable[[AnyRecord], bool]:
+    """Return a function that tells by name if training used a record or another of its group.
+
+    It returns False for every record if the split is unknown.
+    """
+    names = frozenset((saved or {}).get("train", ()))
+    return lambda record: record.key in names or record.group in names
+
+
+_MOST_RECORDS = 500
+"""Largest number of records to check; more would take minutes."""
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Find faults in one record that deserve a warning; picklable."""
+
+    pipeline: RecordPipeline
+
+    def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, list[str]]:
+        number, record = task
+        project: Project = self.pipeline.project
+        try:
+            with local(project, record) as here:
+                return number, [f.message for f in project.check(here) if f.level != "note"]
+        except (BadInput, OSError) as error:
+            return number, [str(error)]
+
+
+def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None], *, each: bool = True) -> None:
+    """Print which records are left out, the first warnings, and the command that lists all of them.
+
+    `each` adds the warnings of each single record.
+    """
+    if setup.source is None or not any(overrides(setup.project, method) for method in ("check", "check_set")):
+        return
+    command = f"runner {setup.name} check --data {shell_word(setup.source)}"
+    of_set = set_faults(setup.project, records)
+    for finding in of_set:
+        if finding.rule == LEFT_OUT and finding.level == "note":
+            say(f"NOTE: {finding.message}")
+    lines = [finding.message for finding in of_set if finding.level != "note"]
+    if each and len(records) > _MOST_RECORDS:
+        say(f"NOTE: {counted(len(records), 'record')} are not checked here one by one: {command}")
+    elif each and overrides(setup.project, "check"):
+        lines += _lines(setup, records, say)
+    for line in lines[:_SHOWN]:
+        say(f"WARNING: {line}")
+    if len(lines) > _SHOWN:
+        say(f"{len(lines) - _SHOWN} more: {command}")
+
+
+def set_faults(project: Project, records: Sequence[AnyRecord]) -> list[Finding]:
+    """Return faults of the records as a set; failing to read them is an error too."""
+    try:
+        return list(project.check_set(records)) if records else []
+    except (BadInput, OSError) as error:
+        return [Finding("check_set", "error", str(error))]
+
+
+def _lines(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Iterator[str]:
+    processes = setup.config.cache.workers or len(os.sched_getaffinity(0))
+    found: dict[int, list[str]] = {}
+    with (
+        progress("checking records", len(records), say) as advance,
+        run_all(_Check(RecordPipeline.of(setup)), enumerate(records), min(processes, len(records) // 4)) as results,
+    ):
+        for number, messages in results:
+            found[number] = messages
+            advance()
+    for number, record in enumerate(records):
+        yield from (about(record.key, message) for message in found[number])
+
 
 Say = Callable[[str], None]
 

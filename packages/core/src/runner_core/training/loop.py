@@ -7,27 +7,48 @@ seed is logged under "timing".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from signal import Signals as Signal
 from time import perf_counter_ns
 from typing import Any, Literal
 
-from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unhealthy
+from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unhealthy, did_you_mean
 from runner_core.contract import Finding, HealthEvent, HostBatch, Json, is_streamed
 from runner_core.engines.steplog import not_finite
 from runner_core.health import Health
 from runner_core.output.display import Display
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
-from runner_core.training.fetching import Fetching
-from runner_core.training.gpu import DeviceUsage
 from runner_core.training.keeping import Keeper, LoopState
-from runner_core.training.monitor import Monitor
-from runner_core.training.signals import DAMAGED, Signals
+from runner_core.training.signals import DAMAGED, AgreedSignals, Signals
 from runner_core.training.snapshots import Snapshots
-from runner_core.training.team import AgreedSignals
-from runner_core.training.timing import Timing
+from runner_core.training.timing import DeviceUsage, Fetching, Timing
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """The validation metric that chooses the best checkpoint, and its direction."""
+
+    name: str
+    mode: Literal["max", "min"]
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric's value; raise BadInput if validation does not return this metric."""
+        if self.name not in metrics:
+            raise BadInput(
+                f"the monitored metric {self.name!r} is not among the validation's: "
+                f"{', '.join(metrics)}{did_you_mean(self.name, metrics)}"
+            )
+        return metrics[self.name]
+
+    def better(self, value: float, best: float | None) -> bool:
+        """Return True if `value` is strictly better than `best`; NaN is better only than None (nothing yet)."""
+        if best is None or math.isnan(best):
+            return best is None or not math.isnan(value)
+        return value > best if self.mode == "max" else value < best
+
 
 SHOW_EVERY = 250_000_000  # ns between two updates of the display
 

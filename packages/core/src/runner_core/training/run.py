@@ -21,13 +21,12 @@ from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import assemble
-from runner_core.training.fetching import BLOCK_FILE, kept_block
-from runner_core.training.keeping import Keeper
+from runner_core.training.checkpoints import restoring
+from runner_core.training.keeping import Keeper, other_plugins
 from runner_core.training.loop import Loop
-from runner_core.training.restoring import restoring
-from runner_core.training.resume import other_plugins
 from runner_core.training.signals import Signals
 from runner_core.training.snapshots import Snapshots
+from runner_core.training.timing import BLOCK_FILE, kept_block
 
 
 def train(

@@ -1,13 +1,18 @@
-"""Note signals during training, and act on them between two steps."""
+"""Signals that end a training between two steps, and how its processes find each other and agree on signals."""
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
+
+from runner_core.base.errors import BadInput, RunnerError
+from runner_core.contract.team import Place, Team
 
 Batch = TypeVar("Batch")
 
@@ -72,3 +77,93 @@ def outlive_terminal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+RENDEZVOUS = "RUNNER_RENDEZVOUS"
+"""Environment variable in which `cli.launch` passes the meeting file to the processes that it starts."""
+
+
+class PeerLost(RunnerError):
+    """Another process of the training ended; its output, or that of its launcher, says why."""
+
+    exit_code = 75
+
+
+def find_place(environment: Mapping[str, str]) -> Place | None:
+    """Return this process's place among those started by `cli.launch`, torchrun or srun, or None if it is alone.
+
+    Raises BadInput if the environment has only half of the needed variables.
+    """
+    for count, names, meeting in (
+        ("WORLD_SIZE", ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), _from_environment),
+        ("SLURM_STEP_NUM_TASKS", ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"), _from_slurm),
+    ):
+        if (processes := _number(environment, count, 1)) == 1:
+            continue
+        number, local, here = names
+        if number not in environment:
+            raise BadInput(f"{count} is {environment[count]} in the environment, but {number} is not there")
+        # SLURM counts nodes as in 4(x2),3
+        first = re.match(r"\d*", environment.get(here, ""))
+        local_count = int(first[0]) if first and first[0] else processes
+        place = Place(_number(environment, number), processes, _number(environment, local, 0), local_count,
+                      meeting(environment))  # fmt: skip
+        if not 0 <= place.number < processes:
+            raise BadInput(f"{number} is {place.number} in the environment, and {count} is {processes}")
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        bound = number == "SLURM_PROCID" and visible and "," not in visible  # srun has given it a GPU of its own
+        return replace(place, local=0, local_count=1) if bound else place
+    return None
+
+
+def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    try:
+        return int(environment.get(name, default))
+    except ValueError as error:
+        raise BadInput(f"{name} is {environment[name]!r} in the environment, and must be a whole number") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> str:
+    return f"file://{environment[RENDEZVOUS]}" if RENDEZVOUS in environment else "env://"
+
+
+def _from_slurm(environment: Mapping[str, str]) -> str:
+    """Return the address of the step's first node, at a port derived from the job's number."""
+    nodes = environment.get("SLURM_STEP_NODELIST", "localhost")
+    first = re.match(r"([^\[,]*)(?:\[(\d+))?([^,]*\](.*))?", nodes)  # node[01-04,07]-ib
+    assert first is not None
+    host = f"{first[1]}{first[2] or ''}{first[4] or ''}" if first[2] else first[1]
+    port = 20_000 + _number(environment, "SLURM_JOB_ID") % 20_000
+    return f"tcp://{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}"
+
+
+class AgreedSignals:
+    """`Signals` of a team: a signal to one process is pending in all of them from the same batch on."""
+
+    def __init__(self, own: Signals, team: Team) -> None:
+        self._own, self._team = own, team
+        self.pending = 0
+
+    @property
+    def hung_up(self) -> bool:
+        return self._own.hung_up
+
+    @hung_up.setter
+    def hung_up(self, value: bool) -> None:
+        self._own.hung_up = value
+
+    @property
+    def damage(self) -> str:
+        """Return what any process found wrong with the data; all must ask at the same time."""
+        return next(filter(None, map(str, self._team.every(self._own.damage))), "")
+
+    def between(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches, equally many in all processes; the processes agree before each."""
+        try:
+            for batch in batches:
+                self.pending = max(self.pending, self._team.noticed(self._own.pending))
+                yield batch
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()

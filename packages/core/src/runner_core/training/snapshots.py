@@ -1,21 +1,22 @@
-"""Draw what a network makes of a few samples, again and again while it trains.
+"""Pictures of a network while it trains: what it makes of a few samples, and the arrays that a project watches in it.
 
 The settings decide the steps, the samples are always the same, and pictures are drawn before the checkpoint of their
-step is saved. So a killed and resumed run has the files and log lines of an uninterrupted one.
+step is saved. So a killed and resumed run has the files and log lines of an uninterrupted one. Watched arrays are kept
+only in log.jsonl (event "watch"), which a resumed run cuts back and continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from runner_core.contract import Arrays, Samples, Trainer
+from runner_core.contract import Arrays, Json, Samples, Trainer
 from runner_core.contract.project import Project
-from runner_core.output.pictures import file_name, write_png
+from runner_core.output.pictures import file_name, write_pictures, write_png
 from runner_core.output.sinks import Sinks
 
 
@@ -64,3 +65,21 @@ def first_samples(samples: Samples, count: int, seed: int) -> Arrays:
     arrays = {name: np.empty((len(first), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
     copy(samples).fill(first, first, seed, 0, arrays)  # a copy, because training's samples count what they replace
     return arrays
+
+
+Watched = list[tuple[int, Arrays]]
+"""(optimizer step, arrays) of the beginning and of each validation, in order."""
+
+
+def read_watched(events: Iterable[Mapping[str, Json]]) -> Watched:
+    """Return the watched arrays in the lines of log.jsonl: float64, NaN for values that were not finite."""
+    return [
+        (event["step"], {name: np.array(values, np.float64) for name, values in event["arrays"].items()})
+        for event in events
+        if event.get("event") == "watch"
+    ]
+
+
+def draw_watched(project: Project, watched: Sequence[tuple[int, Arrays]], folder: Path) -> list[Path]:
+    """Write the project's pictures as folder/NAME.png; none if nothing was watched."""
+    return write_pictures(project.pictures(watched) if watched else {}, folder)

@@ -21,8 +21,7 @@ from runner_core.data.stream.bad import too_many, too_many_text
 from runner_core.tools.check.facts import DECODE, Checked, Examined, examine
 from runner_core.tools.check.rules import set_rules
 from runner_core.tools.check.tables import fits, memory_plan, other_files, prepared_already, tables
-from runner_core.training.data import describe_plan, describe_split
-from runner_core.training.first_checks import set_faults
+from runner_core.training.data import describe_plan, describe_split, set_faults
 from runner_core.training.memory import MemoryPlan
 
 Status = Literal["ready", "refused"]

@@ -29,7 +29,7 @@ from runner_core.tools.measure.paired import (
 from runner_core.tools.measure.remedies import ALL, CORE, SAME
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 QUANTITIES = (STEP, DATA, NETWORK, LOSS)
 """Measured quantities: a step with its loader; the loader, the network, the loss alone."""

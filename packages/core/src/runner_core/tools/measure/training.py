@@ -23,8 +23,7 @@ from runner_core.contract import HostBatch, Json, Store, StreamedSamples, is_str
 from runner_core.data.loader import Loader
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
-from runner_core.training.assembly import assemble
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec, assemble
 from runner_core.training.data import open_data
 
 Say = Callable[[str], None]

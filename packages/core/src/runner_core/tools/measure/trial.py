@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 from runner_core.base.errors import RunnerError
 from runner_core.base.files import size_text
 from runner_core.contract import Json, Remedy
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 _LOOK = 0.5
 """Seconds between two measurements of the process's memory."""

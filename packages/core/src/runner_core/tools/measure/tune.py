@@ -31,7 +31,7 @@ from runner_core.tools.measure.paired import (
 from runner_core.tools.measure.remedies import Candidate, LeftOut
 from runner_core.tools.measure.times import LEAST, Comparison, spread
 from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 WORTH = 1.01
 """Least speed-up of a remedy, in addition to being faster beyond the noise."""

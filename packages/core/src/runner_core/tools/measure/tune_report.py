@@ -25,7 +25,7 @@ from runner_core.output.report.page import lines as screen
 from runner_core.plugins.settings import PHANTOM, differences, from_preset
 from runner_core.tools.measure.paired import Result
 from runner_core.tools.measure.tune import Tuned, interval
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 SETTINGS, FACTS, REPORT = "settings.yaml", "tune.json", "report.html"
 

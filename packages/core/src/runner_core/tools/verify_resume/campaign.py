@@ -23,7 +23,7 @@ from runner_core.contract import Json
 from runner_core.output.display import duration
 from runner_core.output.runfolder import RunFolder
 from runner_core.tools.verify_resume import Difference, Read, differences
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 
 _TOLD = 2000
 """Characters of a failed training's output that its error repeats."""

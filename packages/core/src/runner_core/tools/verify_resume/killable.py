@@ -24,7 +24,7 @@ from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import head, save
 from runner_core.tools.verify_resume.campaign import PHASES, Moment
-from runner_core.training.child import TrainingSpec
+from runner_core.training.assembly import TrainingSpec
 from runner_core.training.data import open_data
 
 STEP, VALIDATION, CHECKPOINT = range(len(PHASES))
