@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
 from runner_core.data.cache.storage import FlatArray, LiveArray, LiveRecords, PreparedStore
 from runner_core.data.samples import refuse_differing_fields
-from runner_core.testing.compare import sent
+from runner_core.testing.case import sent
 
 
 def store_of(tmp_path, arrays, device=False):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import SkipTest
 
-from runner_core.testing import data, learning, reads, using
+from runner_core.testing import data, learning, using
 from runner_core.testing.case import Case
 
 Check = Callable[[Case], None]
@@ -19,9 +19,9 @@ CHECKS: tuple[Check, ...] = (
     data.bad_input_is_refused_by_name,
     data.prepare_is_pure,
     data.annotation_counts_voxels,
-    reads.prepare_settings_name_what_prepare_reads,
+    data.prepare_settings_name_what_prepare_reads,
     data.split_is_by_group,
-    reads.fit_reads_training_records_alone,
+    data.fit_reads_training_records_alone,
     data.samples_are_pure,
     data.batches_do_not_depend_on_workers,
     learning.two_steps_train,

@@ -12,8 +12,7 @@ from runner_core.contract.project import Project, overrides
 from runner_core.contract.records import Predicted, Table
 from runner_core.engines import returned
 from runner_core.output.pictures import write_pictures, write_png
-from runner_core.testing.case import Case
-from runner_core.testing.compare import assert_equal
+from runner_core.testing.case import Case, assert_equal
 from runner_core.training.evaluation import Scores, evaluate
 from runner_core.training.snapshots import draw_watched, read_watched
 
