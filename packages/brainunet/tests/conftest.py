@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from runner_brainunet.config import BrainConfig, small
 from runner_brainunet.project import BrainUNet
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 
 
 def ball(shape: tuple[int, ...], spacing: tuple[float, ...], centre: tuple[float, ...], radius: float) -> np.ndarray:
@@ -32,9 +31,7 @@ def config() -> BrainConfig:
 
 @pytest.fixture
 def project(config: BrainConfig) -> BrainUNet:
-    project = BrainUNet(config)
-    RecordPipeline(project, default_cropper(project, config))
-    return project
+    return with_pipeline(BrainUNet(config))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_brainunet.slices import AXIS, Layout, mirror, otsu, to_uint8, windows
-from runner_core.data.cache import default_cache
+from runner_core.testing import open_store
 from scipy import ndimage
 
 VIEWS = ("axial", "coronal", "sagittal")
@@ -53,7 +53,7 @@ def test_windows_match_what_training_reads(project, write_head) -> None:
     project.config.cache.mode = "memory"
     write_head()
     records = project.records(write_head("sub-02/sub-02_ses-1_T1w").parent.parent)
-    store = default_cache(project, project.config).open(project.pipeline, records, lambda text: None)
+    store = open_store(project, records)
     samples = project.samples(store, [1], "train")
     out = {name: np.empty((len(samples), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
     numbers = np.arange(len(samples))

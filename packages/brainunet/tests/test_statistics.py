@@ -12,7 +12,7 @@ from runner_brainunet.config import LossConfig
 from runner_brainunet.losses import bce_loss, dice_loss
 from runner_brainunet.project import BrainUNet
 from runner_brainunet.statistics import chance_losses
-from runner_core.data.cache import default_cache
+from runner_core.testing import open_store
 
 
 def test_it_is_the_best_of_all_probabilities_that_are_the_same_everywhere() -> None:
@@ -40,7 +40,7 @@ def test_the_share_is_that_of_the_training_slices(project: BrainUNet, write_head
     write_head("sub-02/sub-02_ses-1_T1w", shape=(40, 48, 30))
     records = project.records(root)
     project.config.cache.mode = "memory"
-    store = default_cache(project, project.config).open(project.pipeline, records, lambda text: None)
+    store = open_store(project, records)
     masks = [store.arrays["mask"].read(record) for record in range(2)]
     share = project.fit(store, [0, 1])["brain_share"]
     assert share == pytest.approx(np.mean(np.concatenate(masks)), rel=1e-12)

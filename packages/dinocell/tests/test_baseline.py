@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from runner_core.data.crop import NoCrop
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_dinocell.baseline import PERCENTILES, baseline
 from runner_dinocell.config import CellConfig
 from runner_dinocell.project import DinoCell
@@ -52,8 +51,7 @@ def test_constant_channels_are_finite() -> None:
 
 
 def test_the_baseline_is_the_same_whatever_data_scale_is(config: CellConfig, write_plates: Callable[..., Path]) -> None:
-    project = DinoCell(config)
-    project.pipeline = RecordPipeline(project, NoCrop())
+    project = with_pipeline(DinoCell(config))
     (record,) = project.records(write_plates({"P": 1}))
     prepared = project.prepare(project.decode(record))
     levels = np.array([[100, 900], [50, 5000]], np.float32)

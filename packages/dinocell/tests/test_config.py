@@ -7,21 +7,14 @@ from typing import Any
 
 import pytest
 from runner_core import BadInput
+from runner_core.testing import refusal
 from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.project import DinoCell
 
 
-def fault(config: CellConfig) -> str | None:
-    try:
-        DinoCell(config)
-    except BadInput as error:
-        return str(error)
-    return None
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_make_sense(preset: str) -> None:
-    assert fault(PRESETS[preset]()) is None
+    assert refusal(DinoCell, PRESETS[preset]()) is None
 
 
 @pytest.mark.parametrize(
@@ -55,16 +48,16 @@ def test_what_is_refused(config: CellConfig, name: str, value: Any, message: str
     *sections, last = name.split(".")
     setattr(reduce(getattr, sections, config), last, value)
     with pytest.raises(BadInput, match=message):
-        raise BadInput(fault(config) or "nothing is wrong")
+        raise BadInput(refusal(DinoCell, config) or "nothing is wrong")
 
 
 def test_settings_that_exclude_each_other(config: CellConfig) -> None:
     config.loss.dino = config.loss.ibot = 0
-    assert "nothing would be learned" in str(fault(config))
+    assert "nothing would be learned" in str(refusal(DinoCell, config))
     config.loss.dino = 1.0
-    assert fault(config) is None
+    assert refusal(DinoCell, config) is None
     config.model.source = "dinov2"
-    assert "mini is not among dinov2's" in str(fault(config))
+    assert "mini is not among dinov2's" in str(refusal(DinoCell, config))
     config.model.size = "small"
     config.data.manifest, config.data.pattern = "x.csv", r"(?P<plate>.)(?P<well>.)(?P<site>.)(?P<channel>.)"
-    assert "data.manifest and data.pattern" in str(fault(config))
+    assert "data.manifest and data.pattern" in str(refusal(DinoCell, config))

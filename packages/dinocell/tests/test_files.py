@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput, Url
-from runner_core.config.values import overlay_named
+from runner_core.testing import changed
 from runner_dinocell import phantom, sources
 from runner_dinocell.config import CellConfig, CellDataConfig
 from runner_dinocell.fields import decode
@@ -349,5 +349,5 @@ def test_a_manifest_is_kept_by_its_whole_path(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.chdir(tmp_path)
     for given, kept in (("a.csv", str(tmp_path / "a.csv")), ("s3://b/a.csv", "s3://b/a.csv"), (None, None)):
         assert CellDataConfig(manifest=given).manifest == kept
-        config = overlay_named(CellConfig(), {"data.manifest": given}, "these")
+        config = changed(CellConfig(), {"data.manifest": given})
         assert DinoCell(config).config.data.manifest == kept

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput, Url
-from runner_core.data.crop import NoCrop
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_dinocell import manifest
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records
@@ -230,10 +229,9 @@ def test_a_table_too_large_to_read_is_refused(tmp_path: Path, config: CellConfig
 @pytest.mark.parametrize("path, message", [("file://[x/a.tif", "line 2: the .* is no URL"), ("a" * 5000, "too long")])
 def test_paths_that_no_system_takes_are_refused(tmp_path: Path, config: CellConfig, path: str, message: str) -> None:
     table = write(tmp_path, PLAIN + f"P,A01,1,1,{path}\n")
-    project = DinoCell(config)
-    pipeline = RecordPipeline(project, NoCrop())
+    project = with_pipeline(DinoCell(config))
     with pytest.raises(BadInput, match=message):
-        [pipeline.decode(record) for record in project.records(table)]
+        [project.pipeline.decode(record) for record in project.records(table)]
 
 
 def test_two_columns_of_one_name() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import Arrays
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_dinocell import fields, files
 from runner_dinocell.config import CellConfig
 from runner_dinocell.project import DinoCell
@@ -23,8 +22,7 @@ def test_a_field_is_read_once_for_all_that_ask_for_it(
 ) -> None:
     """Network, untrained network and baseline each ask for it; another record is another field, of the same key too."""
     config.data.window = 48
-    project = DinoCell(config)
-    RecordPipeline(project, default_cropper(project, config))
+    project = with_pipeline(DinoCell(config))
     first, second = files.find_records(small_phantom, config)[:2]
     read: list[str] = []
     decode = fields.decode

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import Precision
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_openkbp.config import demo
 from runner_openkbp.files import find_records
 from runner_openkbp.phantom import write_patient
@@ -72,8 +71,7 @@ def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
     (record,) = find_records(tmp_path / "pt_1")
     config = demo()
     config.data.size, config.model.features, config.model.cascade = 32, 2, cascade
-    project = OpenKBP(config)
-    RecordPipeline(project, default_cropper(project, config))
+    project = with_pipeline(OpenKBP(config))
     network = project.model(Precision("float32"))
     outputs = []
 

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from runner_core import BadInput, RowSamples
-from runner_core.data.cache import default_cache
-from runner_core.data.crop import NoCrop
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import open_store
 from runner_openkbp import packing
 from runner_openkbp.config import PRESETS
 from runner_openkbp.files import find_records, read_patient
@@ -115,15 +113,10 @@ def project(tmp_path: Path) -> OpenKBP:
     return OpenKBP(config)
 
 
-def open_store(project: OpenKBP, folder: Path):
-    pipeline, records = RecordPipeline(project, NoCrop()), project.records(folder)
-    return default_cache(project, project.config).open(pipeline, records, lambda text: None)
-
-
 def test_a_batch_is_what_was_prepared(project: OpenKBP, tmp_path: Path, write_boxes: Write) -> None:
     for number in range(3):
         write_boxes(f"pt_{number}", boxes={"Larynx": (50, 55, 60, 65, 60 + number, 70)})
-    store = open_store(project, tmp_path / "data")
+    store = open_store(project, project.records(tmp_path / "data"))
     samples = RowSamples(store, dict.fromkeys(("ct", "masks", "dose", "dose_step"), (0,)), range(3))
     out = {name: np.empty((2, *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
     samples.fill(np.array([2, 0]), np.arange(2), 0, 0, out)
@@ -136,13 +129,13 @@ def test_a_batch_is_what_was_prepared(project: OpenKBP, tmp_path: Path, write_bo
 def test_a_half_written_cache_is_built_again(project: OpenKBP, tmp_path: Path, write_boxes: Write) -> None:
     """Killed while it was written: the leftover is no cache. Damaged afterwards: found, and built again."""
     write_boxes("pt_1")
-    store = open_store(project, tmp_path / "data")
+    store = open_store(project, project.records(tmp_path / "data"))
     own = np.array(store.arrays["dose"].read(0))
     del store
     (finished,) = (tmp_path / "cache").rglob("*.flat")
     flat = finished / "array-0.bin"
     flat.write_bytes(flat.read_bytes()[:1000])
-    again = open_store(project, tmp_path / "data")
+    again = open_store(project, project.records(tmp_path / "data"))
     assert np.array_equal(again.arrays["dose"].read(0), own)
     assert unpack(again.arrays["masks"].read(0), POSSIBLE).any()
 
@@ -156,5 +149,5 @@ def test_faulty_patients_are_listed_together_and_leave_nothing(
         path = tmp_path / f"data/pt_{number}" / file
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(BadInput, match=r"(?s)2 records cannot be used.*pt_0/dose\.csv.*cut off.*pt_2/PTV70\.csv"):
-        open_store(project, tmp_path / "data")
+        open_store(project, project.records(tmp_path / "data"))
     assert not list((tmp_path / "cache").rglob("array-*"))

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 from runner_core import BadInput, Precision, Progress
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_openkbp.config import PRESETS, OpenKBPConfig, demo
 from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.metrics import dose_error
@@ -32,9 +31,7 @@ def project(**changes: Any) -> OpenKBP:
     for name, value in changes.items():
         section, setting = name.split("__")
         setattr(getattr(config, section), setting, value)
-    made = OpenKBP(config)
-    RecordPipeline(made, default_cropper(made, config))
-    return made
+    return with_pipeline(OpenKBP(config))
 
 
 @pytest.fixture

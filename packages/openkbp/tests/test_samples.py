@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import BadInput, RowSamples
-from runner_core.data.cache import default_cache
-from runner_core.data.crop import default_cropper
 from runner_core.data.loader import Loader
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import open_store
 from runner_openkbp.config import demo
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.samples import UnpackedSamples
@@ -23,8 +21,7 @@ def opened(root: Path, cache: Path, unpack: str, mode: str = "memmap"):
     config.cache.dir, config.cache.mode = cache, mode
     project = OpenKBP(config)
     records = project.records(root)
-    pipeline = RecordPipeline(project, default_cropper(project, config))
-    store = default_cache(project, config).open(pipeline, records, lambda text: None)
+    store = open_store(project, records)
     return project, project.samples(store, range(len(records)), "train")
 
 

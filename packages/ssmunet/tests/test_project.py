@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from runner_core import Arrays, BadInput, Infer, Precision, Progress, Record
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_ssmunet import statistics
 from runner_ssmunet.classes import numbers
 from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
@@ -26,9 +25,7 @@ def project_with(**data: Any) -> SSMUNet:
     config.data.patch = 16
     for name, value in data.items():
         setattr(config.data, name, value)
-    project = SSMUNet(config)
-    RecordPipeline(project, default_cropper(project, config))
-    return project
+    return with_pipeline(SSMUNet(config))
 
 
 @pytest.fixture

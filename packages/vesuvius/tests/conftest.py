@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.data.crop import default_cropper
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.testing import with_pipeline
 from runner_vesuvius.config import ScrollConfig, demo
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -45,9 +44,7 @@ def config() -> ScrollConfig:
 def project(config: ScrollConfig) -> Any:
     from runner_vesuvius.project import Vesuvius
 
-    project = Vesuvius(config)
-    RecordPipeline(project, default_cropper(project, config))
-    return project
+    return with_pipeline(Vesuvius(config))
 
 
 @pytest.fixture

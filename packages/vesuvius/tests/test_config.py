@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from runner_core import BadInput
-from runner_core.config.values import overlay
+from runner_core.testing import changed, refusal
 from runner_vesuvius.config import PRESETS, default
 from runner_vesuvius.project import Vesuvius
 
@@ -52,62 +53,48 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 
-def changed(**settings: Any) -> Any:
-    config = default()
-    for name, value in settings.items():
-        change: Any = value
-        for part in reversed(name.split(".")):
-            change = {part: change}
-        config = overlay(config, change, "the test")
-    return config
-
-
-def fault(config: Any) -> str | None:
-    try:
-        Vesuvius(config)
-    except BadInput as error:
-        return str(error)
-    return None
+def fault(settings: Mapping[str, Any]) -> str | None:
+    return refusal(Vesuvius, changed(default(), settings))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_sensible(preset) -> None:
-    assert fault(PRESETS[preset]()) is None
+    assert refusal(Vesuvius, PRESETS[preset]()) is None
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_nonsense_is_named(name, value) -> None:
-    wrong = fault(changed(**{name: value}))
+    wrong = fault({name: value})
     assert wrong is not None
     assert name in wrong
 
 
 def test_the_project_refuses_such_settings_when_it_is_made() -> None:
     with pytest.raises(BadInput, match=r"predict\.overlap must lie from 0 to 0\.9, not 0\.95"):
-        Vesuvius(changed(**{"predict.overlap": 0.95}))
+        Vesuvius(changed(default(), {"predict.overlap": 0.95}))
 
 
 def test_something_must_be_learned_from_the_first_step_on() -> None:
     silent = {f"loss.{name}.weight": 0.0 for name in ("bce", "dice", "skeleton_recall")}
-    assert "nothing would be learned" in (fault(changed(**silent)) or "")
+    assert "nothing would be learned" in (fault(silent) or "")
     late = silent | {"loss.bce.weight": 1.0, "loss.bce.begin": 0.5}
-    assert "first step" in (fault(changed(**late)) or "")
-    assert "first step" in (fault(changed(**silent, **{"loss.topology.weight": 1.0})) or "")
+    assert "first step" in (fault(late) or "")
+    assert "first step" in (fault({**silent, "loss.topology.weight": 1.0}) or "")
     rising = silent | {"loss.bce.weight": 1.0, "loss.bce.full": 0.5}
-    assert "first step" in (fault(changed(**rising)) or "")
-    assert fault(changed(**silent, **{"loss.cldice.weight": 1.0})) is None
+    assert "first step" in (fault(rising) or "")
+    assert fault({**silent, "loss.cldice.weight": 1.0}) is None
 
 
 def test_a_weight_that_rises_does_so_forwards() -> None:
     back = {"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5, "loss.boundary.full": 0.2}
-    assert "loss.boundary.full" in (fault(changed(**back)) or "")
-    assert fault(changed(**{"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5})) is None
+    assert "loss.boundary.full" in (fault(back) or "")
+    assert fault({"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5}) is None
 
 
 def test_the_crop_of_the_topology_loss_fits_in_the_patch_where_it_is_looked_at() -> None:
     crop = {"loss.topology_crop": 73}
-    assert fault(changed(**crop)) is None
-    wrong = fault(changed(**crop, **{"loss.topology.weight": 0.01})) or ""
+    assert fault(crop) is None
+    wrong = fault({**crop, "loss.topology.weight": 0.01}) or ""
     assert "loss.topology_crop is 73" in wrong
     assert "data.patch is 72" in wrong
-    assert fault(changed(**{"loss.topology_crop": 72, "loss.topology.weight": 0.01})) is None
+    assert fault({"loss.topology_crop": 72, "loss.topology.weight": 0.01}) is None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 from runner_core import Arrays, BadInput, Record
+from runner_core.testing import with_pipeline
 from runner_vesuvius import outputs, postprocess
 from runner_vesuvius.config import PredictConfig
 from runner_vesuvius.outputs import Detected
@@ -41,11 +42,8 @@ def test_the_surface_is_found_where_it_is(project, record) -> None:
 
 
 def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
-    from runner_core.data.crop import CentreCrop
-    from runner_core.data.pipeline import RecordPipeline
-
-    project = Vesuvius(config)
-    RecordPipeline(project, CentreCrop((16, 16, 16)))
+    config.crop.mode, config.crop.size = "centre", (16, 16, 16)
+    project = with_pipeline(Vesuvius(config))
     record = project.records(write_volumes({"1": "A", "2": "B"}))[0]
     found = project.predict(record, bright_is_surface)
     assert found.mask.shape == (24, 28, 32)

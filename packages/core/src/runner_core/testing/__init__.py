@@ -8,6 +8,8 @@
 Without a file, use `pytest --check-project mine`, or `check_project("mine", folder)` in a script. The project must be
 installed, because it is found through its entry point. Everything is tested on its phantom under preset demo, on the
 CPU, and takes about as long as three short runs.
+
+A project's other tests may use `with_pipeline`, `open_store`, `changed` and `refusal`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,21 @@ if TYPE_CHECKING:
     from runner_core.testing.contract import CHECKS as CHECKS
     from runner_core.testing.contract import ProjectContract as ProjectContract
     from runner_core.testing.contract import check_project as check_project
+    from runner_core.testing.parts import changed as changed
+    from runner_core.testing.parts import open_store as open_store
+    from runner_core.testing.parts import refusal as refusal
+    from runner_core.testing.parts import with_pipeline as with_pipeline
 
-__all__ = ["CHECKS", "ProjectContract", "check_project"]
+__all__ = ["CHECKS", "ProjectContract", "changed", "check_project", "open_store", "refusal", "with_pipeline"]
+_PARTS = ("changed", "open_store", "refusal", "with_pipeline")
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: pytest loads this package, for its plugin, in every session of an environment with runner-core.
+    if name in _PARTS:
+        from runner_core.testing import parts
+
+        return getattr(parts, name)
     if name in __all__:
         from runner_core.testing import contract
 
