@@ -516,7 +516,7 @@ def out_of_memory(*_, **__):
 )
 def test_out_of_memory_outside_of_the_network(where, doing):
     ours = trainer()
-    setattr(ours, where, out_of_memory)
+    setattr(ours if hasattr(ours, where) else ours.learning, where, out_of_memory)
     with pytest.raises(BadInput, match=rf"{doing}, with train.batch_size 7"):
         ours.train_step(host_batch()[0], 0)
 
@@ -656,17 +656,17 @@ def test_float16_scales_the_loss_and_resumes_the_scale(monkeypatch):
     """Gradients below float16's range survive; an overflow halves the scale and skips the step."""
     ours = mixed(monkeypatch, Precision("float16"))
     first = copy.deepcopy(ours.network.state_dict())
-    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    ours.learning.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     ours.train_step(toy_batch(), 0)
     assert all(torch.equal(first[n], t) for n, t in ours.network.state_dict().items())
-    assert ours._scaler.get_scale() == 2.0**119
+    assert ours.learning.scaler.get_scale() == 2.0**119
     assert "nonfinite_step" not in ours.read_log()
-    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    ours.learning.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     ours.train_step(toy_batch(), 1)
     assert not torch.equal(first["0.weight"], ours.network.state_dict()["0.weight"])
     again = mixed(monkeypatch, Precision("float16"))
     again.load_state(ours.state())
-    assert again._scaler.get_scale() == 2.0**10
+    assert again.learning.scaler.get_scale() == 2.0**10
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -675,7 +675,7 @@ def test_float16_unscales_once(monkeypatch, clip):
     results = []
     for scale in (1.0, 2.0**12):
         ours = mixed(monkeypatch, Precision("float16"), SgdConvs, train__accumulate=3, train__clip=clip)
-        ours._scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        ours.learning.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         for step in range(3):
             ours.train_step(toy_batch(), step)
         results.append((ours.network, ours.read_log().get("gradient_norm")))
@@ -687,15 +687,15 @@ def test_float16_unscales_once(monkeypatch, clip):
 def test_a_step_that_float16_skips_leaves_the_average(monkeypatch):
     ours = mixed(monkeypatch, Precision("float16"), train__ema=0.5)
     with torch.no_grad():
-        for tensor in ours._average.state().values():
+        for tensor in ours.learning.average.state().values():
             tensor.add_(1.0)  # away from the weights
-    before = copy.deepcopy(ours._average.state())
-    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    before = copy.deepcopy(ours.learning.average.state())
+    ours.learning.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     ours.train_step(toy_batch(), 0)
-    assert all(torch.equal(before[n], t) for n, t in ours._average.state().items())
-    ours._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    assert all(torch.equal(before[n], t) for n, t in ours.learning.average.state().items())
+    ours.learning.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     ours.train_step(toy_batch(), 1)
-    for name, tensor in ours._average.state().items():
+    for name, tensor in ours.learning.average.state().items():
         expected = torch.lerp(before[name], ours.network.state_dict()[name], 1 - 3 / 12)
         torch.testing.assert_close(tensor, expected)
 

@@ -159,11 +159,12 @@ class TorchPhases:
                     hooks.callback(module.register_forward_hook(after).remove)
             else:  # hooks would cause a new compilation
                 network._compiled_call_impl = compiled
-            trainer.phase = clock
+            trainer.phase = trainer.learning.phase = clock
             try:
                 yield
             finally:
-                trainer.phase, network._compiled_call_impl = unnoticed, whole
+                trainer.phase = trainer.learning.phase = unnoticed
+                network._compiled_call_impl = whole
 
 
 class _Clock:

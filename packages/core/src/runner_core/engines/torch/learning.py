@@ -1,0 +1,198 @@
+"""One optimizer step of a PyTorch network, with everything that it changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner_core.contract import Metric, Progress, Step, Tensors
+from runner_core.contract.phases import BACKWARD, LOSS, unnoticed
+from runner_core.contract.project import overrides
+from runner_core.contract.setup import Setup
+from runner_core.engines.returned import detached, refuse_no_step
+from runner_core.engines.torch import precision
+from runner_core.engines.torch.checkpoint import Generators, refuse_other_dtypes, seed_generators
+from runner_core.engines.torch.gradient_norms import GradientNorms
+from runner_core.engines.torch.memory import MicroBatches, Rewind, part
+from runner_core.engines.torch.optim import (
+    LearningRate,
+    build_optimizer,
+    clip,
+    quick_step,
+    same_layout,
+    trained_parameters,
+)
+from runner_core.engines.torch.parallel import divided, fresh, parallel, place
+from runner_core.engines.torch.weights import Average
+
+
+class Learning:
+    """The network under training and its step: `gradients` of a batch, then `update`.
+
+    Args:
+        setup: The training; `project.statistics` must be set.
+        metrics: Those of the validation; measuring gradient norms resets them.
+        device: Where the network is placed.
+        say: Gets a message when memory has run out and micro-batches shrink.
+    """
+
+    def __init__(
+        self, setup: Setup, metrics: Sequence[Metric], device: torch.device, say: Callable[[str], None]
+    ) -> None:
+        project, config, team = setup.project, setup.config.train, setup.team
+        self.project, self.config, self.device, self._team = project, config, device, team
+        seed_generators(config.seed)
+        self.network: nn.Module = place(fresh(project, setup.precision), project, device)
+        self._kept = precision.keep_float32(self.network, setup.precision, device)
+        self.compiles = project.config.train.compile == "on"
+        self._cast = precision.autocast(setup.precision, device)
+        self.scaler = precision.grad_scaler(setup.precision, device)
+        memory = setup.device.memory_bytes
+        self.parallel = parallel(project, self.network, device, setup.precision, memory, team.count)
+        self._generators = Generators(team, device, config.seed)
+        self.optimizer = build_optimizer(project, self.network, config)
+        self._step_optimizer = quick_step(self.optimizer)
+        self.parameters = trained_parameters(self.optimizer)
+        self.rate = LearningRate(project, self.optimizer, config)
+        self.average = None if config.ema is None else Average(self.network, config.ema)
+        self._after_step = project.after_step if overrides(project, "after_step") else None
+        # fsdp gathers the weights at the network's outputs, wherever a gradient passes them
+        self.norms = None if self.parallel.name == "fsdp" else GradientNorms(project, metrics, team.count == 1)
+        self._project_step = project.step
+        if self.norms is not None and team.count > 1:
+            self._project_step = self.norms.around(project.step)
+        self.micro = MicroBatches(project, config, self.network, device, self._backward, self._forget_gradients, say)
+        self.seen: Counter[str] | None = None
+        """Number of layers by the dtype in which they computed in the first step; None before it."""
+        self.gradients: Callable[[Tensors, int, Progress], dict[str, Any]] = self._first
+        """Adds the gradients of the mean loss over a batch of so many samples; returns loss and terms."""
+        self._unproven = True
+        self.phase: Callable[[str], None] = unnoticed
+
+    @property
+    def cast(self) -> Any:
+        """Return the context in which the network computes."""
+        return self._cast or nullcontext()
+
+    # ------------------------------------------------------------ gradients
+
+    def _first(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
+        """Compute the first step's gradients, and observe the precision in which layers compute.
+
+        A compiled network cannot be observed, so it runs once before it is compiled, which leaves no trace.
+        """
+        self.seen, self.gradients = Counter(), self.micro.gradients
+        if not self.compiles:
+            with precision.observed(self.network, self.seen, self._kept):
+                return self.micro.gradients(tensors, count, progress)
+        rewind = Rewind(self.network, self.device)
+        rewind.mark()
+        few = part(tensors, count, 0, 1) if self.project.splittable else tensors
+        with precision.observed(self.network, self.seen, self._kept), torch.no_grad(), self.cast:
+            self.parallel.evaluate(self.project.step, self.network, few, progress)
+        rewind.back()
+        self.network.compile()
+        return self.micro.gradients(tensors, count, progress)
+
+    def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
+        """Add `share` times the gradients; return loss and terms (times `share`), without their graph."""
+        step = self.step(self.parallel.train, tensors, progress)
+        self.phase(LOSS)
+        loss, terms, _, _ = step
+        if self.norms is not None:
+            self.norms.measure(progress.step, step, tensors)
+        del step  # the prediction may be large
+        scaled = loss if share == 1.0 else loss * share
+        (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+        self.phase(BACKWARD)
+        values = {"loss": scaled.detach()}
+        if terms:
+            for name, term in terms.items():
+                value = term.detach() if isinstance(term, torch.Tensor) else term
+                values[name] = value if share == 1.0 else value * share
+        return values
+
+    def step(self, run: Callable[..., Any], tensors: Tensors, progress: Progress) -> Step:
+        """Return the result of the project's `step`, called by `run` (`parallel.train` or `parallel.evaluate`)."""
+        if self._cast is None:
+            step = run(self._project_step, self.network, tensors, progress)
+        else:
+            with self._cast:
+                step = run(self._project_step, self.network, tensors, progress)
+        if self._unproven:
+            self._prove(step)
+        return step
+
+    def _prove(self, step: Step) -> None:
+        """Raise BadInput, once, if nothing can be learned from the step."""
+        refuse_no_step(self.project, step)
+        if torch.is_grad_enabled():
+            self._unproven = False
+            if not step.loss.requires_grad:
+                raise detached(self.project)
+
+    # ------------------------------------------------------------ the update
+
+    def update(self, progress: Progress) -> torch.Tensor | None:
+        """Clip, step and average, and drop the gradients; return their norm if they are clipped."""
+        if self.norms is not None:
+            self.norms.taught(progress.step, self.network, self.parameters)
+        norm = skipped = None
+        if self.config.clip is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            norm = clip(self.parameters, self.config.clip)
+        if self.scaler is None:
+            self._step_optimizer()
+        else:
+            self.scaler.step(self.optimizer)
+            skipped = precision.skipped(self.scaler, self.optimizer)
+            self.scaler.update()
+        self._forget_gradients()
+        if self.average is not None:
+            self.average.update(progress.step, skipped)
+        if self._after_step is not None:
+            self._after_step(self.network, progress)
+        return norm
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return the live tensors, and what else the next step depends on."""
+        return {
+            "model": self.network.state_dict(),
+            "ema": None if self.average is None else self.average.state(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            **self._generators.read(),
+            "gradient_norms": None if self.norms is None else self.norms.state(),
+            "micro": self.micro.size * self._team.count,  # independent of the number of processes
+        }
+
+    def load(self, saved: Mapping[str, Any], step: int) -> None:
+        """Go on from the state that was saved after `step` steps."""
+        refuse_other_dtypes(saved["model"], self.network.state_dict())
+        self.network.load_state_dict(divided(saved["model"], self.network.state_dict()))
+        if self.average is not None:
+            self.average.load(saved["ema"])
+        averages = saved["optimizer"]["state"]
+        for number in averages:
+            averages[number] = divided(averages[number], dict.fromkeys(averages[number], self.parameters[number]))
+        self.optimizer.load_state_dict(saved["optimizer"])
+        same_layout(self.optimizer)
+        self.rate.restored(self.optimizer)
+        if self.scaler is not None and saved["scaler"] is not None:
+            self.scaler.load_state_dict(saved["scaler"])
+        if self.norms is not None:
+            self.norms.load(saved.get("gradient_norms") or saved.get("pulls") or {})  # its name before 0.1.0
+        self.micro.size = -(-saved["micro"] // self._team.count)
+        self._generators.write(saved, step)
