@@ -220,7 +220,7 @@ def test_a_class_that_one_side_lacks() -> None:
     known = [labelled(a=5, b=0, c=1, d=0), labelled(a=4, b=2, c=0, d=0)]
     text = said(set_rules(plain(), checked(known, [1])))
     assert "b: no training record has it (1 of the validation's do): it cannot be learned." in text
-    assert "c: 1 training record has it, none of the validation's: no score will speak of it." in text
+    assert "c: 1 training record has it, none of the validation's: no score covers it." in text
     assert "d: no training record has it (and no other): it cannot be learned." in text
     assert len(text.splitlines()) == 3
     assert "c: " not in said(set_rules(plain(), checked(known[:1])))  # nothing validates: that is said elsewhere
@@ -230,7 +230,7 @@ def test_what_a_faulty_record_could_refute_is_not_claimed() -> None:
     known = [labelled(a=5, b=0, c=1), labelled(a=4, b=2, c=0)]
     text = said(set_rules(plain(), replace(checked(known, [1]), faulty=1)))
     assert "b: no training record that can be used has it (1 of the validation's do): it cannot be learned, " in text
-    assert "c: 1 training record has it, none of the validation's that can be used: no score will speak of it" in text
+    assert "c: 1 training record has it, none of the validation's that can be used: no score covers it" in text
     assert text.count(", unless one that cannot has it.") == 2
 
 
@@ -464,9 +464,7 @@ def test_what_is_said_of_all_leaves_out_the_faulty_and_says_so(
     assert main(["toy", "phantom", "data"]) == 0
     (here / "data" / "p2_a.npy").write_bytes(b"not numpy")
     assert main(["toy", "check", "--data", "data", "--cache.workers", "1"]) == 2
-    note = (
-        "note     what is said of the records together leaves out 1 faulty record: what the others lack may be there\n"
-    )
+    note = "note     checks of the whole set leave out 1 faulty record: it may contain what the others lack\n"
     assert f"{note}warning  none has a surface" in capsys.readouterr().out
 
 

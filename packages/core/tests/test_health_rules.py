@@ -334,7 +334,7 @@ def test_weights_are_named_that_had_no_gradient_at_any_look():
     rule = WithoutGradient()
     assert rule.observe(log(1, weights_without_gradient={"weights": {"a": 10, "b": 5}, "looks": 1})) is None
     found = rule.observe(log(5, weights_without_gradient={"weights": {"b": 5, "c": 1}, "looks": 4}))
-    assert "b are to be trained (5 numbers)" in found.message
+    assert "b should be trained (5 numbers)" in found.message
     assert rule.observe(log(9, weights_without_gradient={"weights": {"b": 5}, "looks": 4})) is None
 
 

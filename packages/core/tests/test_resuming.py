@@ -263,7 +263,7 @@ def test_a_training_that_nobody_can_repeat_is_said(forgetful: Any, capsys: pytes
     name = forgetful("", "self.own.random()")  # from the system's entropy
     assert main(["verify-resume", name, *SMALL, "--times", "1", "--kills", "1"]) == 3
     said = capsys.readouterr().out
-    assert "So do two runs that nobody disturbed, first in the " in said
+    assert "Two uninterrupted runs differ too, first in the " in said
     assert "the training itself is not repeatable" in said
 
 
@@ -313,7 +313,7 @@ def test_of_what_is_interrupted_only_runs_that_differ_are_kept(
     "words, said",
     [
         (["--train.no-deterministic"], "bit for bit, which train.deterministic promises"),
-        (["--train.devices", "2"], "resuming is proved on one device"),
+        (["--train.devices", "2"], "resuming is tested on one device"),
         (["--times", "0"], "--times must be at least 1, not 0"),
         (["--kills", "0"], "--kills must be at least 1, not 0"),
     ],

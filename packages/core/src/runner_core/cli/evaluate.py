@@ -115,7 +115,7 @@ def _side(options: EvaluateOptions, project: Project) -> str:
         return "all" if options.data else SCORED if overrides(project, "scored") else "validation"
     if options.split not in SPLITS:
         hint = did_you_mean(options.split, SPLITS)
-        raise BadInput(f"--split {options.split!r}: there is no such side{hint} ({', '.join(SPLITS)})")
+        raise BadInput(f"--split {options.split!r}: there is no such split{hint} ({', '.join(SPLITS)})")
     return options.split
 
 
@@ -179,7 +179,7 @@ def _records(
     if not found:
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
     if new := len(records) - sum(map(len, by_side.values())):
-        print(f"{counted(new, 'record')} new since training, of no side; --split all scores them too")
+        print(f"{counted(new, 'record')} new since training, in no split; --split all scores them too")
     return records, found
 
 

@@ -157,7 +157,9 @@ def noticing(team: Team) -> Iterator[None]:
     except RuntimeError as error:
         if not team.lost(error):
             raise
-        raise PeerLost("another process of this training has ended: it, or what has started it, says why") from error
+        raise PeerLost(
+            "another process of this training has ended: its message, or that of its launcher, says why"
+        ) from error
 
 
 def _raise_or_leave(error: BaseException, speaks: bool) -> NoReturn:

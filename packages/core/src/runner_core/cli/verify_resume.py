@@ -20,7 +20,7 @@ from runner_core.tools.verify_resume.campaign import Campaigns, Result
 
 _USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
 
-Kill trainings at random moments, resume them, and compare each bit for bit with one that nobody disturbed.
+Kill trainings at random moments, resume them, and compare each bit for bit with an uninterrupted one.
 `runner verify-resume PROJECT --help` lists every setting with its default."""
 
 
@@ -60,20 +60,20 @@ def _verdict(result: Result) -> str:
     runs, kills = counted(len(result.campaigns), "run"), counted(result.kills, "time")
     if result.equal:
         return (
-            f"equal: {runs}, killed {kills} and resumed: weights, optimizer, generators, metrics and log are those of "
-            "the run that nobody disturbed, bit for bit"
+            f"equal: {runs}, killed {kills} and resumed: weights, optimizer, generators, metrics and log equal those "
+            "of an uninterrupted run, bit for bit"
         )
     first = next(campaign.differs[0] for campaign in result.campaigns if campaign.differs)
     wrong = sum(bool(campaign.differs) for campaign in result.campaigns)
     if result.repeatable:
         why = (
-            "So do two runs that nobody disturbed, first in the "
+            "Two uninterrupted runs differ too, first in the "
             f"{result.repeatable[0].text()}: the training itself is not repeatable, on this machine with these settings"
         )
     else:
         why = (
-            "Two runs that nobody disturbed are equal: something random or remembered is in no checkpoint. What is in "
-            "one: weights, optimizer, moving average, generators of the framework, NumPy and Python, and the memory of "
+            "Two uninterrupted runs are equal: some random or stored state is in no checkpoint. A checkpoint holds "
+            "weights, optimizer, moving average, generators of the framework, NumPy and Python, and the memory of "
             "health rules"
         )
     return f"DIFFERENT: {wrong} of {runs}, first in the {first.text()}. {why}"
@@ -138,5 +138,5 @@ def start(name: str, arguments: Sequence[str]) -> Started[VerifyResumeOptions]:
     if not train.deterministic:
         raise BadInput("runs are compared bit for bit, which train.deterministic promises: leave it on")
     if train.devices > 1:
-        raise BadInput("resuming is proved on one device: leave --train.devices out")
+        raise BadInput("resuming is tested on one device: leave --train.devices out")
     return started

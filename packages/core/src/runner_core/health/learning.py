@@ -64,7 +64,7 @@ class StillWeights:
         if weights != before:
             self.memory |= {"step": event.step, "weights": weights}
         elif event.step - since >= self.STEPS:
-            text = f"not one bit of the trained weights has changed since step {since}: the optimizer does nothing"
+            text = f"no bit of the trained weights has changed since step {since}: the optimizer does nothing"
             return Finding(self.name, "error", f"{text}. Are these the weights that the loss depends on?")
         return None
 
@@ -98,8 +98,8 @@ class StillPredictions:
         memory["told"] = True
         return Finding(
             self.name, "warning",
-            f"the weights have changed since step {memory['step']}, and what the validation predicts has not, in any "
-            "bit: is it the network that is trained, or one that should follow it?",
+            f"the weights have changed since step {memory['step']}, but no bit of the validation's "
+            "predictions has: does validation use the trained network, or a copy that should follow it?",
         )  # fmt: skip
 
 
@@ -170,8 +170,8 @@ class Uninformed:
         stays = ", ".join(f"{name} at {self.memory['last'][name][-1]:.4g} ({self._values[name]:.4g})" for name in found)
         return Finding(
             self.name, "warning",
-            f"after {event.step} steps the loss has not left what it is for a network that answers the same whatever "
-            f"it sees: {stays}. Do the labels belong to the images? Try another train.learning_rate",
+            f"after {event.step} steps the loss is still that of a network that predicts the same for every "
+            f"input: {stays}. Do the labels belong to the images? Try another train.learning_rate",
         )  # fmt: skip
 
     def _add(self, name: str, value: float) -> None:
@@ -212,7 +212,7 @@ class Unmoved:
         if not due or memory["told"] or memory["highest"] - memory["lowest"] > self.SAME * abs(loss):
             return None
         memory["told"] = True
-        text = f"after {event.step} steps the loss is what it was in the first, {loss:.5g}: nothing is learned"
+        text = f"after {event.step} steps the loss is still that of the first step, {loss:.5g}: nothing is learned"
         return Finding(self.name, "warning", f"{text}. Do its gradients reach the network?")
 
 
@@ -311,9 +311,11 @@ class WithoutGradient:
         memory["told"] = True
         names, numbers = list(memory["weights"]), sum(memory["weights"].values())
         few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        text = f"{few} are to be trained ({numbers:,} numbers), and the loss has no gradient of them"
+        text = f"{few} should be trained ({numbers:,} numbers), but the loss gives no gradient"
         return Finding(
-            self.name, "warning", f"{text}: detached, or unused? Keep from the optimizer what is not to learn"
+            self.name,
+            "warning",
+            f"{text}: detached, or unused? Leave weights that should not train out of the optimizer",
         )
 
 

@@ -91,7 +91,7 @@ class InputIgnored:
         if event.moment == "validation":
             return self._validation(event.facts, event.step)
         if event.moment == "end" and self.in_a_row:
-            text = "the trained network decides the same for every sample, whatever is in it"
+            text = "the trained network's decision is the same for every sample"
             return Finding(self.name, _level_at_end(event.step, self.steps), text)
         return None
 
@@ -102,7 +102,7 @@ class InputIgnored:
             self.in_a_row = 0
             return None
         self.in_a_row += 1
-        text = "the network decides the same for every validation sample, whatever is in it"
+        text = "the network's decision is the same for every validation sample"
         if self.in_a_row >= self.patience and step >= self.steps:
             many = f" ({self.in_a_row} validations in a row)" if self.in_a_row > 1 else ""
             return Finding(self.name, "error", text + many)
@@ -159,9 +159,9 @@ class SavedAsValidated:
             why = f"{shown} {'is' if len(names) == 1 else 'are'} not what the network had when it was validated"
         elif not apart <= self.SAME:
             why = (
-                f"with the same weights its predictions differ by up to {apart:.0%} of what they span: something that "
-                "it computes with is in no checkpoint (an attribute that is no buffer, a statistic)"
+                f"with the same weights its predictions differ by up to {apart:.0%} of what they span: part of its "
+                "state is in no checkpoint (an attribute that is not a buffer, a statistic)"
             )
         else:
             return None
-        return Finding(self.name, "error", f"the checkpoint of step {event.step} gives back another network: {why}")
+        return Finding(self.name, "error", f"the checkpoint of step {event.step} restores a different network: {why}")

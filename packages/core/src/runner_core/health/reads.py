@@ -38,7 +38,7 @@ class SplitsApart:
                 leaks.append(f"{doing} {counted(len(keys), f'{other} record')}: {shown}")
         if not leaks:
             return None
-        text = f"{'; '.join(leaks)}. `Project.samples` must keep to the records that it is given"
+        text = f"{'; '.join(leaks)}. `Project.samples` must use only the records that it is given"
         return Finding(self.name, "error", text)
 
 

@@ -66,8 +66,8 @@ class Starved(_Standstill):
 
     def message(self, share: str, seconds: str) -> str:
         return (
-            f"{share} of the time of the last {seconds} training waited for data. `profile` says what takes so long; "
-            "train.workers and train.prefetch bring batches ahead, and `tune` tries"
+            f"{share} of the time of the last {seconds} training waited for data. `profile` shows what takes so long; "
+            "train.workers and train.prefetch prepare batches ahead, and `tune` tries"
         )
 
 
@@ -89,5 +89,5 @@ class Idle(_Standstill):
     def message(self, share: str, seconds: str) -> str:
         return (
             f"the GPU was busy for {share} of the last {seconds}. `profile` says what it waits for: data, or a "
-            "processor that gives it its work too slowly (larger batches, train.compile)"
+            "processor that starts its work too slowly (larger batches, train.compile)"
         )

@@ -103,7 +103,7 @@ def refuse_nonsense(config: RunConfig) -> None:
 def refuse_secret_settings(config: RunConfig) -> None:
     """Raise BadInput for a setting that holds a user name, a password or a signature."""
     for name, value in flat(config).items():
-        if hold_no_secrets(value) != value:
+        if not isinstance(value, float) and hold_no_secrets(value) != value:  # NaN equals nothing
             raise BadInput(
                 f"setting {name} holds a user name, a password or a signature, which the run folder would keep: leave "
                 f"it out, and put it into the environment ({_IN_ENVIRONMENT.get(name, 'see remote.credentials')})"

@@ -214,11 +214,13 @@ def notes(runs: Sequence[Run]) -> list[str]:
     validated = [sorted((run.sides or {}).get("validation", ())) for run in runs if run.sides is not None]
     if len(validated) > 1 and any(names != validated[0] for names in validated):
         found.append(
-            "the runs were not validated on the same records (split.yaml): metrics and scores are of other data"
+            "the runs were not validated on the same records (split.yaml): their metrics and scores cannot be compared"
         )
     devices = {_device(run) for run in runs if _device(run)}
     if len(devices) > 1:
-        found.append(f"the runs were on different devices ({', '.join(sorted(devices))}): so is their speed")
+        found.append(
+            f"the runs were on different devices ({', '.join(sorted(devices))}): their speeds cannot be compared"
+        )
     return found
 
 

@@ -152,7 +152,7 @@ def _health(events: Iterable[Event], summary: Event) -> Iterator[Block]:
     problems += [("not written", path) for path in summary.get("unwritten") or ()]
     problems += [("the end is not saved", summary["unsaved"])] if summary.get("unsaved") else []
     if not findings and not problems and summary:
-        yield Note("No finding: no rule had anything to say.", "good")
+        yield Note("No finding: no health rule reported anything.", "good")
     for (level, rule, message), step in findings.items():
         yield Note(f"{message}{'' if step is None else f' (step {step})'}", level, f"{level}: {rule}")
     yield from (Note(why, "warning", what) for what, why in problems[:_ROWS])

@@ -171,8 +171,8 @@ class Auditor:
         duplicates = find_duplicates(usable, _digests(self.checked), self.checked.splits)
         set_findings = [*set_faults(project, usable), *set_rules(project, self.checked)]
         if set_findings and self.faulty:
-            text = f"what is said of the records together leaves out {counted(self.faulty, 'faulty record')}"
-            set_findings.insert(0, Finding("together", "note", f"{text}: what the others lack may be there"))
+            text = f"checks of the whole set leave out {counted(self.faulty, 'faulty record')}"
+            set_findings.insert(0, Finding("together", "note", f"{text}: it may contain what the others lack"))
         for finding in [*duplicates, *set_findings]:
             self.report(finding)
 
@@ -183,7 +183,7 @@ class Auditor:
         try:
             self.memory = memory_plan(self.setup, self.checked, self.cache)
         except BadInput as error:
-            self.report(Finding("memory", "note", f"what a training takes is not known: {error}"))
+            self.report(Finding("memory", "note", f"the memory of a training is unknown: {error}"))
             return
         for text in self.memory.warnings:
             self.report(Finding("memory", "warning", text))

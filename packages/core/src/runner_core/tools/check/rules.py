@@ -79,9 +79,7 @@ def _classes(checked: Checked, reported: bool) -> Iterator[Finding]:
             )
         elif taught and validation.records and not asked:
             have = f"{counted(taught, 'training record')} {'has' if taught == 1 else 'have'} it"
-            yield _warning(
-                "classes", f"{name}: {have}, none of the validation's{usable}: no score will speak of it{unless}."
-            )
+            yield _warning("classes", f"{name}: {have}, none of the validation's{usable}: no score covers it{unless}.")
 
 
 def _ignored(checked: Checked) -> Iterator[Finding]:
@@ -97,7 +95,7 @@ def _ignored(checked: Checked) -> Iterator[Finding]:
     least, most = (end(shares, key=shares.__getitem__, default="") for end in (min, max))
     if shares and shares[least] == 0 and shares[most] > _PART:
         text = f"{most} ignores {shares[most]:.0%} of its voxels, {least} none"
-        yield _warning("ignore", f"{text}: the two were not labelled alike, and scores do not say the same of both.")
+        yield _warning("ignore", f"{text}: they were labelled differently, and their scores mean different things.")
 
 
 def _labels_twice(checked: Checked) -> Iterator[Finding]:

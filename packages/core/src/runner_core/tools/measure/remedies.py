@@ -262,7 +262,7 @@ def _data(facts: Facts) -> Found:
     for count in sorted({0, 1, 2, 4, min(8, cores)}):
         if count <= cores:
             text = f"{count} worker{'s' if count > 1 else ''}" if count else "no workers"
-            yield Candidate(Remedy(text, {"train.workers": count}, "who fills the batches"))
+            yield Candidate(Remedy(text, {"train.workers": count}, "which processes fill the batches"))
     for ahead in (4, 8):
         remedy = Remedy(f"prefetch {ahead}", {"train.prefetch": ahead}, "more batches are kept ready")
         yield Candidate(remedy, partial(_looks_ahead, ahead))

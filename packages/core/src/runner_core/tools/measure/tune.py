@@ -145,13 +145,13 @@ class Tuning:
         """Return the remedies that a short profile suggests, or [] if a profile would take too much of the time."""
         seconds = self.end - self.began
         if _PROFILE_SHARE * seconds < _PROFILE_STARTS * self._start_seconds():
-            self.say("  no time for a profile: the list is gone through in its own order")
+            self.say("  no time for a profile: the list is tried in its own order")
             return []
         try:
             with Trial(self.base, "profile", {}, timeout=_PROFILE_SHARE * seconds) as trial:
                 return trial.profile(0.1 * _PROFILE_SHARE * seconds)[1]
         except TrialFailed as error:
-            self.say(f"  no profile ({error.reason}): the list is gone through in its own order")
+            self.say(f"  no profile ({error.reason}): the list is tried in its own order")
             return []
 
     def try_all(self, settings: Settings, candidates: Sequence[Candidate], left: Sequence[LeftOut]) -> None:
@@ -285,7 +285,7 @@ class Tuning:
         elif _hopeless(rounds.times[SAMPLE].pairs):
             row.outcome, row.reason = "given up", f"slower in each of {_HOPELESS} rounds"
         elif rounds.done < LEAST or (comparison.ratio >= WORTH and rounds.done < max(_LOOKS)):
-            row.outcome, row.reason = "undecided", "not told from noise in this time: raise --minutes"
+            row.outcome, row.reason = "undecided", "no different from noise in this time: raise --minutes"
         else:
             row.outcome, row.reason = "no faster", ""
 
