@@ -14,7 +14,6 @@ from typing import Any
 from runner_core import HostBatch
 from runner_core.base.writing import whole_folder
 from runner_core.config.values import overlay_named
-from runner_core.contract.project import overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader
 from runner_core.engines.device import chunks
@@ -150,7 +149,7 @@ def loader_of(setup: Setup, data: Data, block: int) -> Loader:
         block=block,
         allocate=setup.engine.allocate,
         pin=setup.engine.pin,
-        augment=setup.project.augment if overrides(setup.project, "augment") else None,
+        augment=setup.project.learning().augment,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from runner_core import Precision, Project, Step
+from runner_core import Learning, Precision, Project, Step
 from runner_core.data.sampling import order
 from runner_core.engines.keras import KerasEngine
 
@@ -81,8 +81,8 @@ class Tiny(Project):
     def model(self, precision: Precision) -> keras.Model:
         return network()
 
-    def optimizer(self, groups: Any) -> keras.optimizers.Optimizer:
-        return optimizer()
+    def learning(self) -> Learning:
+        return Learning(optimizer=lambda variables: optimizer())
 
     def step(self, model: Any, batch: Any, progress: Any) -> Step:
         return Step(keras.ops.mean(keras.ops.square(model(batch["x"]) - batch["y"])))

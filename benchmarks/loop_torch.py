@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from runner_core import Precision, Project, Step
+from runner_core import Learning, Precision, Project, Step
 from runner_core.data.sampling import order
 from runner_core.engines.torch import TorchEngine
 from torch import nn
@@ -86,8 +86,8 @@ class Tiny(Project):
     def model(self, precision: Precision) -> nn.Module:
         return network()
 
-    def optimizer(self, groups: Any) -> torch.optim.Optimizer:
-        return optimizer(groups)
+    def learning(self) -> Learning:
+        return Learning(optimizer=optimizer)
 
     def step(self, model: Any, batch: Any, progress: Any) -> Step:
         return Step(F.mse_loss(model(batch["x"]), batch["y"]))

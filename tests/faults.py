@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
@@ -65,6 +65,18 @@ class Place:
     def method(self, name: str, make: Make) -> None:
         """A method, or an attribute, of the project's class."""
         self._patch.setattr(self._kind, name, make(getattr(self._kind, name)))
+
+    def facet(self, name: str, **makes: Make) -> None:
+        """Fields of what a method of the project's class returns: `learning`, for example."""
+
+        def changed(old: Callable[..., Any]) -> Callable[..., Any]:
+            def facet(project: Any) -> Any:
+                found = old(project)
+                return replace(found, **{field: make(getattr(found, field)) for field, make in makes.items()})
+
+            return facet
+
+        self.method(name, changed)
 
     def function(self, name: str, make: Make) -> None:
         """`module.function`, or `module.Class.method`."""
@@ -223,14 +235,14 @@ class Bench:
 
 def integer_schedule(place: Place) -> None:
     """The share of the training that is done, in integers: the learning rate is 0 up to the end."""
-    place.method("schedule", lambda old: lambda self, progress: progress.step // progress.steps)
+    place.facet("learning", schedule=lambda old: lambda progress: progress.step // progress.steps)
 
 
 def copied_parameters(place: Place) -> None:
     """The optimizer is given the parameters of a copy of the network."""
     from copy import deepcopy
 
-    place.method("parameter_groups", lambda old: lambda self, model: [{"params": list(deepcopy(model).parameters())}])
+    place.facet("learning", parameter_groups=lambda old: lambda model: [{"params": list(deepcopy(model).parameters())}])
 
 
 def leaking_samples(place: Place) -> None:

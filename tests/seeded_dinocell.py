@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from faults import Fault, Place, blank, detached, forgets_average, leaking_samples, negative
@@ -22,7 +23,9 @@ def eight_bits(place: Place) -> None:
         return decode
 
     place.method("decode", make)
-    place.method("prepare_version", lambda old: old + 1)  # else the cache itself refuses it
+    place.method(
+        "dataset", lambda old: replace(old, prepare_version=old.prepare_version + 1)
+    )  # else the cache itself refuses it
 
 
 def no_centring(place: Place) -> None:
@@ -41,7 +44,7 @@ def no_centring(place: Place) -> None:
 
 def left_behind(place: Place) -> None:
     """The teacher never follows the student."""
-    place.method("after_step", lambda old: lambda self, model, progress: None)
+    place.facet("learning", after_step=lambda old: lambda model, progress: None)
 
 
 def integer_rate(place: Place) -> None:
@@ -56,14 +59,14 @@ def copied_student(place: Place) -> None:
     """The optimizer is given the parameters of a copy."""
 
     def make(old: Callable[..., Any]) -> Callable[..., Any]:
-        def groups(self: Any, model: Any) -> Any:
+        def groups(model: Any) -> Any:
             from copy import deepcopy
 
-            return old(self, deepcopy(model))
+            return old(deepcopy(model))
 
         return groups
 
-    place.method("parameter_groups", make)
+    place.facet("learning", parameter_groups=make)
 
 
 FAULTS = [

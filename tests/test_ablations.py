@@ -24,7 +24,7 @@ PRESETS = [(name, preset) for name in PROJECTS for preset in Plugins.load(name).
 @pytest.mark.parametrize("name", PROJECTS)
 def test_optimisations_have_names_of_their_own_and_settings_that_there_are(name):
     project = Plugins.load(name).project()
-    there = (*project.optimisations, *CORE)
+    there = (*project(project.Config()).learning().optimisations, *CORE)
     assert len({o.name for o in there}) == len(there)
     known = flat(project.Config())
     for optimisation in there:
@@ -37,7 +37,7 @@ def test_optimisations_have_names_of_their_own_and_settings_that_there_are(name)
 def test_each_can_be_switched_off_alone_and_all_together(name, preset):
     project = Plugins.load(name).project()
     config = from_preset(project, preset)
-    offs = [o.off for o in project.optimisations]
+    offs = [o.off for o in project(config).learning().optimisations]
     for off in [*offs, {setting: value for each in offs for setting, value in each.items()}]:
         changed = overlay_named(config, off, "off")
         refuse_nonsense(changed)

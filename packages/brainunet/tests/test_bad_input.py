@@ -264,7 +264,7 @@ def test_analyze_files_are_read_and_predictions_are_nifti(project, write_head, t
     (record,) = project.records(scan.parent)
     assert set(record.files) == {"image", "image header", "mask", "mask header"}
     assert project.decode(record).arrays["mask"].any()
-    assert any("Analyze file" in finding.message for finding in project.check(record))
+    assert any("Analyze file" in finding.message for finding in project.checks().record(record))
     image = nifti.open_image(record.files["image"])
     out = nifti.write_like(image, np.zeros(image.shape[:3], np.uint8), tmp_path / "out.nii.gz")
     np.testing.assert_allclose(nibabel.load(out).affine, image.affine)

@@ -9,7 +9,7 @@ import pytest
 
 def rules(project, scan) -> dict[str, str]:
     (record,) = project.records(scan.parent)
-    return {f.rule: f.message for f in project.check(record)}
+    return {f.rule: f.message for f in project.checks().record(record)}
 
 
 def test_a_good_scan_has_no_findings(project, write_head) -> None:
@@ -27,10 +27,10 @@ def test_a_predicted_brain_of_impossible_size_is_remarked(project, write_head) -
     (record,) = project.inputs(scan)
     truth = np.asarray(nibabel.load(scan.with_name(scan.name.replace(".nii", "_brainmask.nii"))).dataobj) > 0
     for mask, said in ((truth & False, "the mask is empty"), (truth | True, "8640 ml (expected 700 to 2200 ml)")):
-        (finding,) = project.remarks(record, mask)
+        (finding,) = project.checks().prediction(record, mask)
         assert finding.level == "warning"
         assert said in finding.message
-    assert project.remarks(record, truth) == []
+    assert not list(project.checks().prediction(record, truth))
 
 
 def test_a_mask_that_is_cut(project, write_head) -> None:
@@ -102,7 +102,7 @@ def test_forms_that_disagree_or_are_missing(project, write_head) -> None:
     nibabel.save(image, scan)
     mask.unlink()
     (record,) = project.inputs(scan)
-    assert any("left and right are a guess" in f.message for f in project.check(record))
+    assert any("left and right are a guess" in f.message for f in project.checks().record(record))
 
 
 def test_check_tells_of_the_file_and_of_the_brain_in_the_networks_grid(project, write_head) -> None:
@@ -113,9 +113,9 @@ def test_check_tells_of_the_file_and_of_the_brain_in_the_networks_grid(project, 
     assert decoded.original.spacing == (5.0, 5.0, 3.0)
     image = nibabel.load(scan)
     np.testing.assert_array_equal(decoded.original.array, np.asarray(image.dataobj))
-    found = project.annotation(decoded)
+    found = project.checks().annotation(decoded)
     brain = np.count_nonzero(decoded.arrays["mask"])
     assert found.counts == {"other": decoded.arrays["mask"].size - brain, "brain": brain}
     assert found.ignored is None  # every voxel is learned
     del decoded.arrays["mask"]
-    assert project.annotation(decoded) is None
+    assert project.checks().annotation(decoded) is None

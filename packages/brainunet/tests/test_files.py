@@ -322,6 +322,6 @@ def test_a_training_says_who_counts_as_a_person(tmp_path: Path) -> None:
     """No name says it: a wrong guess would let one person train and validate."""
     touch(tmp_path, *(f"{folder}/P{n}_{scan}.nii" for folder in ("images", "masks") for n in (1, 2) for scan in "ab"))
     project = BrainUNet(BrainConfig())
-    (note,) = project.check_set(project.records(tmp_path))
+    (note,) = project.checks().records(project.records(tmp_path))
     assert (note.rule, note.level) == (LEFT_OUT, "note")  # which a training prints
     assert "before their first _ or - counts as the person (P1, P2)" in note.message

@@ -80,7 +80,7 @@ def test_micro_batches_learn_what_the_batch_does(norm: str, size: int) -> None:
     found = {}
     for count in (5, size):
         project = accumulating(count, norm, "sample")
-        assert project.splittable
+        assert project.learning().splittable
 
         def backward(tensors, progress, share, project=project):
             loss = project.step(network, tensors, progress).loss * share
@@ -108,7 +108,7 @@ def test_micro_batches_learn_what_the_batch_does(norm: str, size: int) -> None:
 def test_accumulation_is_refused_with_the_reason(norm: str, over: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         accumulating(2, norm, over)
-    assert not accumulating(5, norm, over).splittable
+    assert not accumulating(5, norm, over).learning().splittable
 
 
 def test_losses_fall_as_the_prediction_improves() -> None:

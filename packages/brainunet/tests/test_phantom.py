@@ -36,7 +36,7 @@ def test_brains_are_of_human_size_and_one_piece(project: BrainUNet, heads: Path)
         assert 1.0 < mask.sum() * np.prod(spacing(image)) / 1e6 < 1.9
         sizes = np.bincount(ndimage.label(mask)[0].ravel())[1:]
         assert sizes.max() > 0.98 * sizes.sum()
-        assert not any(f.level == "error" for f in project.check(record))
+        assert not any(f.level == "error" for f in project.checks().record(record))
 
 
 def test_scanners_differ(project: BrainUNet, heads: Path) -> None:

@@ -153,8 +153,8 @@ def test_a_higher_threshold_gives_a_smaller_mask(project, write_head) -> None:
     for threshold in (0.5, 0.75):
         project.config.predict.threshold = threshold
         sizes.append(int(project.predict(record, doubtful).sum()))
-        assert project.decision(np.array(project._cut + 0.01))
-        assert not project.decision(np.array(project._cut - 0.01))
+        assert project.health().decision(np.array(project._cut + 0.01))
+        assert not project.health().decision(np.array(project._cut - 0.01))
     assert sizes[1] < 0.8 * sizes[0]
 
 
@@ -214,7 +214,7 @@ def test_an_unwritable_folder_is_named(project, write_head, tmp_path) -> None:
 def test_figures_show_prediction_and_truth(project, write_head) -> None:
     (record,) = project.records(write_head().parent)
     truth = np.asarray(nibabel.load(record.files["mask"]).dataobj) > 0
-    picture = project.figure(record, truth)
+    picture = project.pictures().figure(record, truth)
     assert picture.dtype == np.uint8
     assert picture.ndim == 3
     red, green, yellow = (255, 70, 50), (60, 220, 90), (255, 225, 60)
@@ -223,9 +223,9 @@ def test_figures_show_prediction_and_truth(project, write_head) -> None:
     assert yellow in colours(slices)
     assert green not in colours(slices)
     shifted = np.roll(truth, 4, axis=0)
-    assert {red, green} <= colours(project.figure(record, shifted)[:-24])
+    assert {red, green} <= colours(project.pictures().figure(record, shifted)[:-24])
     (unlabelled,) = project.inputs(record.files["image"])
-    assert {red, green, yellow} & colours(project.figure(unlabelled, truth)[-24:]) == {red}
+    assert {red, green, yellow} & colours(project.pictures().figure(unlabelled, truth)[-24:]) == {red}
 
 
 def colours(picture: np.ndarray) -> set[tuple[int, ...]]:

@@ -35,7 +35,7 @@ def test_cross_entropy_alone_ends_at_the_entropy_of_the_share() -> None:
 
 
 def test_the_share_is_that_of_the_training_slices(project: BrainUNet, write_head: Callable[..., Path]) -> None:
-    assert project.chance_losses() == {}
+    assert project.health().chance_losses() == {}
     root = write_head().parent.parent
     write_head("sub-02/sub-02_ses-1_T1w", shape=(40, 48, 30))
     records = project.records(root)
@@ -46,4 +46,4 @@ def test_the_share_is_that_of_the_training_slices(project: BrainUNet, write_head
     assert share == pytest.approx(np.mean(np.concatenate(masks)), rel=1e-12)
     assert project.fit(store, [1])["brain_share"] != share
     project.statistics = {"brain_share": share}
-    assert project.chance_losses() == chance_losses(share, project.config.loss)
+    assert project.health().chance_losses() == chance_losses(share, project.config.loss)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runner_core import BadInput
+from runner_core import BadInput, Learning
 from runner_core.base.location import Url
 from runner_core.base.writing import json_text
 from runner_core.cli import main
@@ -47,7 +47,7 @@ def setup(toy, monkeypatch):
     """The toy with optimisations of its own, preset default."""
     plugins = Plugins.load("toy")
     kind = plugins.project()
-    monkeypatch.setattr(kind, "optimisations", OWN)
+    monkeypatch.setattr(kind, "learning", lambda self: Learning(optimisations=OWN))
     config = from_preset(kind, "default")
     return Setup(kind(config), config, "default", None, plugins)
 
@@ -71,14 +71,14 @@ def test_what_the_run_has_is_switched_off_each_by_itself_then_all(setup):
 
 
 def test_where_all_learn_the_same_there_is_one_of_all(setup, monkeypatch):
-    monkeypatch.setattr(type(setup.project), "optimisations", OWN[:1])
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning(optimisations=OWN[:1]))
     assert names(cases(setup, READY)) == ["kernel", "cache", ALL]
-    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
     assert names(cases(setup, READY)) == ["cache"]
 
 
 def test_what_a_gpu_has_is_there_only_on_one(setup, monkeypatch):
-    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
     assert names(cases(setup, READY)) == ["cache"]
     setup.config.train.compile, setup.config.train.channels_last = "on", "on"
     on_gpu = replace(READY, kind="cuda", device="A GPU", precision="bfloat16", cache="device")
@@ -89,7 +89,7 @@ def test_what_a_gpu_has_is_there_only_on_one(setup, monkeypatch):
 
 
 def test_what_is_streamed_has_others(setup, monkeypatch):
-    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
     streamed = replace(READY, cache="stream")
     assert names(cases(setup, streamed)) == ["look-ahead"]
     setup.source = Url("s3://bucket/data")
@@ -100,7 +100,7 @@ def test_what_is_streamed_has_others(setup, monkeypatch):
 
 def test_keras_compiles_on_a_gpu_without_being_asked(setup, monkeypatch):
     monkeypatch.setattr(type(setup.project), "framework", "keras")
-    monkeypatch.setattr(type(setup.project), "optimisations", ())
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
     setup.config.train.steps_per_execution = 4
     assert names(cases(setup, replace(READY, kind="cuda", device="A GPU"))) == ["compile", "blocks", "cache", ALL]
 
@@ -514,7 +514,7 @@ def test_bad_flags(here, capsys):
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
 def test_interrupted_it_tells_what_it_has(here, fake, capsys, monkeypatch, stop, code):
     """In the second case: the first one is told."""
-    monkeypatch.setattr(Plugins.load("toy").project(), "optimisations", OWN)
+    monkeypatch.setattr(Plugins.load("toy").project(), "learning", lambda self: Learning(optimisations=OWN))
     fake.fails = {"few: steps": stop}
     assert main(["toy", "ablate", "--minutes", "0.001", "--out", "found"]) == code
     said = capsys.readouterr().out

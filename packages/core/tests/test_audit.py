@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import Annotation, BadInput, Decoded, Finding, Original, Project, Record
+from runner_core import Annotation, BadInput, Checks, Decoded, Finding, Original, Project, Record
 from runner_core.cli import main
 from runner_core.contract import CachePlan
 from runner_core.tools.check.facts import (
@@ -113,7 +113,7 @@ def test_annotated_voxels_are_those_of_the_classes_unless_said() -> None:
 def test_a_record_is_decoded_once_and_told_of_even_where_it_is_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     from runner_core.data.crop import NoCrop
     from runner_core.data.pipeline import RecordPipeline
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     Path("data").mkdir()
     Toy(Toy.presets["demo"]()).phantom(Path("data"), np.random.default_rng(0))
@@ -126,9 +126,11 @@ def test_a_record_is_decoded_once_and_told_of_even_where_it_is_faulty(monkeypatc
         return real(self, record)
 
     monkeypatch.setattr(Toy, "decode", decode)
-    monkeypatch.setattr(
-        Toy, "annotation", lambda self, decoded: Annotation({"disc": int(decoded.arrays["mask"].sum())})
+    declared = declare(
+        *(Toy, "checks"),
+        annotation=lambda self, decoded: Annotation({"disc": int(decoded.arrays["mask"].sum())}),
     )
+    monkeypatch.setattr(Toy, "checks", declared)
     work = Examine(RecordPipeline(project, NoCrop()))
     record = project.records(Path("data"))[0]
     _, found = work((0, record))
@@ -155,7 +157,8 @@ def test_a_record_is_decoded_once_and_told_of_even_where_it_is_faulty(monkeypatc
 
 def plain(*checks: str) -> Any:
     """A project that has no checks of its own but these."""
-    kind = type("Plain", (Project,), dict.fromkeys(checks, lambda self, what: ()))
+    own = Checks(**dict.fromkeys(checks, lambda what: ()))  # type: ignore[arg-type]
+    kind = type("Plain", (Project,), {"checks": lambda self: own})
     return kind.__new__(kind)
 
 
@@ -235,7 +238,7 @@ def test_what_a_faulty_record_could_refute_is_not_claimed() -> None:
 
 
 def test_a_project_says_itself_which_classes_there_are_nowhere() -> None:
-    assert not set_rules(plain("check_set"), checked([labelled(a=5, b=0)] * 2, [1]))
+    assert not set_rules(plain("records"), checked([labelled(a=5, b=0)] * 2, [1]))
 
 
 def test_voxels_that_nobody_looked_at_learned_as_a_class() -> None:
@@ -304,7 +307,7 @@ def test_faults_of_values_are_told_where_a_project_does_not_look() -> None:
     assert "image of 1 record has more than 2% of its values at the highest (saturated, or clipped): r1." in text
     assert "image of 1 record has NaN or infinite values: r2." in text
     assert "1 record of 8 bits a value among those of 16: r3." in text
-    assert not set_rules(plain("check", "check_set"), checked(faults))
+    assert not set_rules(plain("record", "records"), checked(faults))
 
 
 # ---------------------------------------------------------------- tables
@@ -370,16 +373,15 @@ def audit(here: Path) -> dict[str, Any]:
 def test_the_report_says_what_the_screen_does(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     def annotation(self: Any, decoded: Decoded) -> Annotation:
         mask = decoded.arrays["mask"]
         return Annotation({"disc": int((mask > 0).sum())}, 0, mask.size)
 
-    monkeypatch.setattr(Toy, "annotation", annotation)
+    monkeypatch.setattr(Toy, "checks", declare(Toy, "checks", annotation=annotation, record=None))
     assert main(["toy", "phantom", "data"]) == 0
     np.save(here / "data" / "p0_b.npy", np.full((4, 24, 24), 0.5, np.float32))
-    monkeypatch.setattr(Toy, "check", Project.check)
     (here / "data" / "<notes>.txt").touch()
     words = ["toy", "check", "--data", "data", "--cache.workers", "1"]
     assert main([*words, "--out", "audit"]) == 0
@@ -455,12 +457,12 @@ def test_streamed_records_of_which_none_can_be_read_are_refused(here: Path, caps
 def test_what_is_said_of_all_leaves_out_the_faulty_and_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     def check_set(self: Any, records: Sequence[Record]) -> Sequence[Finding]:
         return [Finding("surface", "warning", "none has a surface")]
 
-    monkeypatch.setattr(Toy, "check_set", check_set)
+    monkeypatch.setattr(Toy, "checks", declare(Toy, "checks", records=check_set))
     assert main(["toy", "phantom", "data"]) == 0
     (here / "data" / "p2_a.npy").write_bytes(b"not numpy")
     assert main(["toy", "check", "--data", "data", "--cache.workers", "1"]) == 2

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runner_core import BadInput, DataErrors, OutOfSpace, Record, RunConfig, RunnerError
+from runner_core import BadInput, DataErrors, DataSet, OutOfSpace, Record, RunConfig, RunnerError
 from runner_core.config import CacheConfig
 from runner_core.contract import Device
 from runner_core.data.cache import build, choose, folder, identity, manage
@@ -179,7 +179,7 @@ def test_a_cache_that_prepare_no_longer_makes_is_refused(place, monkeypatch, mod
         BadInput, match=r"rowstoy makes now \('mask' of record a0\).*`prepare_version`.*prepare_settings"
     ):
         place.open(mode=mode)
-    monkeypatch.setattr(RowsToy, "prepare_version", 2)
+    monkeypatch.setattr(RowsToy, "dataset", DataSet(prepare_version=2))
     assert_holds_what_the_pipeline_gives(place.open(mode=mode), place.pipeline, place.records)
 
 

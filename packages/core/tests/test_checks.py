@@ -34,7 +34,7 @@ def test_new_data_is_checked_once(
 def test_faults_of_the_set_are_told_by_check_and_at_the_start(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     assert main(["toy", "phantom", "data"]) == 0
     (here / "data" / "p0_a.npy").write_bytes(b"not numpy")
@@ -45,7 +45,7 @@ def test_faults_of_the_set_are_told_by_check_and_at_the_start(
         found = Finding("axes", level, f"{len(records)} records have two axes")  # type: ignore[arg-type]
         return [found, Finding("axes", "note", "which is odd")]
 
-    monkeypatch.setattr(Toy, "check_set", check_set)
+    monkeypatch.setattr(Toy, "checks", declare(Toy, "checks", records=check_set))
     assert main(["toy", "check", "--data", "data"]) == 2  # for the faulty record, which is not among them
     assert "warning  9 records have two axes\nnote     which is odd" in capsys.readouterr().out
     (here / "data" / "p0_a.npy").unlink()
@@ -66,12 +66,12 @@ def test_faults_of_the_set_are_told_by_check_and_at_the_start(
 def test_a_set_that_cannot_be_checked_is_an_error(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     def check_set(self: Any, records: Sequence[Record]) -> Sequence[Finding]:
         raise BadInput(f"{records[0].files['image']}: has no axis")
 
-    monkeypatch.setattr(Toy, "check_set", check_set)
+    monkeypatch.setattr(Toy, "checks", declare(Toy, "checks", records=check_set))
     assert main(["toy", "check"]) == 2
     assert "p0_a.npy: has no axis" in capsys.readouterr().out
 

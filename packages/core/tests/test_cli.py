@@ -526,7 +526,7 @@ def test_predict_collects_where_the_project_does(
     toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from runner_core.cli import main
-    from toy_project import Toy  # type: ignore[import-not-found]
+    from toy_project import Toy, declare  # type: ignore[import-not-found]
 
     def collect(self: Any, files: Sequence[Path], out: Path) -> list[Path]:
         assert all(file.parent == Path("out") for file in files)
@@ -534,7 +534,7 @@ def test_predict_collects_where_the_project_does(
         return [out / "all.npy"]
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Toy, "collect", collect)
+    monkeypatch.setattr(Toy, "judging", declare(Toy, "judging", collect=collect))
     assert main(["toy", "phantom", "data"]) == 0
     inputs = ["data/p1_a.npy", "data/gone.npy", "data/p2_a.npy"]
     assert main(["toy", "predict", str(trained), *inputs, "--out", "out"]) == 2
@@ -548,10 +548,12 @@ def test_predict_and_evaluate_say_what_a_project_remarks(
 ) -> None:
     from runner_core import Finding
     from runner_core.cli import main
-    from toy_project import Toy  # type: ignore[import-not-found]
+    from toy_project import Toy, declare  # type: ignore[import-not-found]
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Toy, "remarks", lambda self, record, prediction: [Finding("seen", "warning", "look at it")])
+    remarks = [Finding("seen", "warning", "look at it")]
+    declared = declare(Toy, "checks", prediction=lambda self, record, prediction: remarks)
+    monkeypatch.setattr(Toy, "checks", declared)
     run = shutil.copytree(trained, tmp_path / "copy")
     assert main(["toy", "phantom", "data"]) == 0
     assert main(["toy", "predict", str(run), "data/p1_a.npy", "--out", "out"]) == 0

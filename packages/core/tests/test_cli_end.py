@@ -201,9 +201,9 @@ def test_without_validation_train_and_check_say_so(here: Path, capsys: pytest.Ca
 def test_without_validation_a_project_may_score_what_is_trained_on(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
-    monkeypatch.setattr(Toy, "scored", lambda self, sides: sides["train"][:3])
+    monkeypatch.setattr(Toy, "judging", declare(Toy, "judging", scored=lambda self, splits: splits["train"][:3]))
     assert main(["toy", "check", "--data.split", "none"]) == 0
     said = capsys.readouterr().out
     assert "3 of the 3 records scored at the end are trained on" in said

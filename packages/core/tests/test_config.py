@@ -16,7 +16,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core import AtLeast, BadInput, Between, RunConfig
+from runner_core import AtLeast, BadInput, Between, DataSet, RunConfig
 from runner_core.config import TrainConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.values import flat, overlay, plain
@@ -283,7 +283,7 @@ def test_what_the_data_are_is_free_for_a_trained_model() -> None:
 
     class Described(Project):
         presets: ClassVar[dict[str, Callable[[], RunConfig]]] = {"default": RunConfig}
-        data_settings = ("data.split",)
+        dataset = DataSet(settings=("data.split",))
 
     one.train.seed = 3
     found = for_other_data(one, Described, "default")

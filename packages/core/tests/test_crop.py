@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from runner_core import BadInput, Box, RunConfig
+from runner_core import BadInput, Box, DataSet, RunConfig
 from runner_core.config import CropConfig
 from runner_core.data.crop import (
     BodyCrop,
@@ -111,7 +111,7 @@ def test_centre_and_channels_after_the_grid():
 
 
 class _Project:
-    crop = "body"
+    dataset = DataSet(crop="body")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,13 @@ def test_a_monitor_that_chooses_nothing_is_refused(monitor: Any, toy: None, monk
         Plugins.load("toy").project()
 
 
-def test_adjust_is_refused_of_keras(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy_class(), "adjust", lambda self, groups, progress: None, raising=False)
-    Plugins.load("toy").project()
-    monkeypatch.setattr(toy_class(), "framework", "keras")
-    with pytest.raises(BadInput, match="project toy: `adjust` is for PyTorch"):
+def test_members_that_have_moved_are_named_with_their_places(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy_class(), "splittable", True, raising=False)
+    monkeypatch.setattr(toy_class(), "check", lambda self, record: (), raising=False)
+    monkeypatch.setattr(toy_class(), "pictures", lambda self, watched: {})
+    found = "`splittable` is `learning().splittable`, `check` is `checks().record`, "
+    found += "`pictures` is `pictures().draw_watched`"
+    with pytest.raises(BadInput) as raised:
         Plugins.load("toy").project()
+    assert f"project toy: members of Toy have new places: {found}" in str(raised.value)
+    assert raised.value.exit_code == 2

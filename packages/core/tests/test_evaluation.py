@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core import BadInput, Finding, Project, Record, RunConfig, Table
+from runner_core import BadInput, Checks, Finding, Judging, Pictures, Project, Record, RunConfig, Table
 from runner_core.cli.evaluate import further_tables, score_table
 from runner_core.output.pictures import write_png
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
@@ -42,8 +42,8 @@ class Scored(Project):
     def baseline(self, record: Record, statistics: Any) -> Any:
         return statistics["trivial"]
 
-    def figure(self, record: Record, prediction: Any) -> Any:
-        return np.full((2, 3, 3), 7, np.uint8)
+    def pictures(self) -> Pictures:
+        return Pictures(figure=lambda record, prediction: np.full((2, 3, 3), 7, np.uint8))
 
 
 def records(*keys: str) -> list[Record]:
@@ -100,16 +100,20 @@ def test_means_leave_out_what_is_no_number() -> None:
 class Pooled(Scored):
     """A score over all cells of all records, a table of them, and a remark on what has none."""
 
-    shown = ("dice",)
+    def judging(self) -> Judging:
+        return Judging(shown=("dice",), pooled=self._pooled, tables=self._tables)
 
-    def pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
+    def checks(self) -> Checks:
+        return Checks(prediction=self._remarks)
+
+    def _pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
         return {"hd95": max(s["hd95"] for s in scores)}
 
-    def tables(self, scores: Any, baseline: Any) -> Sequence[Table]:
+    def _tables(self, scores: Any, baseline: Any) -> Sequence[Table]:
         rows = [("left", scores[0]["dice"], len(baseline)), ("<i>right", math.nan, 0)]
         return [Table("sides", "By side", ("side", "dice", "trivial"), rows)]
 
-    def remarks(self, record: Record, prediction: Any) -> Sequence[Finding]:
+    def _remarks(self, record: Record, prediction: Any) -> Sequence[Finding]:
         return [Finding("empty", "warning", "nothing found")] if prediction == "bad" else []
 
 

@@ -7,6 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core import BadInput, Project, Record, RunConfig, Table
+from runner_core import BadInput, Judging, Project, Record, RunConfig, Table
 from runner_core.cli import main
 from runner_core.cli.evaluate import score_table
 from runner_core.cli.train_text import result_table
@@ -51,7 +52,10 @@ class Embeds(Project):
     def baseline(self, record: Any, statistics: Any) -> Any:
         return f"pixels of {record.key}"
 
-    def judge(self, predicted: Sequence[Predicted]) -> Judgement | None:
+    def judging(self) -> Judging:
+        return Judging(judge=self._judge)
+
+    def _judge(self, predicted: Sequence[Predicted]) -> Judgement | None:
         self.given.append(predicted)
         return self.judgement
 
@@ -96,7 +100,8 @@ def test_judge_is_given_all_predictions_in_their_order() -> None:
 
 def test_without_judge_no_prediction_is_kept() -> None:
     class Plain(Embeds):
-        judge = Project.judge
+        def judging(self) -> Judging:
+            return Judging()
 
     assert {row.prediction for row in run(Plain(), *"0123456789").rows} == {None}
     assert all(row.prediction for row in run(Embeds(), *"0123456789").rows)
@@ -139,7 +144,8 @@ def test_they_join_the_scores_of_records() -> None:
     """Whose first is the headline then."""
 
     class Both(Embeds):
-        shown = ("dice", "accuracy")
+        def judging(self) -> Judging:
+            return replace(super().judging(), shown=("dice", "accuracy"))
 
         def score(self, record: Any, prediction: Any) -> Mapping[str, float]:
             return {"dice": 0.25 if prediction.startswith("pixels") else 0.75, "more": 1.0}
@@ -269,7 +275,7 @@ def test_train_and_evaluate_judge_what_the_project_names(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """All sides, by the trained and the untrained network: in the summary, scores.json, the report and on screen."""
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     given: list[Sequence[Predicted]] = []
 
@@ -280,10 +286,14 @@ def test_train_and_evaluate_judge_what_the_project_names(
         return Judgement(own, baseline, {"untrained network": untrained}, [TABLE], {"spread": PICTURE})
 
     METHODS = ("prediction", "baseline", "untrained")
-    monkeypatch.setattr(Toy, "judge", judge)
-    monkeypatch.setattr(Toy, "untrained", True)
+    declared = declare(
+        *(Toy, "judging"),
+        judge=judge,
+        untrained=True,
+        scored=lambda self, splits: [*splits["train"], *splits["validation"]],
+    )
+    monkeypatch.setattr(Toy, "judging", declared)
     monkeypatch.setattr(Toy, "monitor", ("loss", "max"))
-    monkeypatch.setattr(Toy, "scored", lambda self, sides: [*sides["train"], *sides["validation"]])
     monkeypatch.delattr(Toy, "score")
     words = ["--train.steps-per-epoch", "20", "--train.epochs", "2"]
     assert main(["toy", "train", "--run-dir", "run", *words]) == 0

@@ -269,6 +269,15 @@ def test_optimizers_that_do_the_runners_work_are_refused(make, told):
         trainer(Own)
 
 
+def test_adjust_is_refused():
+    class Adjusts(Linear):
+        def adjust(self, groups, progress):
+            pass
+
+    with pytest.raises(BadInput, match="`adjust` is for PyTorch"):
+        trainer(Adjusts)
+
+
 def test_layers_of_the_network_train_too():
     """A step may call them one by one: dropout and BatchNorm know that it trains."""
 
@@ -657,7 +666,7 @@ def test_the_set_on_the_device(tmp_path):
     """Gathered there or read from the host: the same samples, the same weights, bit for bit."""
 
     class Unchanged(keras_toy.KerasToy):
-        augment = toy.Toy.__mro__[1].augment  # the device has no host-side augmentation
+        augment = None  # the device has no host-side augmentation
 
     states = []
     for device in (False, True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runner_core import BadInput, Record
+from runner_core import BadInput, DataSet, Record
 from runner_core.base.location import Url, location, refuse_secrets
 from runner_core.cli import main
 from runner_core.cli.options import peek
@@ -91,7 +91,7 @@ def test_known_digests_of_files_and_urls_together(tmp_path):
 def test_a_project_that_is_not_remote_refuses_urls(command, here, monkeypatch, capsys):
     import toy_project
 
-    monkeypatch.setattr(toy_project.Toy, "remote", False)
+    monkeypatch.setattr(toy_project.Toy, "dataset", DataSet())
     assert main(["toy", command, "--data", "s3://bucket/data"]) == 2
     assert "s3://bucket/data: project toy reads no data at URLs" in capsys.readouterr().err
     assert not (here / "runs").exists() or not any((here / "runs").rglob("config.yaml"))

@@ -124,7 +124,7 @@ def test_the_phantom_has_every_class_and_is_another_with_other_grey_values(tmp_p
 import numpy as np
 from runner_cells.phantom import draw
 from runner_cells.project import Segmentation
-print(Segmentation.phantom_version, *np.unique(draw(120, 120, np.random.default_rng(0))[1]))
+print(Segmentation.dataset.phantom_version, *np.unique(draw(120, 120, np.random.default_rng(0))[1]))
 """
 
     def drawn(classes: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core import BadInput, Box, Decoded, Record, RunConfig
+from runner_core import BadInput, Box, DataSet, Decoded, Record, RunConfig
 from runner_core.data.crop import CentreCrop, ForegroundCrop, NoCrop
 from runner_core.data.pipeline import RecordPipeline
 
@@ -54,7 +54,7 @@ def test_pickled_pipeline_does_the_same(record):
 
 def test_settings_change_with_everything_that_changes_the_arrays():
     class Newer(RowsToy):
-        prepare_version = 2
+        dataset = DataSet(prepare_version=2)
 
     pipelines = [
         RecordPipeline(RowsToy(RunConfig()), NoCrop()),

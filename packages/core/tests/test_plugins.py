@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from pathlib import Path
@@ -255,12 +256,20 @@ def test_unknown_names_come_with_hints(toy: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("least", "lower_bounds"), ("of_data", "data_settings"), ("uninformed", "chance_losses")]
+    ("old", "new"),
+    [
+        ("least", "health().lower_bounds"),
+        ("of_data", "dataset.settings"),
+        ("uninformed", "health().chance_losses"),
+        ("remarks", "checks().prediction"),
+        ("judge", "judging().judge"),
+        ("faults", "Config.faults"),
+    ],
 )
 def test_an_old_name_is_answered_with_the_new_one(old: str, new: str) -> None:
     from runner_core.plugins.manager import refuse_incomplete
 
-    with pytest.raises(BadInput, match=f"project old: `{old}` is called `{new}` now"):
+    with pytest.raises(BadInput, match=re.escape(f"`{old}` is `{new}`")):
         refuse_incomplete(type("Old", (Project,), {"name": "old", old: ()}))
 
 

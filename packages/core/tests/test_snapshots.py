@@ -14,8 +14,8 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
+from runner_core import Pictures
 from runner_core.base.errors import BadInput, Unhealthy
-from runner_core.contract.project import Project
 from runner_core.engines.returned import snapshots
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder
@@ -178,7 +178,7 @@ def test_the_first_samples_of_the_split_that_is_validated(validation, tmp_path):
 def test_fewer_samples_than_it_wants_and_the_set_on_the_device(tmp_path):
     class Greedy(Draws):
         snapshot_samples = 1000
-        augment = Project.augment
+        augment = None
 
         def snapshots(self, model, batch):
             return {"mean": np.full((4, 4, 3), len(batch["image"]), np.uint8)}
@@ -200,7 +200,7 @@ def test_fewer_samples_than_it_wants_and_the_set_on_the_device(tmp_path):
     ],
 )
 def test_what_is_no_picture_is_refused(found, message):
-    project = SimpleNamespace(name="toy", snapshots=lambda model, batch: found)
+    project = SimpleNamespace(name="toy", pictures=lambda: Pictures(snapshots=lambda model, batch: found))
     with pytest.raises(BadInput, match=rf"project toy: `snapshots` must return pictures .* by name; {message}"):
         snapshots(project, None, {})
 

@@ -77,11 +77,11 @@ def runner_project():
     return Toy
 """
 DRAWS = """
-def augment(self, sample, rng):
+def _augment(self, sample, rng):
     sample["image"] += np.random.default_rng().integers(0, 9, sample["image"].shape, np.uint8)
 
 
-Toy.augment = augment
+Toy._augment = _augment
 """
 
 
@@ -109,7 +109,18 @@ def test_a_script_may_check_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, name: str, make: Any) -> None:
-    monkeypatch.setattr(toy_class(), name, make(getattr(toy_class(), name)))
+    """Put what `make` makes of the old one in place of a member of the toy, or of a facet's field ("checks.grid")."""
+    facet, _, field = name.partition(".")
+    if field:
+        declared(monkeypatch, facet, **{field: make(None)})
+    else:
+        monkeypatch.setattr(toy_class(), name, make(getattr(toy_class(), name)))
+
+
+def declared(monkeypatch: pytest.MonkeyPatch, facet: str, **fields: Any) -> None:
+    from toy_project import declare  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(toy_class(), facet, declare(toy_class(), facet, **fields))
 
 
 def impure_prepare(own: Any) -> Any:
@@ -260,7 +271,7 @@ def with_pixel_error(monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
         return ((logits > 0) != (batch["mask"] > 0)).float().mean()
 
     monkeypatch.setattr(toy_class(), "metrics", lambda self: [TorchFunctionMetric("error", error)])
-    monkeypatch.setattr(toy_class(), "plain_metrics", plain)
+    declared(monkeypatch, "checks", plain_metrics=plain)
 
 
 def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
@@ -271,12 +282,22 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
     "check, name, make, message",
     [
         ("prepare_is_pure", "prepare", impure_prepare, "prepare, called twice"),
-        ("annotation", "annotation", annotating(lambda mask: {"disc": mask.size + 1}), "of 2,304 voxels"),
-        ("annotation", "annotation", annotating(lambda mask: {"disc": mask.sum()}), "not an int"),
-        ("annotation", "annotation", annotating(lambda mask: {str(mask.sum()): 0}), "other classes in other records"),
-        ("annotation", "annotation", annotating(lambda mask: {"disc": int(mask.fill(1) or 1)}), "'mask' differs"),
-        ("prepare_is_pure", "check", faulty_phantom, "`check` finds errors in the phantom"),
-        ("prepare_is_pure", "check_set", faulty_phantom, "`check_set` finds errors in the phantom"),
+        ("annotation", "checks.annotation", annotating(lambda mask: {"disc": mask.size + 1}), "of 2,304 voxels"),
+        ("annotation", "checks.annotation", annotating(lambda mask: {"disc": mask.sum()}), "not an int"),
+        (
+            "annotation",
+            "checks.annotation",
+            annotating(lambda mask: {str(mask.sum()): 0}),
+            "other classes in other records",
+        ),
+        (
+            "annotation",
+            "checks.annotation",
+            annotating(lambda mask: {"disc": int(mask.fill(1) or 1)}),
+            "'mask' differs",
+        ),
+        ("prepare_is_pure", "checks.record", faulty_phantom, "`checks.record` finds errors in the phantom"),
+        ("prepare_is_pure", "checks.records", faulty_phantom, "`checks.records` finds errors in the phantom"),
         ("prepare_is_pure", "prepare", precise, "'image' is float64, twice"),
         (
             "prepare_settings_name",
@@ -292,34 +313,49 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
         ("settings_survive_yaml", "presets", frozen_preset, "must make a new one"),
         ("own_grid", "write", writes_elsewhere, "outside of"),
         ("own_grid", "write", lambda own: lambda self, record, prediction, out: [], "write wrote nothing"),
-        ("own_grid", "grid", lambda own: lambda self, file: {"name": file.name}, "has the grid"),
-        ("is_drawn", "watch", watching(lambda model: {"bias": np.array([np.nan])}), "watch: 'bias' is not finite"),
-        ("is_drawn", "watch", watching(lambda model: {}), "watch, called twice: dict holds nothing"),
-        ("is_drawn", "watch", watching(lambda model: [model]), "must return small NumPy arrays"),
+        ("own_grid", "checks.grid", lambda own: lambda self, file: {"name": file.name}, "has the grid"),
         (
             "is_drawn",
-            "watch",
+            "pictures.watch",
+            watching(lambda model: {"bias": np.array([np.nan])}),
+            "watch: 'bias' is not finite",
+        ),
+        ("is_drawn", "pictures.watch", watching(lambda model: {}), "watch, called twice: dict holds nothing"),
+        ("is_drawn", "pictures.watch", watching(lambda model: [model]), "must return small NumPy arrays"),
+        (
+            "is_drawn",
+            "pictures.watch",
             watching(lambda model: {"moody": np.random.default_rng().random(2)}),
             "watch, called twice: 'moody'",
         ),
-        ("is_drawn", "pictures", lambda own: lambda self, watched: {}, "there is no `watch`"),
-        ("snapshots_leave", "snapshots", lambda own: lambda self, model, batch: {}, "`snapshot_samples` is 0"),
-        ("judgement_fits", "untrained", lambda own: True, "there is no `judge`"),
-        ("judgement_fits", "judge", judging(None), "has nothing to say"),
-        ("judgement_fits", "judge", judging({"scores": {"a": 1.0}, "further": {"x": {"b": 1.0}}}), "x has scores that"),
-        ("judgement_fits", "judge", judging({"scores": {"a": 1.0}, "baseline": {"b": 1.0}}), "the baseline has scores"),
-        ("judgement_fits", "judge", moody_judge, "judge, called twice: 'scores': 'a' differs"),
+        ("is_drawn", "pictures.draw_watched", lambda own: lambda self, watched: {}, "there is no `watch`"),
+        ("snapshots_leave", "pictures.snapshots", lambda own: lambda self, model, batch: {}, "`snapshot_samples` is 0"),
+        ("judgement_fits", "judging.untrained", lambda own: True, "there is no `judge`"),
+        ("judgement_fits", "judging.judge", judging(None), "has nothing to say"),
+        (
+            "judgement_fits",
+            "judging.judge",
+            judging({"scores": {"a": 1.0}, "further": {"x": {"b": 1.0}}}),
+            "x has scores that",
+        ),
+        (
+            "judgement_fits",
+            "judging.judge",
+            judging({"scores": {"a": 1.0}, "baseline": {"b": 1.0}}),
+            "the baseline has scores",
+        ),
+        ("judgement_fits", "judging.judge", moody_judge, "judge, called twice: 'scores': 'a' differs"),
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
         ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
         ("two_steps_train", "monitor", lambda own: ("dice", "max"), "dice"),
         (
             "switched_off",
-            "optimisations",
+            "learning.optimisations",
             switching("model.widht"),
             r"without .* fast: .*'model\.widht'.*width",
         ),
-        ("switched_off", "optimisations", switching("train.seed", "train.epochs"), "share a name: fast, fast"),
+        ("switched_off", "learning.optimisations", switching("train.seed", "train.epochs"), "share a name: fast, fast"),
     ],
 )
 def test_a_broken_promise_is_named(
@@ -362,8 +398,8 @@ def test_pictures_of_what_is_watched_are_tried(tmp_path: Path, monkeypatch: pyte
         return {"bias": np.zeros((2, 3 + len(given), 3), np.uint8 if len(given) < 3 else np.int64)}
 
     (check,) = [c for c in CHECKS if c.__name__ == "what_is_watched_is_drawn"]
-    monkeypatch.setattr(toy_class(), "pictures", pictures)
-    monkeypatch.setattr(toy_class(), "watch", lambda self, model: {"bias": model[-1].bias.detach().numpy()})
+    watch = watching(lambda model: {"bias": model[-1].bias.detach().numpy()})(None)
+    declared(monkeypatch, "pictures", draw_watched=pictures, watch=watch)
     case = Case("toy", tmp_path)
     check(case)
     assert [[step for step, _ in watched] for watched in given] == [[1], [1, 2]]
@@ -387,13 +423,13 @@ def test_snapshots_that_change_what_is_learned_are_found(tmp_path: Path, monkeyp
     case = Case("toy", tmp_path)
     with pytest.raises(SkipTest, match="draws no pictures"):
         check(case)
-    monkeypatch.setattr(toy_class(), "snapshot_samples", 2)
+    declared(monkeypatch, "pictures", snapshot_samples=2)
     with pytest.raises(AssertionError, match="drew nothing after 0 steps"):
         check(case)
-    monkeypatch.setattr(toy_class(), "snapshots", snapshots)
+    declared(monkeypatch, "pictures", snapshots=snapshots)
     check(case)
     assert len(list((tmp_path / "snapshots").iterdir())) == 3
-    monkeypatch.setattr(toy_class(), "snapshots", careless)
+    declared(monkeypatch, "pictures", snapshots=careless)
     with pytest.raises(AssertionError, match="differs where `snapshots` draws"):
         check(case)
 
@@ -412,14 +448,11 @@ def test_a_judgement_is_made_of_the_records_that_are_scored(tmp_path: Path, monk
     case = Case("toy", tmp_path)
     with pytest.raises(SkipTest, match="has no `judge`"):
         check(case)
-    monkeypatch.setattr(toy_class(), "judge", judge)
-    monkeypatch.setattr(toy_class(), "untrained", True)
-    monkeypatch.setattr(toy_class(), "scored", lambda self, sides: sides["train"])
+    declared(monkeypatch, "judging", judge=judge, untrained=True, scored=lambda self, splits: splits["train"])
     check(case)
     assert [p.record.key for p in given[0]] == [case.records[n].key for n in case.data.splits["train"]]
     (together,) = [c for c in CHECKS if c.__name__ == "scores_fit_together"]
-    monkeypatch.setattr(toy_class(), "untrained", False)
-    monkeypatch.setattr(toy_class(), "judge", lambda self, predicted: None)
+    declared(monkeypatch, "judging", untrained=False, judge=lambda self, predicted: None)
     together(case)
 
 

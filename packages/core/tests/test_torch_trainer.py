@@ -777,7 +777,7 @@ def test_device_resident_rows_are_the_gathered_ones():
 
 def test_a_run_with_the_set_on_the_device_is_the_same_run(tmp_path):
     class NoAugment(toy.Toy):
-        augment = toy.Project.augment
+        augment = None
 
     for name, store in (("host", toy.MemoryStore()), ("device", toy.MemoryStore(device=True))):
         made = NoAugment(toy.small())

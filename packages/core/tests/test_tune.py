@@ -15,6 +15,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
+from runner_core import Learning
 from runner_core.base.errors import BadInput
 from runner_core.base.writing import json_text
 from runner_core.cli import main
@@ -336,8 +337,8 @@ class Plain(Project):
 
 
 class Augmenting(Plain):
-    def augment(self, sample, rng):
-        sample["image"] += 1
+    def learning(self):
+        return Learning(augment=lambda sample, rng: None)
 
 
 def listed(project=Plain, wait=0.0, step=0.5, settings=(), **told):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core import BadInput
+from runner_core import BadInput, Pictures
 from runner_core.cli import main
 from runner_core.engines import returned
 from runner_core.output.sinks.lines import JsonlSink
@@ -19,7 +19,7 @@ from runner_core.training.snapshots import read_watched
 
 
 def project(found: Any) -> Any:
-    return SimpleNamespace(name="toy", watch=lambda model: found)
+    return SimpleNamespace(name="toy", pictures=lambda: Pictures(watch=lambda model: found))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_log_gives_back_what_was_watched(tmp_path: Path) -> None:
 def test_pictures_of_what_was_watched_are_in_the_run_and_its_report(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toy_project import Toy
+    from toy_project import Toy, declare
 
     given = []
 
@@ -74,10 +74,11 @@ def test_pictures_of_what_was_watched_are_in_the_run_and_its_report(
 
     words = ["toy", "train", "--run-dir", "run", "--train.steps-per-epoch", "2", "--health.mode", "off"]
     monkeypatch.setattr(Toy, "fit", lambda self, store, training: {"mean": 3.0})
-    monkeypatch.setattr(Toy, "pictures", pictures)
+    monkeypatch.setattr(Toy, "pictures", declare(Toy, "pictures", draw_watched=pictures))
     assert main([*words, "--train.epochs", "1"]) == 0
     assert not given, "nothing was watched"
-    monkeypatch.setattr(Toy, "watch", lambda self, model: {"bias": model[-1].bias.detach().numpy()})
+    watching = declare(Toy, "pictures", watch=lambda self, model: {"bias": model[-1].bias.detach().numpy()})
+    monkeypatch.setattr(Toy, "pictures", watching)
     words[3] = "other"
     assert main([*words, "--train.epochs", "3"]) == 0
     assert [step for step, _ in given[0]] == [0, 2, 4, 6]

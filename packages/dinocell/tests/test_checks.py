@@ -222,7 +222,7 @@ def test_a_field_smaller_than_a_window_is_an_error(write_plates: Plates, config:
         config.data.window = window
         project = DinoCell(config)
         (record,) = project.records(root)
-        errors = [f.message for f in project.check(record) if f.level == "error"]
+        errors = [f.message for f in project.checks().record(record) if f.level == "error"]
         assert [message[: len(said[0])] for message in errors] == said
 
 
@@ -231,8 +231,8 @@ def test_images_whose_names_say_nothing_are_told_of(write_plates: Plates, config
     (root / "P" / "P_A04_site1_C1.tif").touch()
     project = DinoCell(config)
     for _ in range(2):
-        (found,) = project.check_set(project.records(root))
+        (found,) = project.checks().records(project.records(root))
         assert (found.level, found.rule) == ("warning", "names")
         assert found.message == "1 of 7 TIFF files is of no known name, P/P_A04_site1_C1.tif for one: left out."
     (root / "P" / "P_A04_site1_C1.tif").unlink()
-    assert project.check_set(project.records(root)) == []
+    assert not list(project.checks().records(project.records(root)))

@@ -167,7 +167,7 @@ def test_voxels_of_each_region_among_those_that_the_loss_sees(masked: bool, dvh:
     half_outside = {"Larynx": (86, 94, 50, 54, 40, 44)}
     (record,) = project.records(write_boxes(boxes=half_outside).parent)
     decoded = project.decode(record)
-    counted = project.annotation(decoded)
+    counted = project.checks().annotation(decoded)
     assert counted is not None
     whole = 8 * 4 * 4
     assert counted.counts["Larynx"] == (whole // 2 if masked and not dvh else whole)

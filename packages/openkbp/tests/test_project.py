@@ -78,14 +78,14 @@ def test_default_is_what_its_users_had() -> None:
     assert (config.data.size, config.model.features, config.train.batch_size) == (128, 64, 2)
     assert (config.train.epochs, config.checkpoint.every, config.checkpoint.keep) == (100, 10, 5)
     assert config.train.learning_rate == 2e-4
-    optimizer = OpenKBP(config).optimizer(None)
+    optimizer = OpenKBP(config).learning().optimizer(None)
     assert (optimizer.beta_1, optimizer.beta_2) == (0.5, 0.999)
     assert optimizer.weight_decay is None
 
 
 def test_weight_decay_is_what_the_setting_says() -> None:
     weight = keras.Variable(np.full((3,), 2.0, np.float32))
-    optimizer = project(train__weight_decay=0.1, train__learning_rate=0.5).optimizer(None)
+    optimizer = project(train__weight_decay=0.1, train__learning_rate=0.5).learning().optimizer(None)
     optimizer.apply([ops.zeros(3)], [weight])  # without a gradient, decay is all that happens
     np.testing.assert_allclose(ops.convert_to_numpy(weight.value), 2.0 * (1 - 0.5 * 0.1), rtol=1e-6)
 
@@ -98,7 +98,7 @@ def test_dose_outside_the_mask_counts_in_the_plain_metric_too(batch: dict[str, n
     decoded["dose"][0, 0, 0, 0] = 50.0  # which no prediction reaches
     guess = np.full_like(decoded["dose"], 12.0)
     expected = dose_error(ops.convert_to_tensor(guess), decoded)
-    assert own.plain_metrics(guess, decoded)["dose_error_gy"] == pytest.approx(float(expected), rel=1e-5)
+    assert own.checks().plain_metrics(guess, decoded)["dose_error_gy"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("cascade", [False, True])

@@ -82,7 +82,7 @@ def test_what_check_warns_of_is_remarked(write_boxes: Any) -> None:
     lines = (folder / "dose.csv").read_text().splitlines(keepends=True)
     (folder / "dose.csv").write_text("".join(lines[:1] + lines[len(lines) // 2 :]))
     (record,) = find_records(folder)
-    found = OpenKBP(demo()).remarks(record, np.full(GRID, 20, np.float32))
+    found = list(OpenKBP(demo()).checks().prediction(record, np.full(GRID, 20, np.float32)))
     said = [f"{f.level}: {f.message[:23]}" for f in found]
     assert said == [
         "warning: there is no target (PTV",

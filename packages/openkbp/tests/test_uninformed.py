@@ -53,9 +53,9 @@ def project(**loss: Any) -> OpenKBP:
 
 def test_runs_without_the_statistic_are_not_looked_at() -> None:
     own = project()
-    assert own.chance_losses() == {}
+    assert own.health().chance_losses() == {}
     own.statistics = {"constant_error": 12.5}
-    assert own.chance_losses() == {"mae": 12.5, "mae_coarse": 12.5}
+    assert own.health().chance_losses() == {"mae": 12.5, "mae_coarse": 12.5}
 
 
 @pytest.mark.parametrize("loss", [{"masked": True}, {"masked": True, "dvh": 1.0}])
@@ -72,11 +72,11 @@ def test_the_loss_has_no_gradient_where_it_is_ignored_and_one_elsewhere(
         return own.step(lambda seen: dose, batch, Progress(0, 1, 0)).loss
 
     found = gradient(total, rng.uniform(5, 65, shape).astype(np.float32))
-    ignored = np.asarray(ops.convert_to_numpy(own.ignored(batch)))
+    ignored = np.asarray(ops.convert_to_numpy(own.health().ignored(batch)))
     assert ignored.any()
     assert not found[ignored].any()
     assert found[mask > 0].all()
 
 
 def test_without_the_mask_everything_counts() -> None:
-    assert project(masked=False).ignored({}) is None
+    assert project(masked=False).health().ignored({}) is None

@@ -36,14 +36,14 @@ def test_no_constant_answer_has_a_lower_cross_entropy(weighting: str) -> None:
         everywhere = logits[None, :, None, None].expand(1, 5, 20, 50)
         return float(weighted_cross_entropy(everywhere, LABELS, torch.from_numpy(weights)))
 
-    found = own.chance_losses()["cross_entropy"]
+    found = own.health().chance_losses()["cross_entropy"]
     assert found == pytest.approx(loss(answer), rel=1e-6)
     generator = torch.Generator().manual_seed(0)
     assert all(loss(answer + torch.randn(5, generator=generator) / 3) > found for _ in range(20))
 
 
 def test_it_is_ln_k_where_classes_weigh_the_same() -> None:
-    assert project().chance_losses()["cross_entropy"] == pytest.approx(
+    assert project().health().chance_losses()["cross_entropy"] == pytest.approx(
         np.log(4), abs=0.05
     )  # the rarest weighs 10 at most
 
@@ -54,7 +54,7 @@ def gradient(own: SSMUNet, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.T
     network: Any = lambda spectra, tissue: logits  # noqa: E731
     step = own.step(network, batch, Progress(0, 10, 0))
     (found,) = torch.autograd.grad(step.loss, step.prediction)
-    ignored = own.ignored(batch)
+    ignored = own.health().ignored(batch)
     assert ignored is not None
     return found, ignored.expand(found.shape)
 
@@ -69,6 +69,6 @@ def test_the_loss_has_no_gradient_where_it_is_ignored_and_one_elsewhere() -> Non
 
 
 def test_nothing_is_ignored_where_the_settings_say_so() -> None:
-    ignored = project(ignore=None).ignored(vars(SimpleNamespace(target=torch.zeros(1, 2, 2))))
+    ignored = project(ignore=None).health().ignored(vars(SimpleNamespace(target=torch.zeros(1, 2, 2))))
     assert ignored is not None
     assert not ignored.any()

@@ -203,8 +203,8 @@ def test_pixels_of_each_class(ignore: int | None, first: dict[str, int], write_c
     config.data = SpectraConfig(classes=("red", "green", "blue"), ignore=ignore)
     project = SSMUNet(config)
     (record,) = project.records(write_core(y=labels).parent)
-    found = project.annotation(project.decode(record))
+    found = project.checks().annotation(project.decode(record))
     assert found is not None
     assert found.counts == {**first, "red": int(tissue.sum()) - 11, "green": 0, "blue": 5}
     assert found.ignored == int((~tissue).sum()) + (0 if ignore is None else 6)
-    assert project.annotation(project.decode(replace(record, files={"core": record.files["core"]}))) is None
+    assert project.checks().annotation(project.decode(replace(record, files={"core": record.files["core"]}))) is None

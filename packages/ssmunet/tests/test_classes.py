@@ -30,7 +30,7 @@ def test_without_any_name_they_are_numbers_and_check_says_so(write_core: WriteCo
     records = project.records(root)
     assert project.outputs == ("class 1", "class 2", "class 3")
     assert not {*project.outputs} & {*AMOUNTS}
-    said = [f.message for f in project.check_set(records) if f.rule == "classes"]
+    said = [f.message for f in project.checks().records(records) if f.rule == "classes"]
     assert said[0].startswith("nothing names the classes: they are called by their labels. classes.csv")
     assert said[3].startswith("class 2: ")
 
@@ -43,7 +43,7 @@ def test_a_table_names_and_colours_them(write_core: WriteCore) -> None:
     project = SSMUNet(SSMConfig())
     records = project.records(root)
     assert project.outputs == ("stroma", "class 2", "blood")
-    assert f"the classes are named by {root / FILE}" in " ".join(f.message for f in project.check_set(records))
+    assert f"the classes are named by {root / FILE}" in " ".join(f.message for f in project.checks().records(records))
 
 
 @pytest.mark.parametrize("by_table", [True, False])

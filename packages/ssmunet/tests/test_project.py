@@ -204,9 +204,12 @@ def test_annotation_off_the_tissue_means_the_same_everywhere(project: SSMUNet, w
     assert validated["miou"] == pytest.approx(0.5)
     for name in ("miou", "macro_f1", "accuracy", "iou_red", "iou_green"):
         assert validated[name] == pytest.approx(scored[name]), name
-    assert "80 annotated pixels off the tissue count as missed" in project.remarks(records[0], found)[-1].message
-    assert "80 annotated pixels (50.0%) off the tissue mask" in " ".join(f.message for f in project.check(records[0]))
-    annotation = project.annotation(project.decode(records[0]))
+    checks = project.checks()
+    *_, remark = checks.prediction(records[0], found)
+    assert "80 annotated pixels off the tissue count as missed" in remark.message
+    found_in_record = " ".join(f.message for f in checks.record(records[0]))
+    assert "80 annotated pixels (50.0%) off the tissue mask" in found_in_record
+    annotation = checks.annotation(project.decode(records[0]))
     assert annotation is not None
     assert annotation.counts == {"red": 40, "green": 40, "blue": 0}
 
@@ -232,14 +235,14 @@ def test_a_core_without_labels_is_left_out_with_a_warning(project: SSMUNet, writ
     path = write_core("core_2", meta={"patient_id": "P2"}, y=None)
     records = project.records(path.parent)
     assert [record.key for record in records] == ["core_1"]
-    warned = [f.message for f in project.check_set(records) if f.rule == "labels"]
+    warned = [f.message for f in project.checks().records(records) if f.rule == "labels"]
     assert warned == ["1 core without labels, left out of training and scores: core_2.npz."]
     assert [record.key for record in project.inputs(path.parent)] == ["core_1", "core_2"]
     np.savez(path, **{**np.load(path), "X": np.full((12, 14, 101), np.nan, np.float32)})
-    (fault,) = [f.message for f in project.check_set(project.records(path.parent)) if f.rule == "decode"]
+    (fault,) = [f.message for f in project.checks().records(project.records(path.parent)) if f.rule == "decode"]
     assert fault.startswith(f"a core without labels cannot be read: {path}: ")
     path.unlink()
-    assert not [f for f in project.check_set(project.records(path.parent)) if f.rule == "labels"]
+    assert not [f for f in project.checks().records(project.records(path.parent)) if f.rule == "labels"]
 
 
 def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: WriteCore, tmp_path: Path) -> None:
@@ -253,7 +256,7 @@ def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: Wri
     assert np.allclose(found.probabilities.sum(0)[mask], 1, atol=2e-3)
     assert found.attention.sum() == pytest.approx(1, abs=1e-3)
     for path in project.write(record, found, tmp_path / "out"):
-        assert project.grid(path) == project.grid(record.files["core"]) == list(mask.shape)
+        assert project.checks().grid(path) == project.checks().grid(record.files["core"]) == list(mask.shape)
     assert project.score(record, found) == {}
     assert project.score(records[0], found)["pixels"] == (np.load(records[0].files["core"])["y"] > 0).sum()
 
@@ -358,7 +361,7 @@ def test_presets_are_what_they_say() -> None:
 def test_weight_decay_leaves_the_dynamics_of_mamba_alone(project: SSMUNet, write_core: WriteCore) -> None:
     ready(project, write_core, 1)
     network = project.model(Precision("float32"))
-    groups = project.parameter_groups(network)
+    groups = project.learning().parameter_groups(network)
     optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     for p in network.parameters():
@@ -424,6 +427,6 @@ def test_a_mask_is_advised_only_where_it_helps(
     project = project_with(**data)
     path = write_core(wn=wavenumbers, tissue_mask=None)
     (record,) = project.records(path.parent)
-    for look in (project.decode, project.check):
+    for look in (project.decode, project.checks().record):
         with pytest.raises(BadInput, match=said):
             look(record)

@@ -262,8 +262,8 @@ def test_voxels_are_counted_by_label() -> None:
 def test_voxels_of_each_label(project: Any, tmp_path: Path) -> None:
     image = scan()
     label = annotation(image)
-    found = project.annotation(project.decode(saved(tmp_path, image, label)))
+    found = project.checks().annotation(project.decode(saved(tmp_path, image, label)))
     known = label[10:]
     assert found.counts == {"background": int((known == 0).sum()), "surface": int((known == 1).sum())}
     assert found.ignored == 10 * SHAPE[1] * SHAPE[2]
-    assert project.annotation(project.decode(saved(tmp_path, image, None))) is None
+    assert project.checks().annotation(project.decode(saved(tmp_path, image, None))) is None

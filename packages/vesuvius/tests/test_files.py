@@ -301,7 +301,7 @@ def test_a_manifest_that_patterns_leave_unread_is_said(tmp_path: Path) -> None:
     assert [record.group for record in project.records(tmp_path)] == ["A"]
     (said,) = project.left_out
     assert re.search(f"{unread} The files' names say the scrolls", said)
-    assert said in [finding.message for finding in project.check_set([])]
+    assert said in [finding.message for finding in project.checks().records([])]
 
 
 def test_predict_says_what_it_leaves_out(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_surface_is_found_where_it_is(project, record) -> None:
     scores = project.score(record, found)
     assert scores["score"] > 0.9
     assert scores["dice"] > 0.98
-    assert set(project.shown) <= set(scores)
+    assert set(project.judging().shown) <= set(scores)
 
 
 def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
@@ -65,7 +65,7 @@ def test_files_are_what_the_challenge_asks_for(project, record, tmp_path, probab
     assert np.array_equal(volume, found.mask)
     assert set(np.unique(volume)) == {0, 1}
     for path in written:
-        assert project.grid(path) == project.grid(record.files["image"]) == [24, 28, 32]
+        assert project.checks().grid(path) == project.checks().grid(record.files["image"]) == [24, 28, 32]
     if probability:
         assert np.array_equal(tifffile.imread(written[1]), found.probability)
 
@@ -83,7 +83,7 @@ def test_volumes_without_labels_are_predicted_and_not_scored(project, tmp_path) 
     found = project.predict(record, bright_is_surface)
     assert found.mask.all()
     assert project.score(record, found) == {}
-    assert project.figure(record, found).ndim == 3
+    assert project.pictures().figure(record, found).ndim == 3
 
 
 def test_a_volume_smaller_than_the_patch_is_predicted_all_the_same(project, tmp_path) -> None:

@@ -105,4 +105,4 @@ def test_a_batch_on_the_device_is_what_the_losses_read(project, write_volumes) -
     assert set(made.terms) == {f"{name}_loss" for name in names}
     assert torch.isfinite(made.loss)
     assert made.prediction.shape == (2, 1, 16, 16, 16)
-    assert project.decision(made.prediction).dtype == torch.bool
+    assert project.health().decision(made.prediction).dtype == torch.bool

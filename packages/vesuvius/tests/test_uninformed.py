@@ -42,11 +42,11 @@ def test_it_is_that_of_every_patch_at_every_level(config: ScrollConfig) -> None:
     project = Vesuvius(config)
     silent: Any = Network(torch.zeros(2, 1, 12, 12, 12), torch.zeros(2, 1, 6, 6, 6))
     terms = project.step(silent, batch(), Progress(0, 10, 0)).terms
-    assert project.chance_losses() == {"bce_loss": pytest.approx(math.log(2)), "skeleton_recall_loss": 0.5}
+    assert project.health().chance_losses() == {"bce_loss": pytest.approx(math.log(2)), "skeleton_recall_loss": 0.5}
     assert float(terms["bce_loss"]) == pytest.approx(math.log(2), rel=1e-6)
     assert float(terms["skeleton_recall_loss"]) == pytest.approx(0.5, abs=0.01)  # but for its epsilon
     config.loss.positive = 2.0
-    assert Vesuvius(config).chance_losses() == {}
+    assert Vesuvius(config).health().chance_losses() == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +60,7 @@ def test_no_loss_has_a_gradient_where_it_is_ignored(config: ScrollConfig, name: 
     network: Any = Network(logits, torch.randn(2, 1, 6, 6, 6, generator=generator))
     step = project.step(network, given, Progress(0, 10, 0))
     (found,) = torch.autograd.grad(step.loss, step.prediction)
-    ignored = project.ignored(given)
+    ignored = project.health().ignored(given)
     assert ignored.any()
     assert not found[ignored].any()
     assert found[~ignored].any()

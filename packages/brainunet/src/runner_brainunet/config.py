@@ -104,6 +104,18 @@ class BrainConfig(RunConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
 
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        from runner_brainunet import slices
+
+        data = self.data
+        if wrong := slices.check_size(data.size, data.views, len(self.model.features)):
+            yield wrong
+        if data.neighbours not in (1, 3, 5):
+            yield f"data.neighbours is {data.neighbours}; 1, 3 or 5 slices can be seen at once"
+        if (why := undivided(self)) and (count := self.train.accumulate) > 1:
+            yield f"train.accumulate is {count}, but micro-batches would learn something else: {why}"
+
 
 def default() -> BrainConfig:
     """Train on NFBS at 1 mm: axial slices of 256² and a U-Net of 7.76 M parameters, for a GPU."""
@@ -157,19 +169,6 @@ PRESETS: dict[str, Callable[[], BrainConfig]] = {
     "light": light,
     "demo": demo,
 }
-
-
-def faults(config: BrainConfig) -> Iterator[str]:
-    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
-    from runner_brainunet import slices
-
-    data = config.data
-    if wrong := slices.check_size(data.size, data.views, len(config.model.features)):
-        yield wrong
-    if data.neighbours not in (1, 3, 5):
-        yield f"data.neighbours is {data.neighbours}; 1, 3 or 5 slices can be seen at once"
-    if (why := undivided(config)) and (count := config.train.accumulate) > 1:
-        yield f"train.accumulate is {count}, but micro-batches would learn something else: {why}"
 
 
 def undivided(config: BrainConfig) -> str:

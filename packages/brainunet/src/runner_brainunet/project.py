@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,17 @@ from runner_core import (
     Array,
     Arrays,
     BadInput,
+    Checks,
+    DataSet,
     Decoded,
     Finding,
+    Health,
     Infer,
     Json,
+    Learning,
     Metric,
     Original,
+    Pictures,
     Precision,
     Progress,
     Project,
@@ -35,7 +40,7 @@ from runner_core import (
 )
 
 from runner_brainunet import baseline, checks, files, nifti, outputs, sizes, slices, statistics, whole
-from runner_brainunet.config import PRESETS, BrainConfig, faults, undivided
+from runner_brainunet.config import PRESETS, BrainConfig, undivided
 from runner_brainunet.grid import Grid
 
 
@@ -51,22 +56,11 @@ class BrainUNet(Project):
     name = "brainunet"
     framework = "torch"
     Config = BrainConfig
-    PredictOptions = BrainPredictOptions
     presets = PRESETS
     monitor = ("volume_dice", "max")
-    lower_bounds = {"bce_loss": 0, "dice_loss": 0}
-    crop = "body"
-    data_settings = ("data.manifest", "data.pattern")
-    prepare_version = 1
-    phantom_version = 1
+    dataset = DataSet(crop="body", settings=("data.manifest", "data.pattern"))
+    predict_options = BrainPredictOptions()
     config: BrainConfig
-
-    @property
-    def splittable(self) -> bool:
-        return not undivided(self.config)
-
-    def faults(self) -> Iterable[str]:
-        return faults(self.config)
 
     @property
     def _cut(self) -> float:
@@ -154,13 +148,10 @@ class BrainUNet(Project):
 
         return objective(model(batch["image"]).float(), batch, self.config.loss)
 
-    def chance_losses(self) -> Mapping[str, float]:
+    def _chance_losses(self) -> Mapping[str, float]:
         """Loss and terms if every voxel gets the same, best probability."""
         share = self.statistics.get("brain_share", 0)  # runs of version 0.1 have none
         return statistics.chance_losses(share, self.config.loss)
-
-    def decision(self, prediction: Any) -> Any:
-        return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
         """Return volume_dice and volume_iou, means over the records. Each voxel counts once per view."""
@@ -168,7 +159,7 @@ class BrainUNet(Project):
 
         return (Overlap(lambda logits, batch: (logits > self._cut, batch["mask"] > 0.5), "volume_"),)
 
-    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+    def _plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
         dice, iou = [], []
         for record in np.unique(batch["record"]):
             of = batch["record"] == record
@@ -176,6 +167,16 @@ class BrainUNet(Project):
             dice.append(2 * (found & true).sum() / (found.sum() + true.sum()))
             iou.append((found & true).sum() / (found | true).sum())
         return {"volume_dice": float(np.mean(dice)), "volume_iou": float(np.mean(iou))}
+
+    def learning(self) -> Learning:
+        return Learning(splittable=not undivided(self.config))
+
+    def health(self) -> Health:
+        return Health(
+            lower_bounds={"bce_loss": 0, "dice_loss": 0},
+            chance_losses=self._chance_losses,
+            decision=lambda logits: logits > self._cut,
+        )
 
     # ------------------------------------------------------------ whole records
 
@@ -193,13 +194,12 @@ class BrainUNet(Project):
         """Write KEY_brainmask.nii.gz, and with `--brain` KEY_brain.nii.gz, with the scan's grid and header."""
         return outputs.write(prediction, record, out, self.predict_options.brain)
 
-    def grid(self, file: Path) -> Json:
+    def _grid(self, file: Path) -> Json:
         image = nifti.open_image(file)
         return {"shape": list(image.shape[:3]), "affine": image.affine.tolist()}
 
-    def remarks(self, record: Record, prediction: Array) -> Sequence[Finding]:
-        spacing = nifti.spacing(nifti.open_image(record.files["image"]))
-        return list(outputs.remarks(prediction, spacing))
+    def _remarks(self, record: Record, prediction: Array) -> Iterator[Finding]:
+        return outputs.remarks(prediction, nifti.spacing(nifti.open_image(record.files["image"])))
 
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """Return dice, iou, hd95_mm and surface_dice_1mm of the whole volume in true spacing."""
@@ -211,7 +211,7 @@ class BrainUNet(Project):
     def baseline(self, record: Record, statistics: Statistics) -> Array:
         return baseline.baseline(nifti.read_scan(record.files["image"])[1])
 
-    def figure(self, record: Record, prediction: Array) -> Array:
+    def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_brainunet.figures import figure
 
         image, scan = nifti.read_scan(record.files["image"])
@@ -219,13 +219,10 @@ class BrainUNet(Project):
         truth = ras.to_ras(self._truth(record, image)) if "mask" in record.files else None
         return figure(ras.to_ras(scan), ras.to_ras(prediction), truth, ras.spacing)
 
-    def check(self, record: Record) -> Sequence[Finding]:
-        return list(checks.findings(record.files["image"], record.files.get("mask")))
-
-    def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
+    def _left_out(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
         return [Finding(LEFT_OUT, "note", text) for text in self.left_out]
 
-    def annotation(self, decoded: Decoded) -> Annotation | None:
+    def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count voxels of the network's grid: brain, and all others."""
         mask = decoded.arrays.get("mask")
         if mask is None:
@@ -237,6 +234,19 @@ class BrainUNet(Project):
         from runner_brainunet.export import export
 
         return export(model, folder, self.config)
+
+    def checks(self) -> Checks:
+        return Checks(
+            record=lambda record: checks.findings(record.files["image"], record.files.get("mask")),
+            records=self._left_out,
+            prediction=self._remarks,
+            annotation=self._annotation,
+            plain_metrics=self._plain_metrics,
+            grid=self._grid,
+        )
+
+    def pictures(self) -> Pictures:
+        return Pictures(figure=self._figure)
 
     # ------------------------------------------------------------ phantom
 

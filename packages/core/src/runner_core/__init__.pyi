@@ -56,6 +56,12 @@ from runner_core.contract.engines import Progress as Progress
 from runner_core.contract.engines import Step as Step
 from runner_core.contract.engines import Trained as Trained
 from runner_core.contract.engines import Trainer as Trainer
+from runner_core.contract.facets import Checks as Checks
+from runner_core.contract.facets import DataSet as DataSet
+from runner_core.contract.facets import Health as Health
+from runner_core.contract.facets import Judging as Judging
+from runner_core.contract.facets import Learning as Learning
+from runner_core.contract.facets import Pictures as Pictures
 from runner_core.contract.hooks import hookimpl as hookimpl
 from runner_core.contract.project import Project as Project
 from runner_core.contract.records import Annotation as Annotation

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from runner_core import BadInput, Decoded, Project, Record, RunConfig
+from runner_core import BadInput, DataSet, Decoded, Project, Record, RunConfig
 from runner_core.base.location import Url
 from runner_core.config import CacheConfig, RemoteConfig
 from runner_core.data.crop import NoCrop
@@ -24,7 +24,7 @@ class Fields(Project):
     framework = "torch"
     Config = RunConfig
     presets = {}  # noqa: RUF012
-    remote = True
+    dataset = DataSet(remote=True)
 
     def decode(self, record):
         images = []

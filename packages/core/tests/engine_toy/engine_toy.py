@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from runner_core.config import RunConfig
 from runner_core.contract import Step
+from runner_core.contract.facets import Health, Learning, Pictures
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
@@ -100,7 +101,24 @@ def small(**settings) -> ToyConfig:
     return config
 
 
-class Toy(Project):
+class Fields(Project):
+    """A project that has the fields of its facets as members of its class: a test's class replaces one of them."""
+
+    def learning(self):
+        return _of(self, Learning)
+
+    def health(self):
+        return _of(self, Health)
+
+    def pictures(self):
+        return _of(self, Pictures)
+
+
+def _of(project, kind):
+    return kind(**{f.name: getattr(project, f.name) for f in fields(kind) if hasattr(project, f.name)})
+
+
+class Toy(Fields):
     """Segment bright pixels, with everything random that a project may use: dropout, augment, on_device."""
 
     name = "enginetoy"

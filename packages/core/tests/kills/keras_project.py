@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner_core import Precision, Project, Step, hookimpl
+from runner_core import Learning, Precision, Project, Step, hookimpl
 from toy_project import Toy
 
 
 class KerasToy(Toy):
     name = "kerastoy"
     framework = "keras"
-    splittable = False
+
+    def learning(self) -> Learning:
+        return Learning(augment=self._augment)
 
     def on_device(self, batch: dict[str, Any], statistics: Any, rng: Any | None) -> dict[str, Any]:
         import keras

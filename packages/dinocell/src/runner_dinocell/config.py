@@ -172,6 +172,13 @@ class CellConfig(RunConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
 
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        yield from _data(self)
+        yield from _sizes(self)
+        yield from _shares(self)
+        yield from _losses(self)
+
 
 def default() -> CellConfig:
     """Train ViT-S/8 on windows of 320², 80 at once, 90,000 steps: for a GPU of 80 GB."""
@@ -223,14 +230,6 @@ def demo() -> CellConfig:
 
 
 PRESETS: dict[str, Callable[[], CellConfig]] = {"default": default, "demo": demo}
-
-
-def faults(config: CellConfig) -> Iterator[str]:
-    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
-    yield from _data(config)
-    yield from _sizes(config)
-    yield from _shares(config)
-    yield from _losses(config)
 
 
 def _data(config: CellConfig) -> Iterator[str]:

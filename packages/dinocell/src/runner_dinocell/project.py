@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,19 @@ from runner_core import (
     AnyRecord,
     Array,
     Arrays,
+    Checks,
+    DataSet,
     Decoded,
     Finding,
+    Health,
     Infer,
     Json,
-    Judgement,
+    Judging,
+    Learning,
     Location,
     Metric,
+    Pictures,
     Precision,
-    Predicted,
     Progress,
     Project,
     Record,
@@ -30,8 +35,8 @@ from runner_core import (
     Tensors,
 )
 
-from runner_dinocell import checks, fields, files, judgement, outputs, statistics, whole
-from runner_dinocell.config import PRESETS, CellConfig, faults
+from runner_dinocell import checks, fields, files, judgement, outputs, schedules, statistics, whole
+from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.optimisations import OPTIMISATIONS
 from runner_dinocell.whole import Embedded, side
 
@@ -44,24 +49,14 @@ class DinoCell(Project):
     Config = CellConfig
     presets = PRESETS
     monitor = ("rank", "max")
-    lower_bounds = {"dino": 0, "ibot": 0}
-    splittable: bool = False  # Sinkhorn-Knopp, centres and KoLeo look at the whole batch
-    remote = True
-    untrained = True
-    data_settings = ("data.manifest", "data.pattern", "data.label")
-    samples_setting = "data.windows"
-    snapshot_samples = 4
-    optimisations = OPTIMISATIONS
-    prepare_version = 1
-    phantom_version = 1
+    dataset = DataSet(
+        remote=True, settings=("data.manifest", "data.pattern", "data.label"), samples_setting="data.windows"
+    )
     config: CellConfig
 
     _last: tuple[Record, Arrays] | None = None
     _places: tuple[str, ...] = ()
     """Channels of the data set, if a field may lack some."""
-
-    def faults(self) -> Iterable[str]:
-        return faults(self.config)
 
     @property
     def _channels(self) -> tuple[str, ...]:
@@ -119,7 +114,7 @@ class DinoCell(Project):
 
         return DinoNet(self.config, len(self._channels))
 
-    def initialise(self, model: Any) -> None:
+    def _initialise(self, model: Any) -> None:
         """Load official DINOv2 weights if `model.weights` names a file."""
         if self.config.model.weights is not None:
             from runner_dinocell.weights import start_from
@@ -131,31 +126,6 @@ class DinoCell(Project):
 
         return objective(model, batch, self.config, progress)
 
-    def parameter_groups(self, model: Any) -> Any:
-        from runner_dinocell.optim import parameter_groups
-
-        return parameter_groups(model.student, self.config)
-
-    def schedule(self, progress: Progress) -> float:
-        from runner_dinocell.schedules import learning_rate
-
-        return learning_rate(self.config, progress)
-
-    def adjust(self, groups: Any, progress: Progress) -> None:
-        from runner_dinocell.optim import adjust
-
-        adjust(groups, self.config, progress)
-
-    def after_step(self, model: Any, progress: Progress) -> None:
-        from runner_dinocell import schedules, teacher
-
-        teacher.follow(model.teacher, model.student, schedules.momentum(self.config, progress))
-
-    def shard_units(self, model: Any) -> Sequence[Any]:
-        from runner_dinocell.network import shard_units
-
-        return shard_units(model)
-
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         return {"embedding": model.embed(batch["image"])}
 
@@ -164,18 +134,53 @@ class DinoCell(Project):
 
         return (RankMe(),)
 
-    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+    def _plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
         from runner_dinocell.rank import rank_me
 
         return {"rank": rank_me(prediction)}
 
-    def snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+    def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
         """Draw the attention of the CLS token in four windows."""
         from runner_dinocell.attention import attention_maps
         from runner_dinocell.snapshot import snapshot
 
         maps = attention_maps(model, batch["image"])
         return {"attention": snapshot(batch["image"].cpu().numpy(), maps.cpu().numpy(), self._channels)}
+
+    def learning(self) -> Learning:
+        """Not splittable: Sinkhorn-Knopp, centres and KoLeo look at the whole batch."""
+        return Learning(
+            optimisations=OPTIMISATIONS,
+            initialise=self._initialise,
+            parameter_groups=self._parameter_groups,
+            schedule=partial(schedules.learning_rate, self.config),
+            adjust=self._adjust,
+            after_step=self._after_step,
+            shard_units=self._shard_units,
+        )
+
+    def _parameter_groups(self, model: Any) -> Any:
+        from runner_dinocell.optim import parameter_groups
+
+        return parameter_groups(model.student, self.config)
+
+    def _adjust(self, groups: Any, progress: Progress) -> None:
+        from runner_dinocell.optim import adjust
+
+        adjust(groups, self.config, progress)
+
+    def _after_step(self, model: Any, progress: Progress) -> None:
+        from runner_dinocell import teacher
+
+        teacher.follow(model.teacher, model.student, schedules.momentum(self.config, progress))
+
+    def _shard_units(self, model: Any) -> Sequence[Any]:
+        from runner_dinocell.network import shard_units
+
+        return shard_units(model)
+
+    def health(self) -> Health:
+        return Health(lower_bounds={"dino": 0, "ibot": 0})
 
     # ------------------------------------------------------------ whole fields
 
@@ -215,16 +220,13 @@ class DinoCell(Project):
 
         return baseline(prepared["image"], prepared["levels"])
 
-    def scored(self, sides: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
+    def _scored(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return at most `predict.fields` fields each of training and validation.
 
         The training fields teach the probe.
         """
         most = self.config.predict.fields
-        return [record for side in ("train", "validation") for record in judgement.chosen(sides.get(side, ()), most)]
-
-    def judge(self, predicted: Sequence[Predicted]) -> Judgement | None:
-        return judgement.judge(predicted, self.config.predict.neighbours)
+        return [record for name in ("train", "validation") for record in judgement.chosen(splits.get(name, ()), most)]
 
     def write(self, record: Record, prediction: Embedded, out: Path) -> Sequence[Path]:
         assert isinstance(record, fields.Field)
@@ -240,25 +242,33 @@ class DinoCell(Project):
             "scale": self.config.data.scale,
         }
 
-    def collect(self, written: Sequence[Path], out: Path) -> Sequence[Path]:
-        """Join the tables of all fields into one."""
-        return outputs.collect(written, out)
-
-    def remarks(self, record: Record, prediction: Embedded) -> Sequence[Finding]:
-        """Say which of the field's stains were not trained on, and which are missing."""
-        assert isinstance(record, fields.Field)
-        return list(checks.stains(record, self._channels))
-
-    def check(self, record: Record) -> Sequence[Finding]:
-        return list(checks.findings(record, self.config.data.window))
-
-    def check_set(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
-        return [*(Finding("names", "warning", text) for text in self.left_out), *checks.set_findings(records)]
+    def _check_set(self, records: Sequence[AnyRecord]) -> Iterator[Finding]:
+        yield from (Finding("names", "warning", text) for text in self.left_out)
+        yield from checks.set_findings(records)
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_dinocell.export import export
 
         return export(model, folder, self.config, self._channels, statistics.get("levels"))
+
+    def checks(self) -> Checks:
+        return Checks(
+            record=partial(checks.findings, window=self.config.data.window),
+            records=self._check_set,
+            prediction=lambda record, prediction: checks.stains(record, self._channels),
+            plain_metrics=self._plain_metrics,
+        )
+
+    def judging(self) -> Judging:
+        return Judging(
+            scored=self._scored,
+            judge=partial(judgement.judge, neighbours=self.config.predict.neighbours),
+            untrained=True,
+            collect=outputs.collect,
+        )
+
+    def pictures(self) -> Pictures:
+        return Pictures(snapshots=self._snapshots, snapshot_samples=4)
 
     # ------------------------------------------------------------ phantom
 

@@ -87,18 +87,17 @@ class OpenKBPConfig(RunConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
 
-
-def faults(config: OpenKBPConfig) -> Iterator[str]:
-    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
-    data, loss = config.data, config.loss
-    if config.crop.mode not in ("auto", "none"):
-        yield f"crop.mode is {config.crop.mode}; the network works on the challenge's whole grid: leave it at auto"
-    if data.size not in (128, 64, 32):
-        yield f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side"
-    if not data.ct_window[0] < data.ct_window[1]:
-        yield f"data.ct_window is {data.ct_window}; its first number must be below its second"
-    if not (loss.mae or loss.dvh):
-        yield "loss.mae and loss.dvh are both 0: nothing would be learned"
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        data, loss = self.data, self.loss
+        if self.crop.mode not in ("auto", "none"):
+            yield f"crop.mode is {self.crop.mode}; the network works on the challenge's whole grid: leave it at auto"
+        if data.size not in (128, 64, 32):
+            yield f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side"
+        if not data.ct_window[0] < data.ct_window[1]:
+            yield f"data.ct_window is {data.ct_window}; its first number must be below its second"
+        if not (loss.mae or loss.dvh):
+            yield "loss.mae and loss.dvh are both 0: nothing would be learned"
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,17 @@ from runner_core import (
     Annotation,
     Array,
     Arrays,
+    Checks,
+    DataSet,
     Decoded,
     Finding,
+    Health,
     Infer,
     Json,
+    Judging,
+    Learning,
     Metric,
+    Pictures,
     Precision,
     Progress,
     Project,
@@ -25,11 +31,10 @@ from runner_core import (
     Statistics,
     Step,
     Store,
-    Table,
     Tensors,
 )
 
-from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig, faults
+from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig
 from runner_openkbp.optimisations import OPTIMISATIONS
 
 
@@ -39,22 +44,14 @@ class OpenKBP(Project):
     name = "openkbp"
     framework = "keras"
     Config = OpenKBPConfig
-    PredictOptions = DosePredictOptions
     presets = PRESETS
     monitor = ("dose_error_gy", "min")
-    lower_bounds = {"mae": 0, "mae_coarse": 0, "dvh": 0}
-    recompute = "model.recompute"
-    shown = ("dose_score", "dvh_score")
-    optimisations = OPTIMISATIONS
-    prepare_version = 2
-    phantom_version = 1
+    dataset = DataSet(prepare_version=2)
+    predict_options = DosePredictOptions()
     config: OpenKBPConfig
 
     _asked: frozenset[Path] = frozenset()
     """CT files of the patients that `predict` was given."""
-
-    def faults(self) -> Iterable[str]:
-        return faults(self.config)
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -126,13 +123,13 @@ class OpenKBP(Project):
 
         return objective(_doses(model(batch["image"])), batch, self.config.loss)
 
-    def chance_losses(self) -> Mapping[str, float]:
+    def _chance_losses(self) -> Mapping[str, float]:
         """Return the mean absolute error of predicting one dose for every voxel."""
         if "constant_error" not in self.statistics:  # runs of version 0.1 have none
             return {}
         return dict.fromkeys(("mae", "mae_coarse"), float(self.statistics["constant_error"]))
 
-    def ignored(self, batch: Tensors) -> Any | None:
+    def _ignored(self, batch: Tensors) -> Any | None:
         """Return a mask (B, S, S, S, 1), true at voxels that the loss ignores; None without `loss.masked`.
 
         The loss looks at voxels that can receive dose and, with `loss.dvh`, at voxels of organs and targets.
@@ -150,7 +147,7 @@ class OpenKBP(Project):
         """Return {"prediction": dose in Gy (B, S, S, S, 1) float32}."""
         return {"prediction": _doses(model(batch["image"]))[-1]}
 
-    def optimizer(self, groups: Any) -> Any:
+    def _optimizer(self, groups: Any) -> Any:
         """Return Adam with the challenge's betas, and decoupled weight decay if `train.weight_decay` is set.
 
         The engine sets the learning rate of each step.
@@ -168,11 +165,21 @@ class OpenKBP(Project):
 
         return (KerasFunctionMetric("dose_error_gy", dose_error),)
 
-    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+    def _plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
         from runner_openkbp.scores import dose_score
 
         patients = zip(batch["dose"], prediction, batch["mask"] > 0, strict=True)
         return {"dose_error_gy": float(np.mean([dose_score(*patient) for patient in patients]))}
+
+    def learning(self) -> Learning:
+        return Learning(recompute="model.recompute", optimisations=OPTIMISATIONS, optimizer=self._optimizer)
+
+    def health(self) -> Health:
+        return Health(
+            lower_bounds={"mae": 0, "mae_coarse": 0, "dvh": 0},
+            chance_losses=self._chance_losses,
+            ignored=self._ignored,
+        )
 
     # ------------------------------------------------------------ whole records
 
@@ -192,10 +199,10 @@ class OpenKBP(Project):
 
         return outputs.write(record, prediction, out, self.predict_options)
 
-    def remarks(self, record: Record, prediction: Array) -> Sequence[Finding]:
+    def _remarks(self, record: Record, prediction: Array) -> Iterator[Finding]:
         from runner_openkbp import files, outputs
 
-        return list(outputs.remarks(record, files.read_patient(record), prediction, self.predict_options))
+        return outputs.remarks(record, files.read_patient(record), prediction, self.predict_options)
 
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """Return dose_score, dvh_score (Gy) and, for each of the 23 DVH metrics, prediction − reference (Gy)."""
@@ -203,34 +210,19 @@ class OpenKBP(Project):
 
         return scores.patient_scores(files.read_patient(record), prediction)
 
-    def pooled(self, scores: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        from runner_openkbp.scores import pooled
-
-        return pooled(scores)
-
-    def tables(self, scores: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> Sequence[Table]:
-        from runner_openkbp.scores import roi_table
-
-        return (roi_table(scores, baseline),)
-
     def baseline(self, record: Record, statistics: Statistics) -> Array:
         from runner_openkbp import files
         from runner_openkbp.baseline import baseline
 
         return baseline(statistics["mean_dose"], files.read_patient(record).masks)
 
-    def figure(self, record: Record, prediction: Array) -> Array:
+    def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_openkbp import files
         from runner_openkbp.figures import figure
 
         return figure(files.read_patient(record), prediction, record.key)
 
-    def check(self, record: Record) -> Sequence[Finding]:
-        from runner_openkbp import checks
-
-        return list(checks.findings(record))
-
-    def annotation(self, decoded: Decoded) -> Annotation | None:
+    def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count the voxels of each region of interest that the loss looks at."""
         from runner_openkbp.rois import POSSIBLE, annotation, unpack
 
@@ -243,6 +235,28 @@ class OpenKBP(Project):
         from runner_openkbp.export import export
 
         return export(model, folder, self.config)
+
+    def checks(self) -> Checks:
+        from runner_openkbp import checks
+
+        return Checks(
+            record=checks.findings,
+            prediction=self._remarks,
+            annotation=self._annotation,
+            plain_metrics=self._plain_metrics,
+        )
+
+    def judging(self) -> Judging:
+        from runner_openkbp.scores import pooled, roi_table
+
+        return Judging(
+            pooled=pooled,
+            tables=lambda scores, baseline: (roi_table(scores, baseline),),
+            shown=("dose_score", "dvh_score"),
+        )
+
+    def pictures(self) -> Pictures:
+        return Pictures(figure=self._figure)
 
     # ------------------------------------------------------------ phantom
 

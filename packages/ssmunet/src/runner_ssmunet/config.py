@@ -135,6 +135,22 @@ class SSMConfig(RunConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
 
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        from runner_ssmunet import labels
+
+        data = self.data
+        yield from filter(None, (labels.wrong_settings(data.classes, data.ignore), wrong_axis(data)))
+        if data.patch < 16 or data.patch % 16:
+            yield f"data.patch is {data.patch}; the U-Net halves patches four times: take a multiple of 16"
+        if data.patch == 16 and self.train.batch_size == 1:
+            yield (
+                "data.patch 16 with train.batch_size 1 leaves the U-Net's lowest level one pixel, which batch "
+                "normalisation cannot use: take a larger patch or batch"
+            )
+        if not self.loss.cross_entropy + self.loss.dice > 0:
+            yield "loss.cross_entropy and loss.dice are both 0: nothing would be learned"
+
 
 def default() -> SSMConfig:
     """Train on a GPU: 24 filters, patches of 128², every wavenumber, 4.39 M parameters."""
@@ -198,20 +214,3 @@ def wrong_axis(data: SpectraConfig) -> str | None:
     if data.derivative != "none" and (data.window % 2 == 0 or data.window <= POLYNOMIAL):
         return f"data.window is {data.window}; an odd number of points, {POLYNOMIAL + 2} or more, is needed"
     return None
-
-
-def faults(config: SSMConfig) -> Iterator[str]:
-    """Yield what is wrong with settings together; each one's own bounds stand at its field."""
-    from runner_ssmunet import labels
-
-    data = config.data
-    yield from filter(None, (labels.wrong_settings(data.classes, data.ignore), wrong_axis(data)))
-    if data.patch < 16 or data.patch % 16:
-        yield f"data.patch is {data.patch}; the U-Net halves patches four times: take a multiple of 16"
-    if data.patch == 16 and config.train.batch_size == 1:
-        yield (
-            "data.patch 16 with train.batch_size 1 leaves the U-Net's lowest level one pixel, which batch "
-            "normalisation cannot use: take a larger patch or batch"
-        )
-    if not config.loss.cross_entropy + config.loss.dice > 0:
-        yield "loss.cross_entropy and loss.dice are both 0: nothing would be learned"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,17 @@ from runner_core import (
     Array,
     Arrays,
     BadInput,
+    Checks,
+    DataSet,
     Decoded,
     Finding,
+    Health,
     Infer,
     Json,
+    Judging,
+    Learning,
     Metric,
+    Pictures,
     Precision,
     Progress,
     Project,
@@ -27,7 +33,6 @@ from runner_core import (
     Statistics,
     Step,
     Store,
-    Table,
     Tensors,
     TileSamples,
 )
@@ -45,7 +50,7 @@ from runner_ssmunet import (
     whole,
 )
 from runner_ssmunet.classes import Classes
-from runner_ssmunet.config import PRESETS, SSMConfig, faults
+from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented
 
@@ -58,21 +63,17 @@ class SSMUNet(Project):
     Config = SSMConfig
     presets = PRESETS
     monitor = ("miou", "max")
-    lower_bounds = {"cross_entropy": 0, "dice_loss": 0}
-    crop = "foreground"
-    shown = scores.SHOWN
-    optimisations = OPTIMISATIONS
-    data_settings = ("data.manifest", "data.pattern", "model.scan")
-    """`model.scan` depends on the machine, not on the network: any implementation runs any trained network."""
-    prepare_version = 3
-    phantom_version = 2
+    dataset = DataSet(
+        prepare_version=3,
+        phantom_version=2,
+        crop="foreground",
+        # any implementation of `model.scan` runs any trained network: it depends on the machine
+        settings=("data.manifest", "data.pattern", "model.scan"),
+    )
     config: SSMConfig
 
     _without_labels: Sequence[Record] = ()
     _found: Classes | None = None
-
-    def faults(self) -> Iterable[str]:
-        return faults(self.config)
 
     @property
     def classes(self) -> Classes:
@@ -236,17 +237,13 @@ class SSMUNet(Project):
             logits = model(batch["spectra"], batch["tissue"]).float()
         return objective(logits, batch["target"], self.config.loss, self.statistics)
 
-    def chance_losses(self) -> Mapping[str, float]:
+    def _chance_losses(self) -> Mapping[str, float]:
         """Cross-entropy by chance (ln K if `loss.class_weights` balances K classes); Dice depends on the batch."""
         found = self.statistics
         weights = found["class_weights"] if self.config.loss.class_weights == "balanced" else None
         return {"cross_entropy": statistics.chance_losses(found["class_counts"], weights)}
 
-    def ignored(self, batch: Tensors) -> Any | None:
-        """Unannotated pixels and pixels off the tissue: (B, 1, H, W)."""
-        return batch["target"][:, None] < 0
-
-    def parameter_groups(self, model: Any) -> Any:
+    def _parameter_groups(self, model: Any) -> Any:
         """Put the parameters that `mamba.Mamba` marks into a group without weight decay.
 
         These are its decay rates and skips: `train.weight_decay` would change its dynamics.
@@ -264,9 +261,6 @@ class SSMUNet(Project):
             return described(model, batch)
         return {"prediction": model.classify(batch["features"]).float().softmax(1)}
 
-    def decision(self, prediction: Any) -> Any:
-        return prediction.argmax(1)
-
     def metrics(self) -> Sequence[Metric]:
         """Return miou, macro_f1, accuracy, iou_CLASS and recall_CLASS of the annotated pixels.
 
@@ -280,7 +274,7 @@ class SSMUNet(Project):
 
         return (Confusion(self.outputs, read),)
 
-    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+    def _plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
         found = np.where(batch["tissue"], prediction.argmax(1), -1)
         counts = scores.confusion(found, batch["truth"], len(self.outputs))
         values = scores.summary(counts, self.outputs)
@@ -288,11 +282,7 @@ class SSMUNet(Project):
         recall = scores.per_class(counts)["recall"].tolist()
         return values | {f"recall_{name}": value for name, value in zip(self.outputs, recall, strict=True)}
 
-    def watch(self, model: Any) -> Mapping[str, Array]:
-        """Return the lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
-        return {"bands": model.stack.filters.bands().detach().cpu().numpy()}
-
-    def pictures(self, watched: Sequence[tuple[int, Mapping[str, Array]]]) -> Mapping[str, Array]:
+    def _filters(self, watched: Sequence[tuple[int, Mapping[str, Array]]]) -> Mapping[str, Array]:
         from runner_ssmunet.figures import filter_chart
         from runner_ssmunet.filters import NAMED_BANDS
 
@@ -300,6 +290,18 @@ class SSMUNet(Project):
             return {}
         bands = [(step, arrays["bands"]) for step, arrays in watched]
         return {"filters": filter_chart(bands, self.statistics["wavenumbers"], NAMED_BANDS)}
+
+    def learning(self) -> Learning:
+        return Learning(optimisations=OPTIMISATIONS, parameter_groups=self._parameter_groups)
+
+    def health(self) -> Health:
+        """Unannotated pixels and pixels off the tissue are ignored: (B, 1, H, W)."""
+        return Health(
+            lower_bounds={"cross_entropy": 0, "dice_loss": 0},
+            chance_losses=self._chance_losses,
+            ignored=lambda batch: batch["target"][:, None] < 0,
+            decision=lambda logits: logits.argmax(1),
+        )
 
     # ------------------------------------------------------------ whole records
 
@@ -353,7 +355,7 @@ class SSMUNet(Project):
         wavenumbers = self.statistics["wavenumbers"]
         return outputs.write(prediction, record.key, out, self.outputs, wavenumbers, self.classes.colours)
 
-    def grid(self, file: Path) -> Json:
+    def _grid(self, file: Path) -> Json:
         shape = outputs.shape(file)
         return shape if shape is not None or file.suffix != ".npz" else list(files.read_core(file).spectra.shape[:2])
 
@@ -366,9 +368,9 @@ class SSMUNet(Project):
             files.read_outline(path, record.files["labels"]), path, self.classes, data.ignore, needed=True
         )
 
-    def remarks(self, record: Record, prediction: Segmented) -> Sequence[Finding]:
+    def _remarks(self, record: Record, prediction: Segmented) -> Iterator[Finding]:
         truth = self._truth(record)
-        return list(outputs.remarks(prediction, None if truth is None else truth > 0))
+        return outputs.remarks(prediction, None if truth is None else truth > 0)
 
     def score(self, record: Record, prediction: Segmented) -> Mapping[str, float]:
         """Return miou and macro_f1 over the core's annotated classes, accuracy, pixels, iou_CLASS and confusion."""
@@ -380,13 +382,7 @@ class SSMUNet(Project):
         counts = scores.confusion(found, labels.scored(truth, prediction.tissue, ignore), len(self.outputs))
         return scores.core_scores(counts, self.outputs)
 
-    def pooled(self, scores_of: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-        return scores.pooled(scores_of, self.outputs)
-
-    def tables(self, scores_of: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> list[Table]:
-        return scores.tables(scores_of, baseline, self.outputs)
-
-    def figure(self, record: Record, prediction: Segmented) -> Array:
+    def _figure(self, record: Record, prediction: Segmented) -> Array:
         from runner_ssmunet.figures import figure
         from runner_ssmunet.filters import NAMED_BANDS
 
@@ -394,28 +390,53 @@ class SSMUNet(Project):
         wavenumbers = self.statistics["wavenumbers"]
         return figure(core, prediction, self._truth(record), self.classes, wavenumbers, NAMED_BANDS)
 
-    def check(self, record: Record) -> Sequence[Finding]:
+    def _check(self, record: Record) -> Iterator[Finding]:
         path, data = record.files["core"], self.config.data
         core = files.read_core(path, record.files.get("labels"))
         preprocess.usable_axis(core.wavenumbers, data, str(path))
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
-        return list(checks.findings(core, tissue, path, data, self.classes))
+        return checks.findings(core, tissue, path, data, self.classes)
 
-    def annotation(self, decoded: Decoded) -> Annotation | None:
+    def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count the pixels of each class on the tissue; unannotated ones are ignored, or a class too."""
         arrays = decoded.arrays
         if "label" not in arrays:
             return None
         return labels.annotation(arrays["label"], arrays["tissue"] > 0, self.classes.names, self.config.data.ignore)
 
-    def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
-        own = checks.left_out(self._without_labels, self.config.data)
-        return [*own, *checks.set_findings(records, self.config.data, self.classes)]
-
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_ssmunet.export import export
 
         return export(model, folder, self.config, self.classes, statistics)
+
+    def checks(self) -> Checks:
+        return Checks(
+            record=self._check,
+            records=self._check_set,
+            prediction=self._remarks,
+            annotation=self._annotation,
+            plain_metrics=self._plain_metrics,
+            grid=self._grid,
+        )
+
+    def _check_set(self, records: Sequence[Record]) -> Iterator[Finding]:
+        yield from checks.left_out(self._without_labels, self.config.data)
+        yield from checks.set_findings(records, self.config.data, self.classes)
+
+    def judging(self) -> Judging:
+        return Judging(
+            pooled=partial(scores.pooled, names=self.outputs),
+            tables=partial(scores.tables, names=self.outputs),
+            shown=scores.SHOWN,
+        )
+
+    def pictures(self) -> Pictures:
+        """Watch the lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
+        return Pictures(
+            figure=self._figure,
+            watch=lambda model: {"bands": model.stack.filters.bands().detach().cpu().numpy()},
+            draw_watched=self._filters,
+        )
 
     # ------------------------------------------------------------ phantom
 

@@ -159,6 +159,12 @@ class ScrollConfig(RunConfig):
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
 
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        yield from _patches(self)
+        yield from _losses(self.loss)
+        yield from _crop(self)
+
 
 def default() -> ScrollConfig:
     """Train 33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 24 GB."""
@@ -221,13 +227,6 @@ def demo() -> ScrollConfig:
 
 
 PRESETS: dict[str, Callable[[], ScrollConfig]] = {"default": default, "large": large, "small": small, "demo": demo}
-
-
-def faults(config: ScrollConfig) -> Iterator[str]:
-    """Yield what is wrong with settings together; the bounds of each one stand at its field."""
-    yield from _patches(config)
-    yield from _losses(config.loss)
-    yield from _crop(config)
 
 
 def _patches(config: ScrollConfig) -> Iterator[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ from runner_core import (
     Arrays,
     BadInput,
     Box,
+    Checks,
+    DataSet,
     Decoded,
     Finding,
+    Health,
     Infer,
     Json,
+    Judging,
+    Learning,
     Metric,
     PatchSamples,
+    Pictures,
     Precision,
     Progress,
     Project,
@@ -35,7 +42,7 @@ from runner_core import (
 )
 
 from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
-from runner_vesuvius.config import PRESETS, ScrollConfig, faults
+from runner_vesuvius.config import PRESETS, ScrollConfig
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 from runner_vesuvius.optimisations import OPTIMISATIONS
@@ -54,23 +61,11 @@ class Vesuvius(Project):
     name = "vesuvius"
     framework = "torch"
     Config = ScrollConfig
-    PredictOptions = ScrollPredictOptions
     presets = PRESETS
     monitor = ("proxy", "max")
-    lower_bounds = {
-        f"{name}_loss": 0 for name in ("bce", "dice", "skeleton_recall", "cldice", "surface_distance", "topology")
-    }
-    splittable: bool = True
-    recompute = "model.checkpointing"
-    data_settings = ("data.manifest", "data.pattern")
-    shown = scores.SHOWN
-    optimisations = OPTIMISATIONS
-    prepare_version = 1
-    phantom_version = 1
+    dataset = DataSet(settings=("data.manifest", "data.pattern"))
+    predict_options = ScrollPredictOptions()
     config: ScrollConfig
-
-    def faults(self) -> Iterable[str]:
-        return faults(self.config)
 
     @property
     def _cut(self) -> float:
@@ -174,22 +169,15 @@ class Vesuvius(Project):
             batch = {**batch, **computed(batch, needed(self.config.loss), self.config.data.tube)}
         return objective(logits, batch, self.config.loss, progress, model.training)
 
-    def chance_losses(self) -> Mapping[str, float]:
+    def _chance_losses(self) -> Mapping[str, float]:
         """Return the losses if every logit is 0.
 
         The default losses together drive a network that looks at nothing to that, whatever a patch holds.
         """
         return {"bce_loss": math.log(2), "skeleton_recall_loss": 0.5} if self.config.loss.positive == 1 else {}
 
-    def ignored(self, batch: Tensors) -> Any | None:
-        """Return a mask (B, 1, D, H, W), true at voxels labelled 2."""
-        return ~batch["known"]
-
     def infer(self, model: Any, batch: Tensors) -> Tensors:
         return {"prediction": model(batch["image"])[0].float().sigmoid()}
-
-    def decision(self, prediction: Any) -> Any:
-        return prediction > self._cut
 
     def metrics(self) -> Sequence[Metric]:
         """Return proxy with its parts (`proxy.Proxy`), and surface_ratio over the annotated voxels of all patches."""
@@ -197,12 +185,25 @@ class Vesuvius(Project):
 
         return Proxy(self._cut), SurfaceRatio(self._cut)
 
-    def plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
+    def _plain_metrics(self, prediction: Any, batch: Arrays) -> Mapping[str, float]:
         from runner_vesuvius.proxy import plain
 
         found = np.count_nonzero((prediction > self._cut) & batch["known"])
         true = np.count_nonzero(batch["surface"])
         return plain(prediction, batch, self._cut) | {RATIO: found / true if true else math.nan}
+
+    def learning(self) -> Learning:
+        return Learning(splittable=True, recompute="model.checkpointing", optimisations=OPTIMISATIONS)
+
+    def health(self) -> Health:
+        """Voxels labelled 2 are ignored: (B, 1, D, H, W)."""
+        terms = ("bce", "dice", "skeleton_recall", "cldice", "surface_distance", "topology")
+        return Health(
+            lower_bounds={f"{name}_loss": 0 for name in terms},
+            chance_losses=self._chance_losses,
+            ignored=lambda batch: ~batch["known"],
+            decision=lambda logits: logits > self._cut,
+        )
 
     # ------------------------------------------------------------ whole records
 
@@ -232,19 +233,13 @@ class Vesuvius(Project):
         """Write KEY.tif, the submission's format (uint8, 0 and 1, LZW), and any KEY_probability.tif."""
         return outputs.write(prediction, record.key, out, self.predict_options.probability)
 
-    def grid(self, file: Path) -> Json:
-        return list(volumes.outline(file)[0])
-
-    def remarks(self, record: Record, prediction: Detected) -> Sequence[Finding]:
-        return [*checks.remarks(record), *outputs.remarks(prediction)]
-
     def score(self, record: Record, prediction: Detected) -> Mapping[str, float]:
         """Return the challenge's score, its parts and their parts, and Dice (`scores.volume_scores`)."""
         if "label" not in record.files:
             return {}
         return scores.volume_scores(prediction.mask, volumes.read_truth(record.files, prediction.mask.shape))
 
-    def figure(self, record: Record, prediction: Detected) -> Array:
+    def _figure(self, record: Record, prediction: Detected) -> Array:
         from runner_vesuvius.figures import figure
 
         image = volumes.read_image(record.files["image"])
@@ -252,10 +247,7 @@ class Vesuvius(Project):
             image, prediction.mask, volumes.read_truth(record.files, image.shape) if "label" in record.files else None
         )
 
-    def check(self, record: Record) -> Sequence[Finding]:
-        return list(checks.findings(record, self.config.data.patch))
-
-    def annotation(self, decoded: Decoded) -> Annotation | None:
+    def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count the voxels of background and surface; voxels that nobody annotated are ignored."""
         label = decoded.arrays.get("label")
         if label is None:
@@ -264,14 +256,30 @@ class Vesuvius(Project):
         background, surface, ignored = (int(np.count_nonzero(label == value)) for value in values)
         return Annotation({"background": background, "surface": surface}, ignored)
 
-    def check_set(self, records: Sequence[Record]) -> Sequence[Finding]:
-        unread = [Finding(LEFT_OUT, "note", text) for text in self.left_out]
-        return [*unread, *checks.set_findings(records)]
+    def _check_set(self, records: Sequence[Record]) -> Iterator[Finding]:
+        yield from (Finding(LEFT_OUT, "note", text) for text in self.left_out)
+        yield from checks.set_findings(records)
 
     def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
         from runner_vesuvius.export import export
 
         return export(model, folder, self.config, statistics)
+
+    def checks(self) -> Checks:
+        return Checks(
+            record=partial(checks.findings, patch=self.config.data.patch),
+            records=self._check_set,
+            prediction=lambda record, prediction: [*checks.remarks(record), *outputs.remarks(prediction)],
+            annotation=self._annotation,
+            plain_metrics=self._plain_metrics,
+            grid=lambda file: list(volumes.outline(file)[0]),
+        )
+
+    def judging(self) -> Judging:
+        return Judging(shown=scores.SHOWN)
+
+    def pictures(self) -> Pictures:
+        return Pictures(figure=self._figure)
 
     # ------------------------------------------------------------ phantom
 

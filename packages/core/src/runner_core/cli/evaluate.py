@@ -15,7 +15,7 @@ from runner_core.cli.contents import Seen, read_contents, seen
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks, start_from_run
 from runner_core.contract import Infer, Trained
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
@@ -112,7 +112,7 @@ def _score(
 def _side(options: EvaluateOptions, project: Project) -> str:
     """Return the split to score; `SCORED` means the records that the project chooses."""
     if options.split is None:
-        return "all" if options.data else SCORED if overrides(project, "scored") else "validation"
+        return "all" if options.data else SCORED if project.judging().scored is not None else "validation"
     if options.split not in SPLITS:
         hint = did_you_mean(options.split, SPLITS)
         raise BadInput(f"--split {options.split!r}: there is no such split{hint} ({', '.join(SPLITS)})")
@@ -175,7 +175,7 @@ def _records(
         raise BadInput(f"{run.path} has no {SPLIT_FILE}, so its {side} records are not known; --split all scores all")
     keys = {name: frozenset(of_side) for name, of_side in sides.items()}
     by_side = {name: [r for r in records if r.key in of_side] for name, of_side in keys.items()}
-    found = setup.project.scored(by_side) if side == SCORED else by_side.get(side)
+    found = setup.project.judging().to_score(by_side) if side == SCORED else by_side.get(side)
     if not found:
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
     if new := len(records) - sum(map(len, by_side.values())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
@@ -16,7 +16,7 @@ from runner_core.base.text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, refuse_url, start_from_run
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import local
@@ -36,23 +36,23 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     remove_leftovers(options.out)
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
     files: list[Path] = []
-    collects = overrides(setup.project, "collect")
+    collect, check = setup.project.judging().collect, setup.project.checks().prediction
     for record in records:
         try:
             with local(setup.project, record) as here:
                 prediction = setup.project.predict(here, trained.infer)
                 written = write_whole(options.out, partial(_write, setup.project, here, prediction))
-                remarks = setup.project.remarks(here, prediction)
+                remarks = () if check is None else tuple(check(here, prediction))
         except BadInput as error:
             failed += 1
             print(f"warning: not predicted: {error}", file=sys.stderr)
             continue
         files += written
-        print(record.key if collects else f"{record.key}: {', '.join(map(str, written))}")
+        print(record.key if collect else f"{record.key}: {', '.join(map(str, written))}")
         for finding in remarks:
             print(f"{finding.level}: {record.key}: {finding.message}")
-    if files and collects:
-        print(f"written: {', '.join(map(str, _collected(setup.project, files, options.out)))}")
+    if files and collect:
+        print(f"written: {', '.join(map(str, _collected(collect, files, options.out)))}")
     return _exit_code(failed)
 
 
@@ -73,9 +73,11 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
     )
 
 
-def _collected(project: Project, files: Sequence[Path], out: Path) -> Sequence[Path]:
+def _collected(
+    collect: Callable[[Sequence[Path], Path], Sequence[Path]], files: Sequence[Path], out: Path
+) -> Sequence[Path]:
     """Replace all files together with the files that the project makes of them, and return those."""
-    written = write_whole(out, partial(project.collect, files))
+    written = write_whole(out, partial(collect, files))
     for path in set(files) - set(written):
         path.unlink()
     return written

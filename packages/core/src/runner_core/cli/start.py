@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -13,7 +14,7 @@ from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
 from runner_core.config.values import overlay
 from runner_core.contract import Infer, State, Trained
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.runfolder import RunFolder
@@ -125,7 +126,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
     options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
                                      defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
     refuse_secret_settings(settings)
-    refuse_other_model(trained, settings, run.path, project.data_settings)
+    refuse_other_model(trained, settings, run.path, project.dataset.settings)
     instance = project(settings)
     if extra is not None:
         instance.predict_options = extra
@@ -150,7 +151,8 @@ def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | 
     """
     setup = started.setup
     state, checkpoint = load_state(started, named)
-    wanted = setup.project.untrained and overrides(setup.project, "judge")
+    judging = setup.project.judging()
+    wanted = judging.untrained and judging.judge is not None
     with restoring(checkpoint):
         trained = _loaded(setup, state)
         return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
@@ -254,9 +256,9 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
 def refuse_url(project: type[Project] | Project, url: Url) -> None:
     """Raise BadInput if the project reads local files only, or if the URL holds a secret that must not be saved."""
     refuse_secrets(url)
-    if not project.remote:
+    if not project.dataset.remote:
         raise BadInput(f"{url}: project {project.name} reads no data at URLs; copy them to this machine first")
 
 
 def _extra(kind: type[Options], project: type[Project]) -> Any:
-    return project.PredictOptions() if issubclass(kind, PredictOptions) else None
+    return copy(project.predict_options) if issubclass(kind, PredictOptions) else None

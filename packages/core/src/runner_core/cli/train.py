@@ -249,9 +249,11 @@ def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: 
 
 def _to_score(project: Project, data: Data) -> list[Record]:
     """Return the records that the project chooses (default: validation), if it can predict and score whole records."""
-    if not overrides(project, "predict") or not (overrides(project, "score") or overrides(project, "judge")):
+    judging = project.judging()
+    if not overrides(project, "predict") or not (overrides(project, "score") or judging.judge is not None):
         return []
-    return list(project.scored({side: [data.records[n] for n in data.used(side)] for side in data.splits}))
+    splits = {split: [data.records[n] for n in data.used(split)] for split in data.splits}
+    return list(judging.to_score(splits))
 
 
 def _score(
@@ -273,7 +275,7 @@ def _score(
         return {"scores": {}, "baseline": {}}
     begun = time.monotonic()
     trained, untrained, checkpoint = load_networks(started, folder.path)
-    noun = "record" if overrides(project, "scored") else "validation record"
+    noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
     scores = evaluate(
         *(project, trained.infer, records, trained.statistics, display.say),

@@ -7,6 +7,7 @@ help text. This module imports no framework.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -223,3 +224,10 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def faults(self) -> Iterable[str]:
+        """Yield a message for each combination of settings that cannot work, in a project's own class.
+
+        The bounds of a single setting are at its field.
+        """
+        return ()

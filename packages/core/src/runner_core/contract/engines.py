@@ -98,11 +98,11 @@ class Trainer(Protocol):
         ...
 
     def watch(self) -> Arrays:
-        """Return the arrays of `Project.watch`, with EMA weights if the run keeps them; copies on the host."""
+        """Return the arrays of `Pictures.watch`, with EMA weights if the run keeps them; copies on the host."""
         return {}
 
     def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
-        """Return the pictures that `Project.snapshots` draws of these host arrays (a batch of samples).
+        """Return the pictures that `Pictures.snapshots` draws of these host arrays (a batch of samples).
 
         Uses EMA weights if the run keeps them, and runs in the first of several processes. It changes nothing that
         affects training. Raises BadInput if the results are no pictures, Unhealthy when a loss or a weight is not

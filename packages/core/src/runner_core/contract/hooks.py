@@ -134,7 +134,7 @@ def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
     The runner crops between `Project.decode` and `Project.prepare`, and puts predictions back into the whole grid.
 
     Args:
-        project: The project with its settings; `project.crop` names the cropper it recommends.
+        project: The project with its settings; `project.dataset.crop` names the cropper it recommends.
         config: All settings of the run; `config.crop` is the cropper's section.
 
     Returns:

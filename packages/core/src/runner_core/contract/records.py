@@ -91,21 +91,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A record and its predictions, for `Project.judge`."""
+    """A record and its predictions, for `Judging.judge`."""
 
     record: AnyRecord
     prediction: Any
     baseline: Any = None
     """Prediction of the trivial method; None if there is none."""
     untrained: Any = None
-    """Prediction of the network before its first step, if `Project.untrained` asks for it."""
+    """Prediction of the network before its first step, if `Judging.untrained` asks for it."""
     unseen: bool = True
     """True if training saw neither the record nor another record of its group."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Scores of a whole set of records, from `Project.judge`; NaN if a score has no value.
+    """Scores of a whole set of records, from `Judging.judge`; NaN if a score has no value.
 
     They join the means of `Project.score` in tables, summary and scores.json. If `score` returns nothing, the first of
     `scores` is the headline; `Project.monitor` then decides whether larger or smaller is better.
@@ -118,7 +118,7 @@ class Judgement:
     """Scores of other methods by their names ("untrained network"), shown side by side. A warning says so if the
     trained network's headline is no better than that of one of them, or of the trivial method."""
     tables: Sequence[Table] = ()
-    """Shown after the tables of `Project.tables`."""
+    """Shown after the tables of `Judging.tables`."""
     pictures: Mapping[str, Array] = field(default_factory=dict)
     """Pictures (H, W, 3) uint8 by name, drawn as NAME.png."""
 

@@ -127,12 +127,12 @@ class HealthEvent:
       - `weights`: a checksum that changes with any bit of the trained weights; None while every learning rate is 0.
 
     log (at every train line, about the steps since the last one):
-      - `loss`, and each loss term by the name that `Project.lower_bounds` and `Project.chance_losses` use.
+      - `loss`, and each loss term by the name that `Health.lower_bounds` and `Health.chance_losses` use.
       - `learning_rate`: the highest of all parameter groups; `learning_rate_lowest` where they differ.
       - `gradient_norm`; `clipped`: the share of steps that were clipped, if gradients are clipped.
       - `gradient_norms`: for each loss term whose gradient was measured, how often, and the largest norm.
       - `detached`: terms that the loss is made of but that have no gradient.
-      - `ignored`: of the voxels that `Project.ignored` marks: their `share`; `gradient`, the largest there
+      - `ignored`: of the voxels that `Health.ignored` marks: their `share`; `gradient`, the largest there
         as a share of the largest anywhere; and the `metrics` that change with the prediction there.
       - `weights_without_gradient`: the trained `weights` that had no gradient in any of so many `looks`, by name, with
         how many numbers each has. These four are known in the first process only.
@@ -140,7 +140,7 @@ class HealthEvent:
 
     validation:
       - the metrics, and `weights`.
-      - `decision_min` and `decision_max`: extremes of `Project.decision` over the split; `decision_mark_min` and
+      - `decision_min` and `decision_max`: extremes of `Health.decision` over the split; `decision_mark_min` and
         `decision_mark_max`: those of one number per sample, equal only if the whole decision is.
       - `gradient_norms`: as in the log lines since the last validation.
 
@@ -223,7 +223,7 @@ class Sink(Protocol):
         - losses: after train, if gradients were measured since the last (in the steps 1 … 5, 10, 20, 50, 100, …):
           `gradient_norm`, the largest norm of each term's unweighted gradient at the network's output;
         - validation: the metrics, and whether they are the `best` so far;
-        - watch: at the beginning and after a validation, the arrays of `Project.watch`: `arrays` by name, as nested
+        - watch: at the beginning and after a validation, the arrays of `Pictures.watch`: `arrays` by name, as nested
           lists;
         - checkpoint: whether it is the `best`;
         - health: `rule`, `level`, `message` of a finding;

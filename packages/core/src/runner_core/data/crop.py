@@ -91,7 +91,7 @@ class BodyCrop:
 def default_cropper(project: Project, config: RunConfig) -> Cropper:
     """Return the cropper that `crop.mode` names; auto means the project's recommendation."""
     crop = config.crop
-    mode = project.crop if crop.mode == "auto" else crop.mode
+    mode = project.dataset.crop if crop.mode == "auto" else crop.mode
     if mode == "centre":
         if crop.size is None:
             raise BadInput("crop.mode centre needs crop.size: the box in voxels, one number per axis")

@@ -32,7 +32,7 @@ def phantom_folder(project: Project, say: Callable[[str], None]) -> Path:
     from runner_core.data.cache.folder import cache_root
 
     parent = cache_root(project.config.cache.dir) / "phantoms" / project.name
-    folder = parent / f"version-{project.phantom_version}"
+    folder = parent / f"version-{project.dataset.phantom_version}"
     if folder.is_dir():
         return folder
     try:

@@ -59,7 +59,7 @@ class RecordPipeline:
         return {
             "pipeline": _VERSION,
             "project": self.project.name,
-            "prepare_version": self.project.prepare_version,
+            "prepare_version": self.project.dataset.prepare_version,
             "prepare": dict(self.project.prepare_settings()),
             "crop": dict(self.cropper.settings),
         }

@@ -38,7 +38,7 @@ class Measured:
     detached: list[str] = field(default_factory=list)
     """Terms without any gradient: they may only inform."""
     ignored: dict[str, Json] | None = None
-    """Of the voxels that `Project.ignored` marks: their `share`; the largest gradient of the loss there, as a share of
+    """Of the voxels that `Health.ignored` marks: their `share`; the largest gradient of the loss there, as a share of
     the largest anywhere (`gradient`); the `metrics` whose values change with the prediction there."""
 
 

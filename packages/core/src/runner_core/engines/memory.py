@@ -97,11 +97,11 @@ def micro_batch(project: Project, config: TrainConfig) -> int:
 
     Raises BadInput for `train.accumulate` in a project whose batches may not be split.
     """
-    if config.accumulate > 1 and not project.splittable:
+    if config.accumulate > 1 and not project.learning().splittable:
         raise BadInput(
             f"train.accumulate {config.accumulate}: project {project.name} does not allow it. Its network or loss "
             "looks at the whole batch (BatchNorm, a loss over the batch), so that micro-batches would learn "
-            "something else (Project.splittable is False); use train.accumulate 1"
+            "something else (Learning.splittable is False); use train.accumulate 1"
         )
     return -(-config.batch_size // max(1, config.accumulate))
 

@@ -39,7 +39,8 @@ def _no_loss(project: Project, why: str) -> BadInput:
 
 def snapshots(project: Project, model: Any, batch: Any) -> Mapping[str, Array]:
     """Return the project's pictures; raise BadInput for anything else."""
-    found: Any = project.snapshots(model, batch)
+    draw = project.pictures().snapshots
+    found: Any = {} if draw is None else draw(model, batch)
     where = f"project {project.name}: `snapshots` must return pictures (H, W, 3) uint8 by name"
     if not isinstance(found, Mapping):
         raise BadInput(f"{where}; it returned {type(found).__name__}")
@@ -56,7 +57,8 @@ MOST = 10_000
 
 def watch(project: Project, network: Any) -> Arrays:
     """Return copies of the arrays from the project's `watch`; raise BadInput unless they are small and numeric."""
-    found: Any = project.watch(network)
+    own = project.pictures().watch
+    found: Any = {} if own is None else own(network)
     where = f"project {project.name}: `watch` must return small NumPy arrays of numbers by name"
     if not isinstance(found, Mapping):
         raise BadInput(f"{where}; it returned {type(found).__name__}")

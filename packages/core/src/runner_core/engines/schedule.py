@@ -6,7 +6,7 @@ import math
 
 from runner_core.config import TrainConfig
 from runner_core.contract import Progress
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 
 
 def factor(config: TrainConfig, progress: Progress) -> float:
@@ -30,7 +30,7 @@ class Schedule:
     """Factor on the learning rate: the project's own schedule if it has one, else that of `train.schedule`."""
 
     def __init__(self, project: Project, config: TrainConfig) -> None:
-        self._own = project.schedule if overrides(project, "schedule") else None
+        self._own = project.learning().schedule
         self._config = config
 
     def __call__(self, progress: Progress) -> float:

@@ -73,6 +73,7 @@ __all__ = [
 
 def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
     """Return the core's rules."""
+    own = project.health()
     patience = config.health.constant_after, config.health.constant_steps
     return [
         ConstantPrediction(*patience),
@@ -82,13 +83,13 @@ def default_rules(project: Project, config: RunConfig) -> list[HealthRule]:
         SplitsApart(),
         IgnoredIsLearned(),
         TermWithoutGradient(),
-        BelowLeast(project.lower_bounds),
+        BelowLeast(own.lower_bounds),
         WithoutGradient(),
         RateZero(),
         StillWeights(),
         StillPredictions(),
         AlwaysClipped(config.train.clip),
-        Uninformed(project.chance_losses),
+        Uninformed(own.chance_losses or dict),
         Unmoved(),
         SavedAsValidated(),
         Starved(),

@@ -137,7 +137,7 @@ class AlwaysClipped:
 
 
 class Uninformed:
-    """Warn if all losses stay at `Project.chance_losses`, the losses of a network that ignores its input.
+    """Warn if all losses stay at `Health.chance_losses`, the losses of a network that ignores its input.
 
     Facts used: the terms of log lines. Their mean over `LINES` lines must once fall below `NEAR` of that value; the
     line of the first step alone does not count. A warning, once: after `STEPS` steps, or at the end after `LEAST`.
@@ -323,7 +323,7 @@ class BelowLeast:
     """Stop if a loss term is below its bound: its sign is wrong, or the labels do not fit it.
 
     Facts used: the terms, of log lines and validations. `least` holds the bound of each by name
-    (`Project.lower_bounds`).
+    (`Health.lower_bounds`).
     """
 
     name = "impossible loss"

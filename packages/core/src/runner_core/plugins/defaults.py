@@ -43,7 +43,7 @@ from runner_core.contract.phases import (
     OPTIMIZER,
     WAIT,
 )
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord
 
 
@@ -211,7 +211,7 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy
     network = sum(parts[part] for part in _NETWORK) / seconds
     brought = (parts[WAIT] + parts[MOVE]) / seconds
     cache = project.config.cache.mode
-    if gpu and brought > _WORTH and cache != "device" and not overrides(project, "augment"):
+    if gpu and brought > _WORTH and cache != "device" and project.learning().augment is None:
         why = f"{brought:.0%} of the time is bringing batches: the GPU can hold the set, where it fits"
         yield Remedy("set on the GPU", {"cache.mode": "device"}, why, brought)
     yield from _precision(report, network)

@@ -273,16 +273,42 @@ _METHODS = ("records", "decode", "prepare", "samples", "model", "step", "phantom
 _PRESETS = ("default", "demo")
 
 
-_RENAMED = {"least": "lower_bounds", "of_data": "data_settings", "uninformed": "chance_losses"}
-"""Members of a project by their names before 0.1.0, which nothing would call now."""
+_FIELDS = {
+    "learning": "adjust after_step augment initialise optimisations optimizer parameter_groups recompute schedule "
+    "shard_units splittable",
+    "health": "chance_losses decision ignored lower_bounds",
+    "checks": "annotation grid plain_metrics",
+    "judging": "collect judge pooled scored shown tables untrained",
+    "pictures": "figure snapshot_samples snapshots watch",
+}
+_MOVED = {
+    **{old: f"{facet}().{old}" for facet, names in _FIELDS.items() for old in names.split()},
+    **{old: f"dataset.{old}" for old in ("crop", "phantom_version", "prepare_version", "remote", "samples_setting")},
+    **{"data_settings": "dataset.settings", "of_data": "dataset.settings"},
+    **{"least": "health().lower_bounds", "uninformed": "health().chance_losses"},
+    **{"check": "checks().record", "check_set": "checks().records", "remarks": "checks().prediction"},
+    **{"faults": "Config.faults", "PredictOptions": "predict_options"},
+}
+"""Members of a project by their names before 0.1.0, which nothing would call now, and their places."""
+
+
+def _refuse_moved(cls: type[Any], name: str) -> None:
+    moved = {old: place for old, place in _MOVED.items() if hasattr(cls, old)}
+    if callable(getattr(cls, "pictures", None)) and _takes_more(cls.pictures):
+        moved["pictures"] = "pictures().draw_watched"
+    if moved:
+        places = ", ".join(f"`{old}` is `{place}`" for old, place in moved.items())
+        raise BadInput(f"project {name}: members of {cls.__name__} have new places: {places} (runner_core.Project)")
+
+
+def _takes_more(method: Callable[..., Any]) -> bool:
+    return len(inspect.signature(method).parameters) > 1
 
 
 def refuse_incomplete(cls: type[Any]) -> None:
     """Raise BadInput that names the project and everything it lacks, or a `monitor` that cannot choose a checkpoint."""
     name = getattr(cls, "name", cls.__name__)
-    for old, new in _RENAMED.items():
-        if hasattr(cls, old):
-            raise BadInput(f"project {name}: `{old}` is called `{new}` now: rename it in {cls.__name__}")
+    _refuse_moved(cls, name)
     if hasattr(cls, "faster_with"):
         raise BadInput(
             f"project {name}: `faster_with` is gone: set train.compile or train.channels_last to on in presets that "
@@ -294,8 +320,6 @@ def refuse_incomplete(cls: type[Any]) -> None:
         raise BadInput(f"project {name}: its class {cls.__name__} lacks {', '.join(missing)}, which have no default")
     if presets := [preset for preset in _PRESETS if preset not in cls.presets]:
         raise BadInput(f"project {name} lacks the preset {' and '.join(presets)}")
-    if cls.framework == "keras" and getattr(cls, "adjust", Project.adjust) is not Project.adjust:
-        raise BadInput(f"project {name}: `adjust` is for PyTorch; in Keras an optimizer takes schedules: leave it out")
     match cls.monitor:
         case (str(), "max" | "min"):
             return

@@ -148,15 +148,15 @@ def differences(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def for_other_data(config: RunConfig, project: type[Project], preset: str) -> RunConfig:
-    """Return `config` with the preset's values of the settings that describe the data (`Project.data_settings`)."""
+    """Return `config` with the preset's values of the settings that describe the data (`DataSet.settings`)."""
     usual = flat(from_preset(project, preset))
-    return overlay_named(config, {name: usual[name] for name in project.data_settings}, f"preset {preset}")
+    return overlay_named(config, {name: usual[name] for name in project.dataset.settings}, f"preset {preset}")
 
 
 def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, data_settings: Sequence[str] = ()) -> None:
     """Raise BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with.
 
-    `data_settings` are settings that describe the data; they may differ.
+    `data_settings` (`DataSet.settings`) are settings that describe the data; they may differ.
     """
     changed = {
         name: values

@@ -203,7 +203,7 @@ def settings_survive_yaml(case: Case) -> None:
 
 def optimisations_can_be_switched_off(case: Case) -> None:
     """Check that each optimisation has its own name and switches existing settings, alone and with the others."""
-    there = case.kind.optimisations
+    there = case.project.learning().optimisations
     names = [optimisation.name for optimisation in there]
     assert len(set(names)) == len(names), f"optimisations share a name: {', '.join(names)}"
     together = {setting: value for optimisation in there for setting, value in optimisation.off.items()}
@@ -286,7 +286,12 @@ def prepare_is_pure(case: Case) -> None:
             f"prepared array {name!r} is {array.dtype}, twice what it must be on disk and on its way to the device: "
             "return float32, or integers"
         )
-    for name, found in (("check", case.project.check(first)), ("check_set", case.project.check_set(case.records))):
+    checks = case.project.checks()
+    found_by = {
+        "checks.record": () if checks.record is None else checks.record(first),
+        "checks.records": () if checks.records is None else checks.records(case.records),
+    }
+    for name, found in found_by.items():
         faults = [finding for finding in found if finding.level == "error"]
         assert not faults, f"`{name}` finds errors in the phantom: {faults}"
 
@@ -297,15 +302,16 @@ def annotation_counts_voxels(case: Case) -> None:
     Its counts are the same twice and no larger than the number of voxels, it does not change its input, and all records
     of the phantom have the same classes.
     """
-    if not overrides(case.project, "annotation"):
+    annotation = case.project.checks().annotation
+    if annotation is None:
         raise SkipTest("the project has no `annotation`")
     names: set[tuple[str, ...]] = set()
     for record in case.records[:3]:
         decoded = RecordPipeline.of(case.setup).decode(record)
         before = {name: array.copy() for name, array in decoded.arrays.items()}
-        found = case.project.annotation(decoded)
+        found = annotation(decoded)
         assert_equal(before, decoded.arrays, "the arrays that `annotation` is given")
-        assert found == case.project.annotation(decoded), "`annotation`, called twice, differs"
+        assert found == annotation(decoded), "`annotation`, called twice, differs"
         if found is None:
             continue
         names.add(tuple(found.counts))
@@ -347,7 +353,7 @@ def batches_do_not_depend_on_workers(case: Case) -> None:
 
 def _batches(case: Case, workers: int) -> Iterator[Arrays]:
     """Yield copies of three batches of two from the middle of an epoch."""
-    augment = case.project.augment if overrides(case.project, "augment") else None
+    augment = case.project.learning().augment
     loader = Loader(case.data.samples["train"], batch_size=2, seed=7, shuffle=True, steps_per_epoch=4,
                     workers=workers, augment=augment)  # fmt: skip
     try:

@@ -14,7 +14,6 @@ import numpy as np
 
 from runner_core.config.values import plain
 from runner_core.contract import State, Tensors, Trainer
-from runner_core.contract.project import overrides
 from runner_core.data.loader import Loader
 from runner_core.output.sinks import Sinks
 from runner_core.plugins import discovery
@@ -62,10 +61,11 @@ def metrics_equal_numpy(case: Case) -> None:
         case.setup.extra = []
     if not names:
         raise SkipTest(f"{case.kind.name} has no metrics besides its loss")
-    if not overrides(case.project, "plain_metrics"):
+    plain_metrics = case.project.checks().plain_metrics
+    if plain_metrics is None:
         raise SkipTest(f"{case.kind.name} has no plain_metrics: nothing says what its metrics should be")
     assert watcher.batches, "step returned no prediction, so that its metrics saw nothing"
-    plain = case.project.plain_metrics(_joined(watcher.predictions), _joined(watcher.batches))
+    plain = plain_metrics(_joined(watcher.predictions), _joined(watcher.batches))
     assert plain.keys() == set(names), f"plain_metrics gives {list(plain)}, the metrics {names}"
     for name in names:
         same = np.isclose(found[name], plain[name], rtol=1e-3, atol=1e-5, equal_nan=True)
@@ -95,8 +95,9 @@ def killed_and_resumed_equals_never_killed(case: Case) -> None:
 def snapshots_leave_training_alone(case: Case) -> None:
     """Check that `snapshots` draws pictures and does not affect two training steps around them."""
     project = case.project
-    if not project.snapshot_samples:
-        assert not overrides(project, "snapshots"), "`snapshots` draws nothing: `snapshot_samples` is 0"
+    pictures = project.pictures()
+    if not pictures.snapshot_samples:
+        assert pictures.snapshots is None, "`snapshots` draws nothing: `snapshot_samples` is 0"
         raise SkipTest(f"{project.name} draws no pictures while it trains")
     plain, drawing = _two_steps(case, lambda trainer, step: None), _two_steps(case, _Drawing(case))
     assert plain.tensors.keys() == drawing.tensors.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import SkipTest
 
@@ -44,52 +45,55 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
     for path in written:
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
         assert out in path.parents, f"write wrote {path}, which is outside of {out}"
-    if not overrides(project, "grid"):
+    grid_of = project.checks().grid
+    if grid_of is None:
         raise SkipTest(f"{project.name} has no `grid`: that its files are there is all that can be said of them")
-    own = [grid for file in record.files.values() if (grid := project.grid(file)) is not None]
+    own = [grid for file in record.files.values() if (grid := grid_of(file)) is not None]
     assert own, f"grid knows none of the record's files: {list(map(str, record.files.values()))}"
-    found = {path: grid for path in written if (grid := project.grid(path)) is not None}
+    found = {path: grid for path in written if (grid := grid_of(path)) is not None}
     assert found, f"grid knows none of the files that write wrote: {list(map(str, written))}"
     for path, grid in found.items():
         assert _same_grid(grid, own[0]), f"{path.name} has the grid {grid}, its record {own[0]}"
 
 
 def scores_fit_together(case: Case) -> None:
-    """Check that `score`, `baseline`, `pooled`, `shown`, `tables`, `remarks` and `figure` fit together for a record."""
+    """Check that `score`, `baseline`, `judging`, `checks.prediction` and `figure` fit together for a record."""
     _assert_predicts(case)
     project, record, trained = case.project, case.validation_record, case.network
     scores = evaluate(project, trained.infer, [record], trained.statistics)
     assert not scores.errors, scores.errors
     names = set(scores.rows[0].scores)
     assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
-    if not overrides(project, "judge"):
+    if project.judging().judge is None:
         assert set(scores.means) == names, f"pooled makes up scores: {set(scores.means) - names}"
         _assert_shown(project, scores)
     _assert_rows_fill_columns(scores.tables)
     for _, finding in scores.remarks:
         assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
-    picture = project.figure(record, project.predict(record, trained.infer))
+    figure = project.pictures().figure
+    picture = None if figure is None else figure(record, project.predict(record, trained.infer))
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses anything but a picture
 
 
 def judgement_fits_together(case: Case) -> None:
     """Check that `judge` returns a consistent result for the records that `scored` names, and the same one again."""
-    project = case.project
-    if not overrides(project, "judge"):
-        assert not project.untrained, "`untrained` is for `judge`, and there is no `judge`"
+    project, own = case.project, case.project.judging()
+    judge = own.judge
+    if judge is None:
+        assert not own.untrained, "`untrained` is for `judge`, and there is no `judge`"
         raise SkipTest(f"{project.name} has no `judge`")
     _assert_predicts(case)
     given: list[Sequence[Predicted]] = []
-    splits = {side: [case.records[n] for n in numbers] for side, numbers in case.data.splits.items()}
-    judge = project.judge
-    project.judge = lambda predicted: given.append(predicted) or judge(predicted)  # type: ignore[method-assign,func-returns-value]
+    splits = {split: [case.records[n] for n in numbers] for split, numbers in case.data.splits.items()}
+    noting = replace(own, judge=lambda predicted: given.append(predicted) or judge(predicted))  # type: ignore[func-returns-value]
+    project.judging = lambda: noting  # type: ignore[method-assign]
     try:
-        untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if project.untrained else None
-        scored = project.scored(splits)
+        untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if own.untrained else None
+        scored = own.to_score(splits)
         scores = evaluate(*(project, case.network.infer, scored, case.network.statistics), untrained=untrained)
     finally:
-        del project.judge
+        del project.judging
     assert 20 * len(scores.errors) <= len(scored), scores.errors  # some files may be damaged, as always
     assert given, "`scored` names no record of the phantom"
     one, other = judge(given[0]), judge(given[0])
@@ -106,10 +110,10 @@ def judgement_fits_together(case: Case) -> None:
 
 
 def what_is_watched_is_drawn(case: Case) -> None:
-    """Check that `watch` returns small finite arrays, and `pictures` draws pictures from their logged values."""
-    project = case.project
-    if not overrides(project, "watch"):
-        assert not overrides(project, "pictures"), "`pictures` draws what `watch` gave, and there is no `watch`"
+    """Check that `watch` returns small finite arrays, and `draw_watched` draws pictures from their logged values."""
+    project, pictures = case.project, case.project.pictures()
+    if pictures.watch is None:
+        assert pictures.draw_watched is None, "`draw_watched` draws what `watch` gave, and there is no `watch`"
         return
     network = case.network.network
     arrays = returned.watch(project, network)
@@ -125,7 +129,7 @@ def what_is_watched_is_drawn(case: Case) -> None:
 
 
 def _assert_shown(project: Project, scores: Scores) -> None:
-    unknown = set(project.shown) - set(scores.means)
+    unknown = set(project.judging().shown) - set(scores.means)
     assert not unknown, f"shown names what is no score: {unknown}"
 
 

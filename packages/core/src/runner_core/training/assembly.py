@@ -16,7 +16,7 @@ from runner_core.base.location import location
 from runner_core.config import TrainConfig
 from runner_core.config.values import overlay, overlay_named
 from runner_core.contract import Json, Trainer, is_streamed
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader, epoch_length
 from runner_core.data.samples import refuse_differing_fields
@@ -117,7 +117,7 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     data.samples = samples(setup.project, data, validates)
     cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
     trainer = setup.engine.trainer(setup, data, cadence.steps)
-    snapshots = setup.config.log.snapshots_every if setup.project.snapshot_samples else None
+    snapshots = setup.config.log.snapshots_every if setup.project.pictures().snapshot_samples else None
     cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")
@@ -166,13 +166,11 @@ def loaders(setup: Setup, data: Data, block: int) -> Loaders:
         "prefetch": config.train.prefetch,
         "allocate": setup.engine.allocate,
     }
-    augment: Callable[..., None] | None = None
-    if overrides(project, "augment"):
-        augment = project.augment
-        if data.store.device:
-            raise BadInput(
-                f"{setup.name} augments samples on the host, where cache.mode device has none: set cache.mode memmap"
-            )
+    augment = project.learning().augment
+    if augment is not None and data.store.device:
+        raise BadInput(
+            f"{setup.name} augments samples on the host, where cache.mode device has none: set cache.mode memmap"
+        )
     training = Loader(
         data.samples["train"],
         batch_size=config.train.batch_size,

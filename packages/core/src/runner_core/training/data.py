@@ -23,7 +23,7 @@ from runner_core.base.writing import replace_text
 from runner_core.config import DataConfig
 from runner_core.config.values import flat
 from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, at_url
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.cache import is_streaming
@@ -99,9 +99,12 @@ class _Check:
     def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, list[str]]:
         number, record = task
         project: Project = self.pipeline.project
+        check = project.checks().record
+        if check is None:
+            return number, []
         try:
             with local(project, record) as here:
-                return number, [f.message for f in project.check(here) if f.level != "note"]
+                return number, [f.message for f in check(here) if f.level != "note"]
         except (BadInput, OSError) as error:
             return number, [str(error)]
 
@@ -111,7 +114,8 @@ def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None],
 
     `each` adds the warnings of each single record.
     """
-    if setup.source is None or not any(overrides(setup.project, method) for method in ("check", "check_set")):
+    checks = setup.project.checks()
+    if setup.source is None or (checks.record is None and checks.records is None):
         return
     command = f"runner {setup.name} check --data {shell_word(setup.source)}"
     of_set = set_faults(setup.project, records)
@@ -121,7 +125,7 @@ def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None],
     lines = [finding.message for finding in of_set if finding.level != "note"]
     if each and len(records) > _MOST_RECORDS:
         say(f"NOTE: {counted(len(records), 'record')} are not checked here one by one: {command}")
-    elif each and overrides(setup.project, "check"):
+    elif each and checks.record is not None:
         lines += _lines(setup, records, say)
     for line in lines[:_SHOWN]:
         say(f"WARNING: {line}")
@@ -131,10 +135,11 @@ def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None],
 
 def set_faults(project: Project, records: Sequence[AnyRecord]) -> list[Finding]:
     """Return faults of the records as a set; failing to read them is an error too."""
+    check = project.checks().records
     try:
-        return list(project.check_set(records)) if records else []
+        return list(check(records)) if records and check is not None else []
     except (BadInput, OSError) as error:
-        return [Finding("check_set", "error", str(error))]
+        return [Finding("checks.records", "error", str(error))]
 
 
 def _lines(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None]) -> Iterator[str]:
@@ -291,7 +296,7 @@ def describe_split(
         )
     if not splits.get("validation"):
         by_split = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
-        scored, seen = project.scored(by_split), {record.key for record in by_split["train"]}
+        scored, seen = project.judging().to_score(by_split), {record.key for record in by_split["train"]}
         trained = sum(record.key in seen for record in scored)
         which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are trained on"
         lines.append(

@@ -1,8 +1,8 @@
 """Predict whole records in their own grid, score them beside a trivial baseline, list the worst first.
 
 The first name that `Project.score` returns is the headline. It orders the table, in the direction of `Project.monitor`.
-A score of the whole set is its mean over the records that have it, unless `Project.pooled` returns another value.
-`Project.judge` adds scores that need all predictions at once.
+A score of the whole set is its mean over the records that have it, unless `Judging.pooled` returns another value.
+`Judging.judge` adds scores that need all predictions at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 from runner_core.base.errors import BadInput
 from runner_core.base.writing import replace_csv, replace_json
 from runner_core.contract import Array, Finding, Infer
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.facets import Checks, Judging
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Statistics, Table
 from runner_core.data.pipeline import local
 from runner_core.output.pictures import file_name, write_pictures, write_png
@@ -58,7 +59,7 @@ class Scores:
     pictures: Mapping[str, Array] = field(default_factory=dict)
     """Pictures of the whole set, by name."""
     shown: Sequence[str] = ()
-    """Names of the scores that fit into tables, from `Project.shown`; empty for all."""
+    """Names of the scores that fit into tables, from `Judging.shown`; empty for all."""
 
     @property
     def names(self) -> list[str]:
@@ -100,13 +101,13 @@ def evaluate(
         records: The records to predict.
         statistics: Statistics of the run, for the trivial method.
         say: Receives progress lines.
-        untrained: The network before its first step, for `Project.judge`.
+        untrained: The network before its first step, for `Judging.judge`.
         trained_on: Tells if training used a record or another of its group.
     """
     rows: list[Row] = []
     predicted: list[Predicted] = []
     errors: list[str] = []
-    judging = overrides(project, "judge")
+    judging, checks = project.judging(), project.checks()
     for number, record in enumerate(records, 1):
         try:
             with local(project, record) as here:
@@ -117,36 +118,35 @@ def evaluate(
                     None if untrained is None else project.predict(here, untrained),
                     not trained_on(record),
                 )
-                row = _row(project, found, here)
+                row = _row(project, checks, found, here)
         except BadInput as error:
             errors.append(str(error))
             continue
-        if judging:
+        if judging.judge is not None:
             predicted.append(found)
         elif len(records) > FIGURES:
             row.prediction = None
         rows.append(row)
         if row.scores or number % SAID_EVERY == 0 or number == len(records):
-            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, project.shown))}")
+            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, judging.shown))}")
         for finding in row.remarks:
             say(f"{finding.level}: {record.key}: {finding.message}")
     rows.sort(key=lambda row: _goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
-    tables = project.tables(own, trivial) if rows else ()
-    scores = Scores(rows, _over_set(project, own), _over_set(project, trivial), errors, tables, shown=project.shown)
-    return _judged(project, scores, predicted) if predicted else scores
+    tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
+    scores = Scores(rows, _over_set(judging, own), _over_set(judging, trivial), errors, tables, shown=judging.shown)
+    return scores if judging.judge is None or not predicted else _judged(project, judging.judge(predicted), scores)
 
 
-def _row(project: Project, found: Predicted, here: Record) -> Row:
+def _row(project: Project, checks: Checks, found: Predicted, here: Record) -> Row:
     scores = _score(project, here, found.prediction)
     baseline = {} if found.baseline is None else _score(project, here, found.baseline)
-    remarks = project.remarks(here, found.prediction)
+    remarks = () if checks.prediction is None else tuple(checks.prediction(here, found.prediction))
     return Row(found.record, scores, baseline, found.prediction, not found.unseen, remarks)
 
 
-def _judged(project: Project, scores: Scores, predicted: Sequence[Predicted]) -> Scores:
-    """Return the scores with the results of `Project.judge`; raise BadInput if that returns no Judgement."""
-    found: Any = project.judge(predicted)
+def _judged(project: Project, found: Any, scores: Scores) -> Scores:
+    """Return the scores with what `Judging.judge` found; raise BadInput if that is no Judgement."""
     if found is None:
         return scores
     where = f"project {project.name}: `judge` must return a Judgement or None"
@@ -214,10 +214,13 @@ def _write_table(table: Table, folder: Path) -> Path:
 def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
     """Draw the worst records, a middle one and the best, if the project draws any; draw the pictures of the set."""
     written = []
+    figure = project.pictures().figure
     for place, row in _worth_seeing(scores.rows):
+        if figure is None:
+            break
         with local(project, row.record) as here:
             prediction = project.predict(here, infer) if row.prediction is None else row.prediction
-            picture = project.figure(here, prediction)
+            picture = figure(here, prediction)
         if picture is None:
             break
         path = folder / f"{place}-{file_name(row.record.key)}.png"
@@ -262,8 +265,8 @@ def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]
     return {name: value for name, value in scores.items() if not names or name in names}
 
 
-def _over_set(project: Project, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return _means(rows) | (dict(project.pooled(rows)) if rows else {})
+def _over_set(judging: Judging, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return _means(rows) | (dict(judging.pooled(rows)) if rows and judging.pooled is not None else {})
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
 from runner_core.contract import Json
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.setup import Data
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
@@ -91,7 +91,8 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
         return
     longest = max(saved["epochs"], cadence.epochs) * cadence.steps_per_epoch
     train = project.config.train
-    constant = train.schedule == "constant" and step >= train.warmup * longest and not overrides(project, "schedule")
+    own = project.learning().schedule is not None
+    constant = train.schedule == "constant" and step >= train.warmup * longest and not own
     if not constant or step > cadence.steps:
         raise BadInput(
             f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. Epochs may only be added, and "

@@ -33,7 +33,7 @@ class Snapshots:
         say: Callable[[str], None],
     ) -> None:
         self._samples = samples.get("validation", samples["train"])
-        self._count, self._seed = project.snapshot_samples, seed
+        self._count, self._seed = project.pictures().snapshot_samples, seed
         self._folder, self._figures, self._say = folder, figures, say
         self.unwritten: list[Path] = []
         """Pictures that could not be written to the disk."""
@@ -82,4 +82,5 @@ def read_watched(events: Iterable[Mapping[str, Json]]) -> Watched:
 
 def draw_watched(project: Project, watched: Sequence[tuple[int, Arrays]], folder: Path) -> list[Path]:
     """Write the project's pictures as folder/NAME.png; none if nothing was watched."""
-    return write_pictures(project.pictures(watched) if watched else {}, folder)
+    draw_watched = project.pictures().draw_watched
+    return write_pictures(draw_watched(watched) if watched and draw_watched is not None else {}, folder)

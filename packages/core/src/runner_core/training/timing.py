@@ -111,7 +111,7 @@ class Fetching:
     @classmethod
     def of(cls, parts: Parts, say: Callable[[str], None]) -> Fetching:
         """Return the counters of a training, summed over its processes."""
-        setting = parts.setup.project.samples_setting
+        setting = parts.setup.project.dataset.samples_setting
         more = f"more samples of each record ({setting})" if setting else "more samples of each record"
         advice = (
             f"What helps: {more}, room for more records (cache.max_gb), more requests at once (remote.connections), a "

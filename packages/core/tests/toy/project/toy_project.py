@@ -7,12 +7,29 @@ A record is STEM.npy (slices, 24, 24) float32 beside STEM_mask.npy (the same sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar
 
 import numpy as np
-from runner_core import BadInput, Decoded, Finding, Precision, Project, Record, RowSamples, RunConfig, Step, hookimpl
+from runner_core import (
+    BadInput,
+    Checks,
+    DataSet,
+    Decoded,
+    Finding,
+    Health,
+    Learning,
+    Pictures,
+    Precision,
+    Project,
+    Record,
+    RowSamples,
+    RunConfig,
+    Step,
+    hookimpl,
+)
 from runner_core.base.location import Location
 from runner_core.config import LogConfig, TrainConfig
 
@@ -45,15 +62,25 @@ class ToyPredictOptions:
     """Also write the probabilities, as STEM_probability.npy."""
 
 
+def declare(kind: Any, facet: str, **fields: Any) -> Any:
+    """A method in place of the class's `facet`, with these fields instead; functions are given the project first."""
+    old = getattr(kind, facet)
+
+    def declared(self: Any) -> Any:
+        own = {name: MethodType(value, self) if callable(value) else value for name, value in fields.items()}
+        return replace(old(self), **own)
+
+    return declared
+
+
 class Toy(Project):
     name = "toy"
     framework = "torch"
     Config = ToyConfig
     presets: ClassVar = {"default": ToyConfig, "demo": demo}
     monitor = ("loss", "min")
-    splittable = True
-    remote = True
-    PredictOptions = ToyPredictOptions
+    dataset = DataSet(remote=True)
+    predict_options = ToyPredictOptions()
     config: ToyConfig
 
     def records(self, root: Location) -> Sequence[Record[Location]]:
@@ -105,7 +132,7 @@ class Toy(Project):
     def samples(self, store: Any, records: Sequence[int], split: str) -> RowSamples:
         return RowSamples(store, {"image": (0,), "mask": (0,)}, records)
 
-    def augment(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
+    def _augment(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         if rng.random() < 0.5:
             for name in ("image", "mask"):
                 sample[name][...] = sample[name][..., ::-1].copy()
@@ -134,8 +161,11 @@ class Toy(Project):
         loss = F.binary_cross_entropy_with_logits(logits, batch["mask"].float())
         return Step(loss, {"bce": loss.detach()}, logits)
 
-    def decision(self, prediction: Any) -> Any:
-        return prediction > 0
+    def learning(self) -> Learning:
+        return Learning(splittable=True, augment=self._augment)
+
+    def health(self) -> Health:
+        return Health(decision=lambda prediction: prediction > 0)
 
     def predict(self, record: Record, infer: Any) -> Any:
         decoded = self.decode(record)
@@ -160,11 +190,17 @@ class Toy(Project):
     def baseline(self, record: Record, statistics: Any) -> Any:
         return (self._read(record.files["image"]) > 0.5).astype(np.float32)
 
-    def figure(self, record: Record, prediction: Any) -> Any:
+    def pictures(self) -> Pictures:
+        return Pictures(figure=self._figure)
+
+    def _figure(self, record: Record, prediction: Any) -> Any:
         image = np.clip(self._read(record.files["image"])[0] * 255, 0, 255)
         return np.stack([image, prediction[0] * 255, image], axis=-1).astype(np.uint8)
 
-    def check(self, record: Record) -> Sequence[Finding]:
+    def checks(self) -> Checks:
+        return Checks(record=self._check)
+
+    def _check(self, record: Record) -> Sequence[Finding]:
         if "mask" in record.files and not self._read(record.files["mask"]).any():
             return [Finding("empty mask", "warning", f"{record.files['mask']}: nothing is marked")]
         return []

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from runner_core.contract import Metric, Progress, Tensors
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory, Tape
 from runner_core.engines.keras.learning import DeviceRows
@@ -39,7 +39,7 @@ class GradientNorms(GradientLog):
         super().__init__()
         self._project, self._network, self._statistics = project, network, statistics
         self._backend, self._metrics, self._gather = backend, metrics, gather
-        self._ignores = overrides(project, "ignored")
+        self._marked = project.health().ignored
         self._possible = backend.tape() is not None
 
     def due(self, number: int) -> bool:
@@ -73,13 +73,14 @@ class GradientNorms(GradientLog):
                 found.detached.append(name)
             else:
                 found.norms[name] = norm
-        if self._ignores and keras.ops.is_tensor(step.prediction):
-            found.ignored = self._at_ignored(tape, step.loss, step.prediction, batch)
+        if self._marked is not None and keras.ops.is_tensor(step.prediction):
+            found.ignored = self._at_ignored(tape, step.loss, step.prediction, batch, self._marked(batch))
         return found
 
-    def _at_ignored(self, tape: Tape, loss: Any, prediction: Any, batch: Tensors) -> dict[str, Any] | None:
+    def _at_ignored(
+        self, tape: Tape, loss: Any, prediction: Any, batch: Tensors, marked: Any | None
+    ) -> dict[str, Any] | None:
         """Return None if nothing is ignored, or if the loss does not depend on the prediction."""
-        marked = self._project.ignored(batch)
         gradient = None if marked is None else _gradient(tape, loss, prediction)
         if gradient is None:
             return None

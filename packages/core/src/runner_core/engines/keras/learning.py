@@ -12,7 +12,7 @@ import numpy as np
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Arrays, Precision, Progress, StoredArray, Tensors
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.data.samples import RowSamples
 from runner_core.data.sampling import stream_seed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
@@ -114,7 +114,7 @@ class Learning:
         self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without the extra digits of float32
         self.average = None if config.ema is None else Average(network, config.ema)
         self._rng = keras.random.SeedGenerator(0)
-        self._after_step = project.after_step if overrides(project, "after_step") else None
+        self._after_step = project.learning().after_step
         self._begun = keras.Variable(-1, dtype="int32", trainable=False, name="begun")
 
     @property
@@ -229,7 +229,12 @@ def moment_of(step: int, epoch: int, seed: int) -> np.ndarray[Any, np.dtype[np.u
 
 def build_optimizer(project: Project, trained: list[keras.Variable], config: TrainConfig) -> keras.optimizers.Optimizer:
     """Return the project's optimizer, or AdamW; raise BadInput if it would do the runner's work."""
-    optimizer = project.optimizer(trained)
+    learning = project.learning()
+    if learning.adjust is not None:
+        raise BadInput(
+            f"project {project.name}: `adjust` is for PyTorch; in Keras an optimizer takes schedules: leave it out"
+        )
+    optimizer = None if learning.optimizer is None else learning.optimizer(trained)
     if optimizer is None:
         return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
     where = f"project {project.name}: its optimizer"
@@ -250,8 +255,9 @@ def host_arrays(batch: Arrays, backend: Backend) -> Tensors:
 
 
 def _variables(project: Project, network: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """Return the variables that the optimizer changes (`Project.parameter_groups` may name them), and the others."""
-    chosen = project.parameter_groups(network)
+    """Return the variables that the optimizer changes (`Learning.parameter_groups` may name them), and the others."""
+    parameter_groups = project.learning().parameter_groups
+    chosen = None if parameter_groups is None else parameter_groups(network)
     trained = list(network.trainable_variables if chosen is None else chosen)
     own = {id(variable) for variable in trained}
     return trained, [variable for variable in network.variables if id(variable) not in own]

@@ -35,7 +35,7 @@ class MicroBatch:
     ) -> None:
         """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self._learning, self._backend, self._say, self._config = learning, backend, say, config
-        self._retry = project.splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
+        self._retry = project.learning().splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
         frozen = learning.frozen  # copied in one call: a call for each could take longer than a step
         self._copy = backend.compiled(lambda: [keras.ops.copy(v.value) for v in frozen], frozen, False)
         self._kept: list[Any] = []

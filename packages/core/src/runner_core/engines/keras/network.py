@@ -61,8 +61,9 @@ def build(project: Project, policy: Precision, seed: int | None = None) -> keras
             f"project {project.name}: `model` returned a network that has no weights yet; begin it with keras.Input, "
             "or call it once on a keras.Input"
         )
-    if seed is not None:
-        project.initialise(network)
+    initialise = project.learning().initialise
+    if seed is not None and initialise is not None:
+        initialise(network)
     precision.keep_float32(network, policy)
     return network
 

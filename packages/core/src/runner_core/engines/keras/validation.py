@@ -32,6 +32,7 @@ class Validating:
         gather: DeviceRows | None = None,
     ) -> None:
         self._project, self._statistics, self._progress, self._gather = project, statistics, progress, gather
+        self._decision = project.health().decision
         self._bound = Bound(network, training=False)
         self.names: list[str] = []
         """Names of the numbers, in order; known once it is traced."""
@@ -42,7 +43,7 @@ class Validating:
         loss, terms, prediction, _ = step
         values = {"loss": loss, **terms}
         if prediction is not None:
-            decision = self._project.decision(prediction)
+            decision = prediction if self._decision is None else self._decision(prediction)
             parts = list(decision.values()) if isinstance(decision, Mapping) else [decision]
             values["decision_min"] = _over(ops.minimum, [ops.min(ops.cast(part, "float32")) for part in parts])
             values["decision_max"] = _over(ops.maximum, [ops.max(ops.cast(part, "float32")) for part in parts])

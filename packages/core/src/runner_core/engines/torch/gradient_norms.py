@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner_core.contract import Metric, Progress, Step, Tensors
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 
 
@@ -23,8 +23,8 @@ class GradientNorms(GradientLog):
 
     def __init__(self, project: Project, metrics: Sequence[Metric], alone: bool) -> None:
         super().__init__()
-        self._project, self._metrics, self._alone = project, metrics, alone
-        self._ignores = overrides(project, "ignored")
+        self._metrics, self._alone = metrics, alone
+        self._marked = project.health().ignored
         self._measured: int | None = None
 
     def around(self, step: Callable[..., Step]) -> Callable[..., Step]:
@@ -73,13 +73,14 @@ class GradientNorms(GradientLog):
                 found.norms[name] = norm
         if not self._alone:
             return Measured(found.norms)
-        if self._ignores and isinstance(step.prediction, Tensor) and step.prediction.requires_grad:
-            found.ignored = self._at_ignored(step.loss, step.prediction, batch)
+        if self._marked is not None and isinstance(step.prediction, Tensor) and step.prediction.requires_grad:
+            found.ignored = self._at_ignored(step.loss, step.prediction, batch, self._marked(batch))
         return found
 
-    def _at_ignored(self, loss: Tensor, prediction: Tensor, batch: Tensors) -> dict[str, Any] | None:
+    def _at_ignored(
+        self, loss: Tensor, prediction: Tensor, batch: Tensors, marked: Any | None
+    ) -> dict[str, Any] | None:
         """Return None if nothing is ignored, or if the loss does not depend on the prediction."""
-        marked = self._project.ignored(batch)
         if marked is None or not marked.any():
             return None
         gradient = _gradients(loss, [prediction])[0]

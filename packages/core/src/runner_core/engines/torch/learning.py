@@ -12,7 +12,6 @@ from torch import nn
 
 from runner_core.contract import Metric, Progress, Step, Tensors
 from runner_core.contract.phases import BACKWARD, LOSS, unnoticed
-from runner_core.contract.project import overrides
 from runner_core.contract.setup import Setup
 from runner_core.engines.returned import detached, refuse_no_step
 from runner_core.engines.torch import precision
@@ -60,7 +59,8 @@ class Learning:
         self.parameters = trained_parameters(self.optimizer)
         self.rate = LearningRate(project, self.optimizer, config)
         self.average = None if config.ema is None else Average(self.network, config.ema)
-        self._after_step = project.after_step if overrides(project, "after_step") else None
+        own = project.learning()
+        self._splittable, self._after_step = own.splittable, own.after_step
         # fsdp gathers the weights at the network's outputs, wherever a gradient passes them
         self.norms = None if self.parallel.name == "fsdp" else GradientNorms(project, metrics, team.count == 1)
         self._project_step = project.step
@@ -92,7 +92,7 @@ class Learning:
                 return self.micro.gradients(tensors, count, progress)
         rewind = Rewind(self.network, self.device)
         rewind.mark()
-        few = part(tensors, count, 0, 1) if self.project.splittable else tensors
+        few = part(tensors, count, 0, 1) if self._splittable else tensors
         with precision.observed(self.network, self.seen, self._kept), torch.no_grad(), self.cast:
             self.parallel.evaluate(self.project.step, self.network, few, progress)
         rewind.back()

@@ -77,7 +77,7 @@ class MicroBatches:
         """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self.size = micro_batch(project, config)
         self._batch_size, self._alone = config.batch_size, ranks.count() == 1
-        again = project.splittable and self._alone and device.type in CAN_RUN_OUT
+        again = project.learning().splittable and self._alone and device.type in CAN_RUN_OUT
         self._rewind = Rewind(network, device) if again else None
         self._device, self._backward, self._forget, self._say = device, backward, forget, say
 

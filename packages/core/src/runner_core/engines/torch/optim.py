@@ -12,18 +12,19 @@ from torch import nn
 from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Progress
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.torch.parallel import gathered
 
 
 def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return the project's optimizer, or AdamW with the kernel that updates all weights at once."""
-    groups = project.parameter_groups(network)
+    learning = project.learning()
+    groups = None if learning.parameter_groups is None else learning.parameter_groups(network)
     groups = [p for p in network.parameters() if p.requires_grad] if groups is None else list(groups)
     if not groups:
         raise BadInput(f"project {project.name}: the network has no trainable parameters")
-    optimizer = project.optimizer(groups)
+    optimizer = None if learning.optimizer is None else learning.optimizer(groups)
     if optimizer is not None:
         return optimizer
     return torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
@@ -40,7 +41,7 @@ class LearningRate:
         self._bases = [group["lr"] for group in self._groups]
         self._schedule = Schedule(project, config)
         self._factor: float | None = None
-        self._adjust = project.adjust if overrides(project, "adjust") else None
+        self._adjust = project.learning().adjust
 
     def set(self, progress: Progress) -> None:
         value = self._schedule(progress)

@@ -97,7 +97,8 @@ class Sharded:
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         self._network = network
         self._root = _Around(network)
-        for unit in project.shard_units(network):
+        shard_units = project.learning().shard_units
+        for unit in () if shard_units is None else shard_units(network):
             fully_shard(unit, mesh=mesh)
         # Always reshard: otherwise the root's weights would stay whole after a validation, and not show changes.
         fully_shard(self._root, mesh=mesh, reshard_after_forward=True)
@@ -192,7 +193,9 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def fresh(project: Project, policy: Precision) -> nn.Module:
     """Return a network in its initial state for training."""
     network: nn.Module = project.model(policy)
-    project.initialise(network)
+    initialise = project.learning().initialise
+    if initialise is not None:
+        initialise(network)
     return network
 
 

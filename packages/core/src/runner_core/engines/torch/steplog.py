@@ -62,7 +62,7 @@ class Totals:
     """
 
     def __init__(self, project: Project) -> None:
-        self._decision = project.decision
+        self._decision = project.health().decision
         self._sums: dict[str, Any] = {}
         self._values, self._marks = _Extremes(), _Extremes()
         self._weights: dict[torch.Size, torch.Tensor] = {}
@@ -78,7 +78,7 @@ class Totals:
             self._sums[name] = self._sums.get(name, 0.0) + wide * count
         if step.prediction is not None:
             self.predicted = True
-            decision = self._decision(step.prediction)
+            decision = step.prediction if self._decision is None else self._decision(step.prediction)
             parts = decision.values() if isinstance(decision, Mapping) else [decision]
             decided = [part for part in parts if isinstance(part, torch.Tensor) and part.numel()]
             for part in decided:

@@ -190,17 +190,17 @@ class Examine:
 
     def __call__(self, task: tuple[int, AnyRecord]) -> tuple[int, Examined]:
         number, record = task
-        project = self.pipeline.project
-        facts = None
+        project, facts = self.pipeline.project, None
+        own = project.checks()
         try:
             with local(project, record) as here:
                 decoded = project.decode(here)
-                facts = record_facts(here, decoded, project.annotation(decoded))
+                facts = record_facts(here, decoded, None if own.annotation is None else own.annotation(decoded))
                 decoded.original = None  # preparing needs the memory, but not the file's own array
                 prepared = self.pipeline.prepared(here, decoded)
                 size = sum(array.nbytes for array in prepared.arrays.values())
                 del decoded, prepared  # the project's check reads the files once more
-                return number, Examined(list(project.check(here)), facts, size)
+                return number, Examined([] if own.record is None else list(own.record(here)), facts, size)
         except (BadInput, OSError) as error:
             return number, Examined([Finding(DECODE, "error", str(error))], facts)
 

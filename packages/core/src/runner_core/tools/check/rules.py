@@ -16,7 +16,7 @@ import numpy as np
 
 from runner_core.base.text import counted, first_few
 from runner_core.contract import Finding
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord
 from runner_core.tools.check.facts import GREY, Checked, RecordFacts
 
@@ -29,17 +29,18 @@ _BRIGHTEST = 0.02
 
 
 def set_rules(project: Project, checked: Checked) -> list[Finding]:
-    """Return warnings about usable records; tests that a project's own `check` and `check_set` replace are left out."""
+    """Return warnings about usable records; tests that a project's own `checks` replace are left out."""
     unlike = list(outliers(checked))
     shallow = any(finding.rule == "depth" for finding in unlike)
+    own = project.checks()
     return [
         *_groups(checked),
-        *_classes(checked, reported=overrides(project, "check_set")),
+        *_classes(checked, reported=own.records is not None),
         *_ignored(checked),
         *_labels_twice(checked),
         *unlike,
-        *(() if overrides(project, "check") else _values(checked)),
-        *(() if shallow or overrides(project, "check_set") else _bits(checked)),
+        *(() if own.record is not None else _values(checked)),
+        *(() if shallow or own.records is not None else _bits(checked)),
     ]
 
 

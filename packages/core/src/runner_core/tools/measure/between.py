@@ -118,7 +118,7 @@ class Between:
 
     def _pictures(self) -> Event | None:
         setup = self._setup
-        if not setup.project.snapshot_samples:
+        if not setup.project.pictures().snapshot_samples:
             return None
         place = self._folder / "pictures"
         seed = setup.config.train.seed

@@ -11,7 +11,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import Url
 from runner_core.config.values import flat, plain
 from runner_core.contract import Json, Remedy
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
 from runner_core.engines.usage import usable_cores
 from runner_core.plugins.defaults import blocks_may_help
@@ -89,7 +89,7 @@ CORE = (
 
 def refuse_unknown(setup: Setup, only: Sequence[str]) -> None:
     """Raise BadInput for a name that is not an optimisation's."""
-    known = [o.name for o in (*setup.project.optimisations, *CORE)]
+    known = [o.name for o in (*setup.project.learning().optimisations, *CORE)]
     for name in only:
         if name not in known:
             raise BadInput(
@@ -103,7 +103,7 @@ def cases(setup: Setup, ready: Ready, only: Sequence[str] = ()) -> list[Case]:
     If some do not learn the same, those that do come together first. `ready` comes from a trial with the unchanged
     settings. `only` holds names; an empty one means all.
     """
-    own = [o for o in (*setup.project.optimisations, *CORE) if not only or o.name in only]
+    own = [o for o in (*setup.project.learning().optimisations, *CORE) if not only or o.name in only]
     now = flat(setup.config) | in_effect(setup, ready)
     there = [o for o in own if _wanted(o, setup, now, ready)]
     found = [Case(o.name, dict(o.off), o.why, o.same, (o.part,)) for o in there]
@@ -134,7 +134,7 @@ def in_effect(setup: Setup, ready: Ready) -> dict[str, Any]:
 
     return {
         "cache.mode": ready.cache,
-        "crop.mode": project.crop if crop == "auto" else crop,
+        "crop.mode": project.dataset.crop if crop == "auto" else crop,
         "precision.mode": ready.precision,
         "train.compile": switched("compile", not torch),
         "train.channels_last": switched("channels_last", False),
@@ -282,7 +282,7 @@ def _data(facts: Facts) -> Found:
 def _on_device(facts: Facts) -> Found:
     total = facts.ready.device_total
     name, why = "set on the GPU", "no batch is copied to the GPU"
-    if overrides(facts.project, "augment"):
+    if facts.project.learning().augment is not None:
         yield LeftOut(name, "samples are augmented on the host")
     elif not total or facts.ready.set_bytes > _SHARE_OF_DEVICE * total:
         yield LeftOut(name, f"it would take more than {_SHARE_OF_DEVICE:.0%} of the GPU's memory")
@@ -336,7 +336,7 @@ def _blocks(facts: Facts) -> Found:
 
 def _micro_batches(facts: Facts) -> Found:
     now, batch = facts.settings["train.accumulate"], facts.ready.batch
-    if not facts.project.splittable:
+    if not facts.project.learning().splittable:
         yield LeftOut("micro-batches", "the project's batches may not be cut (train.accumulate)")
         return
     for count in (1, 2, 4):

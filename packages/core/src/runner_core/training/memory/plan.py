@@ -342,8 +342,8 @@ def plan(
 
 def judged(setup: Setup, asked: Asked, facts: Facts, place: Place) -> tuple[str, bool] | None:
     """Return the message about a place, and whether it refuses the training; None if there is room."""
-    project, has, found = setup.project, facts.has[place], parts(asked, facts)
-    recompute = project.recompute if project.recompute and not flat(setup.config).get(project.recompute) else ""
+    learning, has, found = setup.project.learning(), facts.has[place], parts(asked, facts)
+    recompute = "" if flat(setup.config).get(learning.recompute) else learning.recompute
     if facts.footprint is not None and facts.footprint.too_large and place == "device":
         ways = [f"try {recompute}"] if recompute else []
         ways.append("use a smaller model or smaller samples")
@@ -351,7 +351,7 @@ def judged(setup: Setup, asked: Asked, facts: Facts, place: Place) -> tuple[str,
     needs = total(found, place)
     if needs <= has:
         return None
-    ways = remedies(asked, facts, place, splittable=project.splittable, recompute=recompute)
+    ways = remedies(asked, facts, place, splittable=learning.splittable, recompute=recompute)
     ways = ways or [_LAST.get(place, "use a smaller model or smaller samples")]
     largest = sorted((p for p in found if p.place == place), key=lambda p: -p.bytes)[:3]
     told = ", ".join(f"{p.name} {size_text(p.bytes)}" for p in largest)
@@ -360,5 +360,5 @@ def judged(setup: Setup, asked: Asked, facts: Facts, place: Place) -> tuple[str,
         + ", or ".join(ways)
     )
     # Training splits a GPU's batch by itself if that learns the same: only the attempt is lost.
-    cut = place == "device" and project.splittable and accumulate_that_fits(asked, facts, place) is not None
+    cut = place == "device" and learning.splittable and accumulate_that_fits(asked, facts, place) is not None
     return text, total(found, place, least=True) > has and not cut

@@ -1,5 +1,6 @@
 """Classes and settings. What stands under a field is its help text."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from runner_core import DataConfig, RunConfig, TrainConfig
@@ -25,6 +26,11 @@ class Settings(RunConfig):
     data: PatchConfig = field(default_factory=PatchConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=50, steps_per_epoch=100, batch_size=16))
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with settings together, or with one that bounds at its field cannot describe."""
+        if self.data.patch < 4 or self.data.patch % 4:
+            yield f"data.patch is {self.data.patch}; the network halves it twice: choose a multiple of 4"
 
 
 def demo() -> Settings:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from runner_core import BadInput, walk
+from runner_core import Annotation, BadInput, Decoded, walk
+
+from runner_newproject.config import CLASSES
 
 SUFFIXES = (".png", ".tif", ".tiff", ".bmp")
 GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")  # Pillow's names of grey pixels; not P, whose numbers mean colours
@@ -55,3 +57,9 @@ def read_classes(path: Path, values: list[int], shape: tuple[int, ...]) -> np.nd
     if unknown := sorted(set(np.unique(mask).tolist()) - set(values)):
         raise BadInput(f"{path}: holds {unknown[:5]}, which are no class; the classes' grey values are {values}")
     return np.stack([mask == value for value in values]).argmax(0).astype(np.uint8)
+
+
+def annotation(decoded: Decoded) -> Annotation:
+    """Return the pixels of each class, which `check` shows for training and validation."""
+    pixels = np.bincount(decoded.arrays["mask"].ravel(), minlength=len(CLASSES)).tolist()
+    return Annotation(dict(zip(CLASSES, pixels, strict=True)))

@@ -3,17 +3,17 @@
 What needs torch is in network.py: `--help`, `check` and the processes that prepare images would wait for it here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from runner_core import Annotation, BadInput, Decoded, PatchSamples, Project, Record, Step
+from runner_core import BadInput, Checks, DataSet, Decoded, Health, PatchSamples, Pictures, Project, Record, Step
 
 from runner_newproject import phantom
 from runner_newproject.config import CLASSES, Settings, demo
-from runner_newproject.files import find, group, read, read_classes
+from runner_newproject.files import annotation, find, group, read, read_classes
 
 VALUES = list(CLASSES.values())
 
@@ -22,13 +22,9 @@ class Segmentation(Project):
     name, framework, Config = "newproject", "torch", Settings
     presets = {"default": Settings, "demo": demo}
     monitor = ("dice", "max")
-    prepare_version = 1  # raise it when decode or prepare changes, so that what is cached is made anew
-    phantom_version = phantom.VERSION
+    # raise prepare_version when decode or prepare changes, so that what is cached is made anew
+    dataset = DataSet(prepare_version=1, phantom_version=phantom.VERSION)
     config: Settings
-
-    def faults(self) -> Iterable[str]:
-        if self.config.data.patch < 4 or self.config.data.patch % 4:
-            yield f"data.patch is {self.config.data.patch}; the network halves it twice: choose a multiple of 4"
 
     # ---- files → arrays, once for each image
 
@@ -52,11 +48,6 @@ class Segmentation(Project):
         if "mask" in record.files:
             arrays["mask"] = read_classes(record.files["mask"], VALUES, arrays["image"].shape)
         return Decoded(arrays, spacing=(1.0, 1.0), guide="image")
-
-    def annotation(self, decoded: Decoded) -> Annotation:
-        """Pixels of each class, which `check` shows for training and validation."""
-        pixels = np.bincount(decoded.arrays["mask"].ravel(), minlength=len(VALUES)).tolist()
-        return Annotation(dict(zip(CLASSES, pixels, strict=True)))
 
     def prepare(self, decoded: Decoded) -> dict[str, np.ndarray]:
         """change this: each image's own range of grey becomes uint8; mirrored borders make sides multiples of 32."""
@@ -105,17 +96,12 @@ class Segmentation(Project):
         terms = self.network.losses(logits, batch["mask"])
         return Step(sum(terms.values()), terms, logits)
 
-    def decision(self, prediction: Any) -> Any:
-        return self.network.decide(prediction)
-
     def metrics(self) -> Sequence[Any]:
         return self.network.metrics()
 
-    def plain_metrics(self, prediction: np.ndarray, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the metrics by definition, for the contract test. Logits (B, H, W, K), batch["mask"] (B, H, W)."""
-        found, true = (np.eye(len(VALUES))[x][..., 1:] for x in (prediction.argmax(-1), batch["mask"]))
-        both, sizes = (found * true).sum((1, 2)), (found + true).sum((1, 2))
-        return {"dice": float(((2 * both + 1) / (sizes + 1)).mean())}
+    def health(self) -> Health:
+        """Return what health rules look at: a run whose decision never varies is stopped."""
+        return Health(decision=lambda prediction: self.network.decide(prediction))
 
     # ---- whole images: class numbers (H, W) uint8
 
@@ -139,9 +125,6 @@ class Segmentation(Project):
         Image.fromarray(np.array(VALUES, np.uint8)[prediction]).save(path)
         return [path]
 
-    def grid(self, file: Path) -> Any:
-        return list(read(file).shape)
-
     def score(self, record: Record, prediction: np.ndarray) -> dict[str, float]:
         """Dice of each class but the first; NaN where neither mask nor prediction has it."""
         true, scores = self.decode(record).arrays["mask"], {}
@@ -151,7 +134,24 @@ class Segmentation(Project):
             scores[f"dice_{name}"] = float(2 * both / sizes) if sizes else float("nan")
         return scores
 
-    def figure(self, record: Record, prediction: np.ndarray) -> np.ndarray:
+    # ---- checks and pictures
+
+    def checks(self) -> Checks:
+        """Return what `check` and the contract test look at."""
+        return Checks(
+            annotation=annotation, plain_metrics=self._plain_metrics, grid=lambda file: list(read(file).shape)
+        )
+
+    def _plain_metrics(self, prediction: np.ndarray, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the metrics by definition, for the contract test. Logits (B, H, W, K), batch["mask"] (B, H, W)."""
+        found, true = (np.eye(len(VALUES))[x][..., 1:] for x in (prediction.argmax(-1), batch["mask"]))
+        both, sizes = (found * true).sum((1, 2)), (found + true).sum((1, 2))
+        return {"dice": float(((2 * both + 1) / (sizes + 1)).mean())}
+
+    def pictures(self) -> Pictures:
+        return Pictures(figure=self._figure)
+
+    def _figure(self, record: Record, prediction: np.ndarray) -> np.ndarray:
         """Side by side: image, prediction, mask."""
         arrays = self.decode(record).arrays
         panels = [arrays["image"] / arrays["image"].max(initial=1), prediction / len(VALUES)]

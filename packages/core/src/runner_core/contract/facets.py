@@ -1,0 +1,223 @@
+"""What a project declares beyond the members of its class: one small frozen object for each matter.
+
+`Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `judging` and `pictures` of `Project`
+return the others. A field that a project leaves out has the core's behaviour, so a project names only what it needs:
+
+    def learning(self) -> Learning:
+        return Learning(splittable=True, parameter_groups=parameter_groups)
+
+The fields hold plain values, methods of the project or functions of its other modules. The core asks for a facet when
+it sets something up, not in each step. Import a framework within a function, as in the project's own methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner_core.contract.engines import Progress
+from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
+from runner_core.contract.run import Finding, Remedy
+from runner_core.contract.values import Array, Arrays, Json, Tensors
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Extra flags of `predict` for a project that has none."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What the core must know of a project's data before it reads any: `Project.dataset`."""
+
+    prepare_version: int = 1
+    """Raise it whenever `decode` or `prepare` changes what it returns: caches are then built anew."""
+    phantom_version: int = 1
+    """Raise it whenever `phantom` writes something else: phantoms are kept between runs."""
+    crop: str = "none"
+    """The cropper that `crop.mode: auto` chooses for this project."""
+    remote: bool = False
+    """True if the data may be at a URL. `records` and `inputs` then get a `Url` if the user named one."""
+    settings: tuple[str, ...] = ()
+    """Dotted names of settings that describe the data (a table of the files, a pattern of their names), not the
+    network. A trained network may be used with other values of them. If it is used with other data, the preset's
+    values replace the run's."""
+    samples_setting: str = ""
+    """Dotted name of the setting that says how many samples an epoch takes from a record. It is advised if fetching is
+    too slow."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a project trains, where it differs from the core's way: `Project.learning`.
+
+    The functions receive the tensors of the project's framework, except `augment`.
+    """
+
+    splittable: bool = False
+    """True if a batch can be cut into micro-batches without changing the objective.
+
+    It cannot with BatchNorm or with losses over the batch. If it can, `train.accumulate` may be more than 1, and the
+    micro-batch is halved when memory runs out. If it cannot, the run stops instead. If it depends on settings, let the
+    `faults` of `Config` refuse `train.accumulate` and name the setting that forbids it."""
+    recompute: str = ""
+    """Dotted name of the on/off setting with which the network keeps fewer activations and computes them again for the
+    gradient. The memory plan advises it."""
+    optimisations: tuple[Remedy, ...] = ()
+    """What makes this project fast beyond what the core does for all. `runner P ablate` measures each."""
+    augment: Callable[[Arrays, np.random.Generator], None] | None = None
+    """`augment(sample, rng)` changes one training sample in place, on the host.
+
+    It runs Python for each sample. Prefer `on_device`, unless a library for the host does what you need."""
+    initialise: Callable[[Any], None] | None = None
+    """`initialise(model)` loads the weights that a training starts from, if `model` does not set them: pretrained ones.
+
+    It is not called for a network that gets a checkpoint's weights for prediction."""
+    parameter_groups: Callable[[Any], Any] | None = None
+    """`parameter_groups(model)` returns parameter groups for the optimizer, in Keras the variables that it changes.
+
+    If there is none, or if it returns None: one group with all trainable parameters."""
+    optimizer: Callable[[Any], Any] | None = None
+    """`optimizer(groups)` returns the optimizer over `groups`.
+
+    If there is none, or if it returns None: AdamW with `train.learning_rate` and `train.weight_decay`."""
+    schedule: Callable[[Progress], float | None] | None = None
+    """`schedule(progress)` returns a factor on the learning rate.
+
+    If there is none, or if it returns None: `train.warmup` and `train.schedule`."""
+    adjust: Callable[[Sequence[dict[str, Any]], Progress], None] | None = None
+    """`adjust(groups, progress)` changes other values of the optimizer's groups over the training.
+
+    A weight decay, for example, or a group that starts later. It is called before each step, after the learning rates
+    (`lr`) were set, and must depend on `progress` alone. PyTorch only."""
+    after_step: Callable[[Any, Progress], None] | None = None
+    """`after_step(model, progress)` does what follows each optimizer step: it updates an EMA teacher, for example.
+
+    In float16 it is also called after a step that changed nothing because a gradient overflowed."""
+    shard_units: Callable[[Any], Sequence[Any]] | None = None
+    """`shard_units(model)` returns the submodules whose weights sharded training (fsdp) gathers one by one.
+
+    They come innermost first: the blocks of a transformer, for example. Each is called as a module, not by a method of
+    its own. If there is none, all weights are gathered for the whole step."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """What health rules may expect of a sound training: `Project.health`."""
+
+    lower_bounds: Mapping[str, float] = field(default_factory=dict)
+    """The least possible value of loss terms, by name: 0 for a cross-entropy, Dice or a distance. If a term falls below
+    its bound, a sign or the labels are wrong, and the run is stopped."""
+    chance_losses: Callable[[], Mapping[str, float]] | None = None
+    """`chance_losses()` returns the loss and its terms for a network that ignores its input, by name: ln K, ln 2.
+
+    `loss` is the whole loss. A run in which all named losses stay there gets a warning. It is called when the
+    statistics are known."""
+    ignored: Callable[[Tensors], Any | None] | None = None
+    """`ignored(batch)` returns a boolean tensor, True where loss and metrics must ignore the prediction, or None.
+
+    It broadcasts to the prediction of `step`. `batch` is what `on_device` returned. In a few steps a health rule checks
+    that the loss has no gradient there."""
+    decision: Callable[[Any], Any] | None = None
+    """`decision(prediction)` turns the prediction into what a user gets: a class, a mask, a dose.
+
+    A run whose decision never varies is stopped. If there is none, the prediction is looked at as it is."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a project can find wrong in data, predictions and metrics: `Project.checks`."""
+
+    record: Callable[[Record], Iterable[Finding]] | None = None
+    """`record(record)` returns faults of one record that `decode` does not refuse. `runner P check` lists them."""
+    records: Callable[[Sequence[Any]], Iterable[Finding]] | None = None
+    """`records(records)` returns faults that no single record shows: axes that differ, a class that is nowhere.
+
+    It must be cheap, as it reads all records: headers, labels. `runner P check` lists them; an error also sets its exit
+    code."""
+    prediction: Callable[[Any, Any], Iterable[Finding]] | None = None
+    """`prediction(record, prediction)` returns notes and warnings about a prediction.
+
+    It is empty, absurd, or cannot be scored in part, for example."""
+    annotation: Callable[[Decoded], Annotation | None] | None = None
+    """`annotation(decoded)` returns how a record is labelled: `runner P check` shows class balance and annotated share.
+
+    None if it has no labels, or none that are classes."""
+    plain_metrics: Callable[[Any, Arrays], Mapping[str, float]] | None = None
+    """`plain_metrics(prediction, batch)` computes the metrics again in NumPy, directly from their definition.
+
+    The contract test compares both. `prediction` is what `step` returned and `batch` what it got, as arrays of all
+    validation samples."""
+    grid: Callable[[Path], Json] | None = None
+    """`grid(file)` returns shape and placement (affine, spacing) of a record's file, or of one that `write` wrote, as
+    JSON.
+
+    None for files that have none. Only the contract test calls this, to compare the two."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What is made of the predictions and the scores of a set of records: `Project.judging`."""
+
+    scored: Callable[[Mapping[str, Sequence[AnyRecord]]], Sequence[AnyRecord]] | None = None
+    """`scored(splits)` returns the records that the end of training and `evaluate` score by default.
+
+    `splits`: the records of train, validation and test as this run was split. If there is none: those of the validation
+    split."""
+    judge: Callable[[Sequence[Predicted]], Judgement | None] | None = None
+    """`judge(predicted)` returns scores that need all predictions of a set at once: k-NN, a linear probe.
+
+    None if the set has too few. If a project has this, the predictions of all scored records are kept in memory:
+    embeddings, not volumes. Seed what is random."""
+    untrained: bool = False
+    """True if `judge` also needs predictions of the untrained network. Each record is then predicted twice."""
+    pooled: Callable[[Sequence[Mapping[str, float]]], Mapping[str, float]] | None = None
+    """`pooled(scores)` returns scores of a set of records that are not the mean of the records' scores.
+
+    They replace the mean of the same name."""
+    tables: Callable[[Sequence[Mapping[str, float]], Sequence[Mapping[str, float]]], Sequence[Table]] | None = None
+    """`tables(scores, baseline)` returns further tables over a set of records: by organ, by class.
+
+    `baseline`: the trivial method's scores, if there are any."""
+    shown: tuple[str, ...] = ()
+    """Names of the scores that tables on screen and in the report show; empty: all. Files hold every score."""
+    collect: Callable[[Sequence[Path], Path], Sequence[Path]] | None = None
+    """`collect(files, out)` combines the files that `write` wrote in one `predict` into fewer: one table of all.
+
+    It writes them into `out` and returns them; `files` are then removed. If there is none, `files` are kept."""
+
+    def to_score(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
+        """Return the records that `scored` names, or those of the validation split."""
+        return splits.get("validation", ()) if self.scored is None else self.scored(splits)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What a project draws: `Project.pictures`. Every picture is an array (H, W, 3) uint8."""
+
+    figure: Callable[[Record, Any], Array | None] | None = None
+    """`figure(record, prediction)` returns a picture of the record with its prediction, and the truth if labelled."""
+    watch: Callable[[Any], Mapping[str, Array]] | None = None
+    """`watch(model)` returns small arrays of the network to watch over the training: filter positions, temperatures.
+
+    NumPy, finite, at most 10,000 numbers: the log keeps them from the start and every validation. `model` is the
+    network as validation sees it, in evaluation mode; with torch, without gradients."""
+    draw_watched: Callable[[Sequence[tuple[int, Mapping[str, Array]]]], Mapping[str, Array]] | None = None
+    """`draw_watched(watched)` returns pictures by name, drawn once at the end of training into figures/NAME.png.
+
+    `watched`: (optimizer step, what `watch` gave, as float64) at the start of the run and at every validation, however
+    often it was resumed."""
+    snapshots: Callable[[Any, Tensors], Mapping[str, Array]] | None = None
+    """`snapshots(model, batch)` returns pictures by name of what the network makes of a few samples.
+
+    They are drawn while it trains, at the start and every `log.snapshots_every` steps, into figures/NAME-STEP.png and
+    every tracker. `batch` always holds the same `snapshot_samples` samples, the first of the validation split (of the
+    training split if nothing validates), after `on_device` without `rng`. `model` is the network as validation sees it,
+    in evaluation mode: with torch without gradients; with Keras bound to evaluation and not compiled. Random numbers
+    drawn here from the framework's generators do not change the training."""
+    snapshot_samples: int = 0
+    """Number of samples in the batch that `snapshots` draws; 0 draws nothing."""
