@@ -1,4 +1,4 @@
-"""What must hold in an environment with one package of this repository: .ci/run runs it in every fresh one.
+"""Checks of an environment with one package of this repository: .ci/run runs them in every fresh one.
 
 It finds the package by itself, and needs nothing of the repository.
 """
@@ -20,7 +20,7 @@ from runner_core.plugins import discovery
 MINE = sorted(d.name for d in importlib.metadata.distributions() if d.name.startswith("runner-"))
 PROJECTS = sorted(discovery.projects())
 FRAMEWORKS = {"torch": "torch", "keras": "tensorflow"}
-"""What a project calls its framework → what that brings."""
+"""The module that a project's framework brings, by the framework's name."""
 WHEELS = os.environ.get("RUNNER_CI_WHEELS") == "1"
 FEW = "--train.epochs 1 --train.steps-per-epoch 5 --health.mode warn".split()
 BIN = Path(sys.executable).parent

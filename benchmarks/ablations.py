@@ -1,4 +1,4 @@
-"""What each optimisation of each project is worth: `runner PROJECT ablate` on data that anyone can have, and its page.
+"""Measure each optimisation of each project with `runner PROJECT ablate` on public data, and write the page of results.
 
     python benchmarks/ablations.py [NAME …] [--minutes 10] [--render]
 
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def ablated(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    """What `runner PROJECT ablate` found: its ablate.json, with the machine."""
+    """Return the result of `runner PROJECT ablate`: its ablate.json, with the machine."""
     source = Options(options.quick, options.data).folder(run.real) if run.real else None
     before = machine()
     with tempfile.TemporaryDirectory() as folder, served(plates) if run.bucket else nullcontext() as endpoint:

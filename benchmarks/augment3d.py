@@ -45,7 +45,7 @@ def ours(batch: dict[str, torch.Tensor], training: bool = True, **parts: Any) ->
 
 
 def monai(batch: dict[str, torch.Tensor], transforms: Any) -> Way:
-    """What a collated batch takes of MONAI's transforms, patch by patch, on float32 as it wants them."""
+    """Return a way to apply MONAI's transforms to a batch, patch by patch, in the float32 that they need."""
     patches = [{name: tensor[i : i + 1].float() for name, tensor in batch.items()} for i in range(BATCH)]
 
     def way(turn: int) -> None:

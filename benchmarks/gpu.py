@@ -128,7 +128,7 @@ def own_module(project: str) -> ModuleType | None:
 
 
 def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """What the case measured, or {"fault": why it did not}."""
+    """Return what the case measured, or {"fault": the reason why it did not}."""
     out = options.scratch / "case.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--case", case.project, case.name, "--scratch", str(options.scratch)]

@@ -1,4 +1,4 @@
-"""What brainunet offers on a GPU besides its preset."""
+"""GPU cases of brainunet besides its preset."""
 
 from benchmarks.gpucase import Case
 

@@ -1,5 +1,8 @@
-"""What dinocell offers on a GPU besides its preset. Its phantom's fields are smaller than the preset's windows: these
-are as large as a microscope's, made in the same way."""
+"""GPU cases of dinocell besides its preset.
+
+Its phantom's fields are smaller than the preset's windows: these are as large as a microscope's, made in the same
+way.
+"""
 
 from __future__ import annotations
 

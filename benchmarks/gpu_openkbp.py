@@ -1,4 +1,4 @@
-"""What openkbp offers on a GPU besides its preset."""
+"""GPU cases of openkbp besides its preset."""
 
 from benchmarks.gpucase import Case
 

@@ -1,5 +1,5 @@
-"""What ssmunet offers on a GPU besides its preset: patches full of tissue (its phantom's cores are smaller than one),
-and the selective scan alone."""
+"""GPU cases of ssmunet besides its preset: patches full of tissue (its phantom's cores are smaller than a patch), and
+the selective scan alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def full_cores(folder: Path) -> None:
 
 
 def inputs(pixels: int, length: int, dtype: torch.dtype, device: str) -> Given:
-    """What a Mamba layer hands to its scan, channels last."""
+    """Return the tensors that a Mamba layer gives to its scan, channels last."""
     import torch
 
     made = torch.Generator(device).manual_seed(0)
@@ -65,7 +65,7 @@ def bytes_that_must_move(given: Given, backward: bool) -> int:
 
 
 def sequence_last(given: Given) -> Given:
-    """The same numbers, in memory as mamba-ssm's kernel wants them."""
+    """Return the same numbers in the memory layout that mamba-ssm's kernel needs."""
     return {n: t.transpose(1, 2).contiguous().transpose(1, 2) if t.ndim == 3 else t for n, t in given.items()}
 
 

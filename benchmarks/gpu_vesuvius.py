@@ -1,5 +1,7 @@
-"""What vesuvius offers on a GPU besides its preset. Its phantom's volumes are smaller than the preset's patches: these
-are larger ones, made in the same way."""
+"""GPU cases of vesuvius besides its preset.
+
+Its phantom's volumes are smaller than the preset's patches: these are larger ones, made in the same way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 from benchmarks.gpucase import Case
 
 SIDE = 208
-"""Of the volumes (voxels): as large as preset `large` needs, and a multiple of 16."""
+"""Side of the volumes (voxels): as large as preset `large` needs, and a multiple of 16."""
 
 
 def volumes(folder: Path) -> None:

@@ -136,7 +136,7 @@ def setup_of(case: Case, device: str, cache: Path, quick: bool) -> Setup:
 
 
 def loader_of(setup: Setup, data: Data, block: int) -> Loader:
-    """As a run makes it."""
+    """Make the loader as a run does."""
     config = setup.config.train
     return Loader(
         data.samples["train"],
@@ -164,7 +164,7 @@ def endless(loader: Loader) -> Iterator[HostBatch]:
 
 
 def waiter(gpu: bool) -> Callable[[], object]:
-    """What waits until the device has done all it was given (PyTorch)."""
+    """Return a function that waits until the device has finished all work (PyTorch)."""
     import torch
 
     return torch.cuda.synchronize if gpu else lambda: None
@@ -202,7 +202,7 @@ def operations(work: Callable[[], None]) -> dict[str, int]:
 
 
 def limits(device: str, quick: bool) -> dict[str, float]:
-    """What this device reaches: large matrix products by precision, copies within it and from page-locked memory."""
+    """Measure this device's peak: large matrix products by precision, copies within it and from page-locked memory."""
     import torch
     from runner_core.engines.torch.phases import matrix_rate, transfer_rate
 

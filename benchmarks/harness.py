@@ -1,4 +1,5 @@
-"""What all benchmarks share: contenders that take turns, medians and quartiles, and a result that is kept as JSON."""
+"""Shared parts of all benchmarks: contenders that take turns, medians and quartiles, and a result that is kept as
+JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Options:
 
 
 def command_line(about: str, names: Sequence[str], program: str | None = None) -> argparse.ArgumentParser:
-    """What every command here takes; `about` is its module's docstring."""
+    """Return the parser of the options that every benchmark takes; `about` is its module's docstring."""
     parser = argparse.ArgumentParser(prog=program, description=about.splitlines()[0])
     there = ", ".join(names)
 
@@ -76,7 +77,7 @@ class Aim:
 
 @dataclass
 class Result:
-    """What a benchmark found. `packages`: distributions whose versions matter."""
+    """The result of a benchmark. `packages`: distributions whose versions matter."""
 
     title: str
     what: str
@@ -206,7 +207,7 @@ class Taken(NamedTuple):
 
 
 def taken(work: Callable[[], Any]) -> Taken:
-    """What it takes to do it once."""
+    """Measure what one call takes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what others gave back must not count as there before
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -233,7 +234,7 @@ def peak_bytes(work: Callable[[], object]) -> int | None:
 
 
 def machine() -> dict[str, Any]:
-    """What this was measured on, and how busy it is."""
+    """Describe the machine of a measurement, and how busy it is."""
     import psutil
     from runner_core.cli.doctor import find_gpus
     from runner_core.engines.device import cpu_name

@@ -1,4 +1,4 @@
-"""What a step costs besides the step: on PyTorch and on Keras, all contenders in one process."""
+"""Measure the overhead around a step, on PyTorch and on Keras, with all contenders in one process."""
 
 from __future__ import annotations
 

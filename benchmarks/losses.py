@@ -50,7 +50,7 @@ def ours(name: str, batch: dict[str, Any]) -> Loss:
 
 
 def theirs(name: str, batch: dict[str, Any]) -> Loss:
-    """The same losses of others, which mask nothing: for patches that are annotated everywhere."""
+    """Losses of other libraries, which mask nothing: for patches that are annotated everywhere."""
     from runner_vesuvius.config import LossConfig
     from runner_vesuvius.losses import EPSILON
 

@@ -42,7 +42,7 @@ def ours(batch: dict[str, torch.Tensor], settings: Any) -> Way:
 
 
 def torchvisions(batch: dict[str, torch.Tensor], settings: Any, everything: bool) -> Way:
-    """What DINOv2 does with each image: v2 transforms, crop by crop, on float32 already scaled."""
+    """Return a way to crop like DINOv2: v2 transforms, crop by crop, on float32 that is already scaled."""
     from torchvision.transforms import v2
 
     chosen = settings.augment

@@ -170,7 +170,7 @@ def tf_data(whole: dict[str, np.ndarray]) -> Way:
 
 
 def challenge_loader(records: list[Record]) -> Way:
-    """As the challenge's code: pandas parses every file for every batch, np.put into float64 zeros."""
+    """Return a loader like the challenge's: pandas parses every file for every batch, np.put into float64 zeros."""
     import pandas
 
     read = _pandas(pandas)

@@ -20,7 +20,7 @@ Scan = Callable[..., torch.Tensor]
 
 
 def inputs(pixels: int, length: int) -> dict[str, torch.Tensor]:
-    """What a Mamba layer hands to its scan, channels last."""
+    """Return the tensors that a Mamba layer gives to its scan, channels last."""
     made = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def learned(scan: Scan, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, .
 
 
 def kept_bytes(scan: Scan, given: dict[str, torch.Tensor]) -> int:
-    """What autograd keeps between the passes, each piece of memory once, the inputs included."""
+    """Return the bytes that autograd keeps between the passes, each piece of memory once, inputs included."""
     seen: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

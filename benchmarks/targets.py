@@ -1,4 +1,5 @@
-"""What vesuvius prepares of a label: distances, medial surface, tube, coordinates; a whole volume and a patch of it."""
+"""Measure what vesuvius prepares from a label: distances, medial surface, tube, coordinates; of a whole volume and of a
+patch."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ WAYS: dict[str, tuple[Callable[[], Callable[[Label], Any]], bool]] = {
 }
 """Ways to each part, and whether they are slow."""
 PARTS = {"distances": (DISTANCE, SCIPY, EDT), "medial surface, all": (MEDIAL, ALL, SKELETON, SLICES)}
-"""Who is compared with whom, the first being the reference."""
+"""The contenders of each comparison; the first is the reference."""
 
 
 def measured(label: Label, turns: int, every: int) -> tuple[dict[str, Times], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""What the benchmarks of a step's cost share: the samples, and runner's own loop around a tiny project."""
+"""Shared parts of the benchmarks of a step's cost: the samples, and runner's own loop around a tiny project."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def crop(side: int, unsure: bool) -> Crop:
 
 
 def volumes(given: Crop) -> tuple[np.ndarray, np.ndarray]:
-    """What is matched: sublevel sets of prediction and truth, double precision (the authors' takes no other)."""
+    """Return what is matched: sublevel sets of prediction and truth, in double precision (the authors' code takes no
+    other)."""
     probability, truth = given
     return 1 - probability.astype(np.float64), 1 - truth.astype(np.float64)
 

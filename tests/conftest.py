@@ -1,4 +1,4 @@
-"""What the tests that cross packages share: the command line in a subprocess, and the real data if it is there."""
+"""Fixtures of the tests that cross packages: the command line in a subprocess, and the real data if it is there."""
 
 from __future__ import annotations
 

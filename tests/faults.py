@@ -57,7 +57,7 @@ SHORT: dict[str, dict[str, Json]] = {
 
 
 class Place:
-    """Where a fault is put, until the training ends."""
+    """Puts a fault into a project until the training ends."""
 
     def __init__(self, kind: type[Project], patch: pytest.MonkeyPatch) -> None:
         self._kind, self._patch = kind, patch
@@ -85,7 +85,7 @@ class Place:
         self._patch.setattr(target, last, make(getattr(target, last)))
 
     def entry(self, name: str, key: str, make: Make) -> None:
-        """What the dict `module.NAME` has under a key."""
+        """Change the value that the dict `module.NAME` has under a key."""
         target = _named(name)
         self._patch.setitem(target, key, make(target[key]))
 
@@ -100,7 +100,7 @@ def _named(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Fault:
-    """What `inject` does to the project, or `wrong` (settings by dotted name) to the training, must be said by `rule`.
+    """A fault. `rule` must find what `inject` does to the project, or `wrong` (settings by dotted name) to a training.
 
     `settings` are no fault: the training without it has them too. `quick`: it is looked for whenever tests run.
     `missed`: why nothing finds it yet.
@@ -116,7 +116,7 @@ class Fault:
 
 
 class Seeded(Protocol):
-    """What a fault of a training and one of the data have in common."""
+    """The attributes that faults of a training and faults of the data share."""
 
     @property
     def name(self) -> str: ...
@@ -188,7 +188,7 @@ class Bench:
         self._plugins = Plugins.load(name, without=tuple(discovery.extensions()))
         self._numbers = count(1)
         self.summary: dict[str, Any] = {}
-        """Of the last training."""
+        """The summary of the last training."""
 
     def findings(
         self, settings: Mapping[str, Json], inject: Callable[[Place], None] | None = None, until: str | None = None
@@ -293,7 +293,7 @@ def no_autocast(place: Place) -> None:
 
 
 def blank(*names: str) -> Callable[[Place], None]:
-    """What the network reads is 0."""
+    """Set the network's input to 0."""
 
     def make(old: Callable[..., Any]) -> Callable[..., Any]:
         def on_device(self: Any, batch: Any, statistics: Any, rng: Any) -> Any:
@@ -318,7 +318,8 @@ def negative(function: str) -> Callable[[Place], None]:
 # ---------------------------------------------------------------- what was found
 
 PROPERTY = "seeded fault"
-"""Of a test's report: project, fault (or settings), rule (none where there is no fault) and what came of it."""
+"""Name of the property of a test's report: project, fault (or settings), rule (empty without a fault) and the
+result."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

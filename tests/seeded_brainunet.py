@@ -22,7 +22,7 @@ LOSSES = "runner_brainunet.losses."
 
 
 def reads(change: Callable[[Any], dict[str, Any]]) -> Callable[[Place], None]:
-    """What comes from the cache is changed before `on_device`."""
+    """Change the cached arrays before `on_device`."""
 
     def make(old: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, batch, statistics, rng: old(self, {**batch, **change(batch)}, statistics, rng)

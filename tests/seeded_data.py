@@ -37,7 +37,7 @@ class Data:
 
 @dataclass(frozen=True)
 class DataFault:
-    """What `damage` does to the files must be said by `rule`, and `check` end with the exit code `code`.
+    """A fault of data: `rule` must find what `damage` does to files, and `check` must end with the exit code `code`.
 
     `settings` by dotted name are no fault: the check without it has them too. `quick`: it is looked for whenever tests
     run. `missed`: why nothing finds it yet.
@@ -82,7 +82,7 @@ def exchanged(role: str) -> Callable[[Data], None]:
 
 
 def rewrite_core(path: Path, save: Callable[..., None] = np.savez, **values: Any) -> None:
-    """With other arrays, each a new one or what is made of the old one."""
+    """Replace arrays; each is a new array, or a function of the old one."""
     with np.load(path) as archive:
         arrays = dict(archive)
     new = {key: value(arrays[key]) if callable(value) else value for key, value in values.items()}

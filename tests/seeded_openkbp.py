@@ -28,7 +28,7 @@ def unmasked(place: Place) -> None:
 
 
 def stopped(place: Place) -> None:
-    """Of the DVH loss the gradient is stopped."""
+    """Stop the gradient of the DVH loss."""
 
     def make(old: Callable[..., Any]) -> Callable[..., Any]:
         def distance(*given: Any) -> Any:

@@ -57,7 +57,7 @@ def labels_of_another(place: Place) -> None:
 
 
 def all_known(place: Place) -> None:
-    """What the levels of the network should answer is made without the mask."""
+    """Make the targets of the network's levels without the mask."""
 
     def make(old: Function) -> Function:
         return lambda batch, logits: old(batch | {"known": batch["known"] | True}, logits)

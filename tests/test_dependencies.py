@@ -24,7 +24,7 @@ COMPUTE = {
     "jax": "import jax.numpy as jnp; assert float(jnp.square(jnp.ones(3)).sum()) == 3",
 }
 TWICE_REQUIRED = ("nvidia-cudnn", "nvidia-nccl")
-"""What torch and TensorFlow both bring, in versions that need not agree."""
+"""Packages that torch and TensorFlow both need, in versions that need not agree."""
 
 
 @pytest.mark.parametrize("first, then", list(permutations(COMPUTE, 2)))

@@ -35,7 +35,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def weights(run: Path) -> list[bytes]:
-    """Of each checkpoint: student and teacher, optimizer, generators."""
+    """Return the contents of each checkpoint's files: student and teacher, optimizer, generators."""
     return [file.read_bytes() for file in sorted(run.glob("checkpoints/step-*/*.safetensors"))]
 
 
@@ -76,7 +76,7 @@ def nobody_has_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(runner: Runner, folder: Path, *words: str | Path) -> str:
-    """What is said by a command that ends with exit code 2, without a traceback, and with nothing begun."""
+    """Return the output of a command that ends with exit code 2, without a traceback, and has begun nothing."""
     done = runner("dinocell", *words, *TINY)
     everything = done.stdout + done.stderr
     assert done.returncode == 2, everything
@@ -159,7 +159,7 @@ def test_real_images_from_a_folder_and_from_s3(runner: Runner, s3: S3, real_plat
 
 
 def embedded_by_hand(network: Path, plate: Path, row: dict[str, Any], side: int) -> np.ndarray:
-    """What the exported network, alone, makes of a window: its grey values scaled as model.json says in words."""
+    """Return what the exported network alone makes of a window, with grey values scaled as model.json describes."""
     spec = importlib.util.spec_from_file_location("exported_network", network / "network.py")
     assert spec is not None
     assert spec.loader is not None

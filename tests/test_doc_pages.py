@@ -1,4 +1,4 @@
-"""What the pages tell people to type, typed: each page's commands and Python, from top to bottom, in one folder.
+"""Type what the pages tell people to type: each page's commands and Python, from top to bottom, in one folder.
 
 Commands are typed as printed, with four changes: `uv run` is left out (this environment stands for the one that it
 would make), data sets are the project's phantom, trainings are short, and a run that the page takes for granted is
@@ -48,7 +48,7 @@ SHORT = "--train.epochs 1 --train.steps-per-epoch 4 --log.every 1 --health.mode 
 PREPARED: dict[str, Callable[[dict[str, Any]], None]] = {
     "packages/dinocell/README.md": lambda names: names.update(images()),
 }
-"""What a page's Python has before it begins: the arrays that are the reader's own."""
+"""Names that a page's Python finds at its beginning: the reader's own arrays."""
 
 
 class Line(NamedTuple):

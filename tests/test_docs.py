@@ -1,4 +1,4 @@
-"""What the pages say is there: links and anchors, settings, commands and their flags.
+"""The pages name nothing that is missing: links and anchors, settings, commands and their flags.
 
 That the site is built without a warning is for `mkdocs build --strict` to say (.ci/run).
 """

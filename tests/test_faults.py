@@ -62,7 +62,7 @@ def test_a_sound_training_is_silent(
     settings: Mapping[str, Any],
     record_property: Callable[[str, object], None],
 ) -> None:
-    """But for what the clock says: this machine may be slow."""
+    """Findings that follow from the clock do not count: this machine may be slow."""
     bench = benches(project)
     found = [finding for finding in bench.findings(settings) if not finding.timed]
     record_property(PROPERTY, [project, f"none {settings or ''}", "", "false alarm" if found else "silent"])

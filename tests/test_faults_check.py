@@ -34,7 +34,7 @@ SEEDED: dict[str, list[DataFault]] = {
 }
 
 ITS_OWN: dict[str, dict[str, int]] = {"dinocell": {"decode": 2}}
-"""What is rightly said of a phantom: two of dinocell's images are damaged."""
+"""Findings that are right about a phantom: two of dinocell's images are damaged."""
 
 
 class Audits:

@@ -1,4 +1,4 @@
-"""What strangers install: the core without any framework, and the wheels, with plain pip.
+"""Strangers can install the core without any framework, and the wheels with plain pip.
 
 Each package's own tests in a fresh environment, from the lock and from wheels with the newest frameworks, are parts of
 .ci/run (`bash .ci/run alone brainunet`, `… newest brainunet`); .ci/installed.py looks at the environment there.

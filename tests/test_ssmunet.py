@@ -21,7 +21,7 @@ TINY = [
 SHAPE = (20, 26)
 WAVENUMBERS = np.linspace(900.0, 1800.0, 101)
 BANDS = (1030.0, 1240.0, 1740.0)
-"""Where the three classes absorb besides amide I and II."""
+"""Wavenumbers at which the three classes absorb, besides amide I and II."""
 
 
 def summary_of(run: Path) -> dict[str, Any]:

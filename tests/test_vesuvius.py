@@ -74,7 +74,8 @@ def masks(folder: Path) -> dict[str, np.ndarray]:
 
 
 def refused(runner: Runner, data: Path, folder: Path, said: str, command: str, *more: str | Path) -> str:
-    """That `check` or `train` says it, with exit code 2, no traceback and nothing begun; all that was said."""
+    """Assert that `check` or `train` refuses with exit code 2, no traceback and nothing begun; return the whole
+    output."""
     words = ["--run-dir", "run"] if command == "train" else []
     done = runner("vesuvius", command, "--data", data, *words, *TINY, *more)
     everything = done.stdout + done.stderr
@@ -253,7 +254,7 @@ FAULTS: dict[str, tuple[Callable[[Path, str], None], str, str]] = {
     "all ignored": (changed_label(lambda x: np.full_like(x, 2)), "KEY.tif", "every voxel is 2 (ignore)"),
     "smaller than the patch": (small, "KEY.tif", "12 × 24 × 28 voxels, smaller than the patch of 16 × 16 × 16"),
 }
-"""What is done to a volume, the file that is named for it (KEY: the volume's id), and what is said."""
+"""Each damage to a volume, the file named for it (KEY: the volume's id), and the message."""
 
 
 def test_every_faulty_volume_is_named_at_once(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
@@ -307,7 +308,7 @@ def test_a_scroll_on_both_sides_is_refused(runner: Runner, scrolls: Path, tmp_pa
 
 @pytest.mark.slow
 def test_killed_while_targets_are_made(scrolls: Path, tmp_path: Path) -> None:
-    """Half a cache is none: the next start makes it whole, and what is learned from it is the same."""
+    """Half a cache counts as none: the next start makes it whole, and learns the same from it."""
     for seed in range(20, 32):
         write(scrolls, str(seed), *volume(seed, (96, 96, 96)))
     manifest(scrolls, SCROLLS | {str(seed): "ABC"[seed % 3] for seed in range(20, 32)})

@@ -17,7 +17,7 @@ from workspace import ROOT
 CI = ROOT / ".ci"
 PROJECTS = sorted(p.parent.name for p in ROOT.glob("packages/*/pyproject.toml") if p.parent.name != "core")
 PRINTED = ("packages", "workspace")
-"""What affected.py writes for GitHub."""
+"""Names that affected.py prints for GitHub."""
 
 
 def load() -> ModuleType:
@@ -182,7 +182,7 @@ def lists(job: dict[str, Any]) -> list[list[str]]:
 
 
 def test_expressions_name_what_there_is() -> None:
-    """As actionlint does: outputs of jobs that are waited for, keys of the matrix."""
+    """Expressions name outputs of jobs that are waited for, and keys of the matrix; actionlint checks the same."""
     keys = {f"of.{key}" for job in EVERY for key in job}
     for name, job in JOBS.items():
         needs = job.get("needs", [])

@@ -1,4 +1,4 @@
-"""Where things are, for the tests that cross packages."""
+"""Paths for the tests that cross packages."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def runner_cache(config: RunConfig) -> PreparedCache | None:
 
 
 class ZarrStorage:
-    """What the core's cache asks of whoever keeps its arrays: runner_core.data.cache.storage.Storage."""
+    """Stores the arrays of the core's cache; the protocol is runner_core.data.cache.storage.Storage."""
 
     name = "zarr"
 

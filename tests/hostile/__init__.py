@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 PROPERTY = "hostile case"
-"""Of a test's report: format, cases, refused, wrong, most CPU time (s) and memory (MB) of one."""
+"""Name of the property of a test's report: format, cases, refused, wrong, and the most CPU time (s) and memory (MB) of
+one case."""
 
 
 def table(rows: Sequence[Sequence[Any]]) -> Iterable[str]:

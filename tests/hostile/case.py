@@ -26,7 +26,7 @@ HANGS = 180
 MEMORY = 2 << 30
 """Bytes by which it may grow."""
 ALLOWED = ("out", "runs", "usage")
-"""What a command may write, in the folder of the case."""
+"""Paths in the folder of the case that a command may write."""
 TESTS = Path(__file__).resolve().parents[1]
 
 

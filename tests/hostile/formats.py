@@ -278,7 +278,7 @@ def parquet(draw: Draw, content: bytes) -> Changed:
 
 
 def zarr_json(draw: Draw, content: bytes) -> Changed:
-    """What zarr says of an array: its tree, often its shape, its chunks or its codecs."""
+    """Change zarr's description of an array: its tree, often its shape, its chunks or its codecs."""
     said = json.loads(content)
     how = pick(draw, ("tree", "shape", "chunks", "dtype", "fill"))
     if how == "tree":

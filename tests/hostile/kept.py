@@ -1,4 +1,4 @@
-"""What the runner itself wrote and reads again: settings, runs, checkpoints, caches; and its command line."""
+"""Formats that the runner writes and reads again: settings, runs, checkpoints, caches; and its command line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _TRICKS: dict[str, bytes] = {
 
 
 def safetensors(draw: Draw, content: bytes) -> Changed:
-    """What the header says of the tensors, or its size."""
+    """Change the header's description of the tensors, or its size."""
     (size,) = struct.unpack("<Q", content[:8])
     how = pick(draw, ("tree", "tree", "tree", "size", "dtype", "values"))
     if how == "size":

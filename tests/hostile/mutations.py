@@ -21,7 +21,7 @@ T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 """Hypothesis chooses."""
 Changed = tuple[str, bytes]
-"""What was done, and the content after it."""
+"""A description of the change, and the content after it."""
 Mutate = Callable[[Draw, bytes], Changed]
 
 TEXTS = (
@@ -32,14 +32,14 @@ TEXTS = (
     "true", "2020-01-01", "12:30:45", "[1, 2]", "{a: 1}", "!!python/object/apply:os.getpid []", "*a", "&a [*a]", "%s%n",
     "${HOME}", "$(id)", "-", "--help", "<html>", "١", "½", "None", "NaN", "=1+1", "\ud800",
 )  # fmt: skip
-"""What stands in a place that is made for something else."""
+"""Replacements for a file that is not of its kind."""
 NODES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 0.5, -0.5, 1e308, math.inf, math.nan, 2**31, 2**63, 2**70, -(2**63), "", "x",
     "é" * 300,
     "../../outside/canary", "/dev/zero", "1", [], {}, [[]], [None], [0], ["a", "b"], {"a": 1}, {"": ""},
     list(range(1000)),
 )  # fmt: skip
-"""What JSON or YAML can say in place of something else."""
+"""Values that JSON or YAML can hold instead of the right one."""
 _INTEGERS = (
     0,
     1,

@@ -1,4 +1,4 @@
-"""What `check` says about files that can be read and still look wrong."""
+"""`check` reports files that can be read and still look wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `export` writes works without runner, and gives the same numbers."""
+"""The exported network works without runner, and gives the same numbers."""
 
 from __future__ import annotations
 

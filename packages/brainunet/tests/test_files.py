@@ -105,7 +105,8 @@ def test_what_is_not_there_is_named(find, tmp_path: Path) -> None:
 
 
 def test_fmriprep_beside_masks_of_func_and_dwi(tmp_path: Path) -> None:
-    """As fMRIPrep and QSIPrep leave a person with bold runs: five files end in desc-brain_mask, one is the T1's."""
+    """fMRIPrep and QSIPrep leave five files that end in desc-brain_mask for a person with bold runs; one is the
+    T1's."""
     raw, out = "sub-1/ses-a", "derivatives/fmriprep/sub-1/ses-a"
     touch(
         tmp_path,

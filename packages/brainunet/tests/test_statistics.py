@@ -1,4 +1,4 @@
-"""What a network that looks at nothing scores."""
+"""Scores of a network that ignores its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core's tests share: the toy project and extension, found through entry points as if installed."""
+"""Fixtures of the core's tests: the toy project and extension, found through entry points as if installed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
 
 @pytest.fixture
 def launch(tmp_path: Path, cache_home: Path) -> Callable[..., subprocess.Popen[str]]:
-    """As `runner`, but returns the running process; what it says goes into the file `out`."""
+    """Like `runner`, but return the running process; its output goes into the file `out`."""
 
     def start(*words: str | Path, installed: tuple[Path, ...] = ()) -> subprocess.Popen[str]:
         env = environment(cache_home, *installed)

@@ -1,4 +1,4 @@
-"""What each optimisation is worth: what is switched off, how it is measured, and how it is told."""
+"""`ablate` switches each optimisation off, measures its effect, and reports it."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_a_case_that_fails_later_tells_no_half_of_it(setup, fake):
 
 
 def test_a_cache_that_only_a_case_needs_is_built_before_it_is_measured(setup, fake):
-    """What building takes is no training's memory."""
+    """Memory that building the cache takes does not count as a training's."""
     found = run(setup)
     built = [name for name, what in fake.asked if what == "prepare"]
     assert built == ["kernel", "few"]  # with the cache off there is none

@@ -1,4 +1,4 @@
-"""What the audit knows of records, and what its rules say of them together."""
+"""The facts that the audit collects about records, and the findings of its rules about all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What limits a run, and the remedies that follow, from the facts of profiles."""
+"""The limit of a run, and the remedies that follow, from the facts of profiles."""
 
 from __future__ import annotations
 

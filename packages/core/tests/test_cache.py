@@ -619,7 +619,7 @@ def test_a_folder_that_cannot_be_written(place):
 
 
 def test_a_store_that_outlives_the_modules_goes_quietly(place, monkeypatch, capsys):
-    """As Python ends, a module's names become None before the last objects are gone."""
+    """Python sets a module's names to None at exit, before the last objects are gone."""
     store = place.open()
     monkeypatch.setattr("runner_core.data.cache.storage.os", None)
     store.__del__()

@@ -1,5 +1,5 @@
-"""What control groups leave a process: both versions, at every level, in containers; and a real group where one can be
-made."""
+"""Memory and cores that control groups leave a process: both versions, at every level, in containers; and a real group
+where one can be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the project's checks of records, and of them together, say: in `check`, and at the start of a training."""
+"""A project's checks of single records and of all of them report in `check`, and at the start of a training."""
 
 from __future__ import annotations
 

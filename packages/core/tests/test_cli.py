@@ -312,7 +312,7 @@ def test_resume_refuses_other_settings_and_leaves_the_run_as_it_was(
 
 
 def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    """What each file holds, and when it was changed."""
+    """Return the content of each file, and the time of its last change."""
     return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 

@@ -44,7 +44,7 @@ def written(folder: Path, *, project: str = "toy", summary: Any = None, sides: A
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
-    """What `runner compare` says of these runs, in single spaces; its result is in the folder `out`."""
+    """Return the output of `runner compare` for these runs, in single spaces; its result is in the folder `out`."""
     monkeypatch.chdir(tmp_path)
 
     def compare(*runs: Path, code: int = 0) -> str:

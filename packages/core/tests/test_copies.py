@@ -1,4 +1,4 @@
-"""The same scan twice: told, and refused where it would sit on both sides of the split."""
+"""Two records of the same scan are reported, and refused if the split would part them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a project's class must have, refused by name as it is loaded."""
+"""A project's class that lacks a member is refused by name when it is loaded."""
 
 from __future__ import annotations
 

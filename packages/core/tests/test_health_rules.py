@@ -520,7 +520,7 @@ def test_what_samples_read_is_noted_and_the_store_left_as_it_was():
 
 
 def losing(what: str, engine: str):
-    """What a checkpoint lacks from now on: the average, or a BatchNorm's running mean."""
+    """Make checkpoints lack the average, or a BatchNorm's running mean, from now on."""
 
     def flatten(tree):
         if what == "ema":
@@ -574,7 +574,7 @@ def test_what_is_in_no_checkpoint_is_found_by_its_predictions(kind, tmp_path):
 
 @engines
 def test_looking_at_a_checkpoint_changes_nothing_of_the_training(kind, tmp_path):
-    """With rules and without: the same weights, generators and log, bit for bit."""
+    """A run with rules and one without have the same weights, generators and log, bit for bit."""
     settings = {"train__ema": 0.9, "train__epochs": 3, "checkpoint__every_steps": 2}
     toy.run(toy.small(**settings), tmp_path / "on", project=kind)
     toy.run(toy.small(**settings, health__mode="off"), tmp_path / "off", project=kind)

@@ -131,7 +131,7 @@ def test_other_settings_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_torch_checkpoint_is_refused(tmp_path):
-    """The same data and settings, another framework."""
+    """Data and settings are the same, the framework is another."""
     pytest.importorskip("torch", reason="the torch engine is not installed (extra torch)")
     toy.run(toy.small(train__epochs=1), tmp_path)
     with pytest.raises(BadInput, match="not written by the keras engine"):

@@ -89,7 +89,7 @@ def weights(network):
 
 
 def plain_gradients(values, x, y):
-    """Of the mean squared error, by hand, in float64."""
+    """Compute the gradient of the mean squared error by hand, in float64."""
     w1, b1, w2, b2 = values
     hidden = np.tanh(x @ w1 + b1)
     error = 2 * (hidden @ w2 + b2 - y) / len(x)

@@ -1,4 +1,4 @@
-"""What is neutral about metrics: names, and which value is better."""
+"""The part of metrics that no framework matters for: names, and which value is better."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_one_disturbed_round_does_not_decide():
 
 
 def test_noise_is_seldom_called_faster():
-    """Of equals in a machine with bursts, in 2.5 % at most."""
+    """On a machine with bursts, at most 2.5 % of equal contenders are called faster."""
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0, 0.1, (4000, 2, 8)) + 0.7 * (rng.random((4000, 2, 8)) < 0.1))
     assert np.mean([compare(one, other).faster for one, other in noise]) < 0.03

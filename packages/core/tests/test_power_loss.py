@@ -39,7 +39,7 @@ FLUSHES = (
 
 
 def forgetful(function: Callable[..., None]) -> Callable[..., None]:
-    """The same function, whose calls of `flush` do nothing."""
+    """Return the same function, with calls of `flush` that do nothing."""
 
     def call(*args: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -31,7 +31,7 @@ def test_auto(device, compute):
 @pytest.mark.parametrize("mode", ["float32", "tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("device", [CPU, AMPERE, TURING])
 def test_asked_for(mode, device):
-    """What the device cannot compute in is refused, with what it can."""
+    """A precision that the device lacks is refused, with those that it has."""
     if (mode == "tf32" and device is not AMPERE) or (mode == "bfloat16" and device is TURING):
         with pytest.raises(BadInput, match=rf"precision.mode {mode}: {device.name} .* use (float32|float16) or auto"):
             chosen(mode, device)

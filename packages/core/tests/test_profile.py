@@ -31,7 +31,7 @@ SLOW = 0.02
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What is measured besides steps is measured for a moment only."""
+    """Measure everything besides steps for a moment only."""
     from runner_core.engines.torch import phases
 
     monkeypatch.setattr(profiling, "_LOADER_SECONDS", 0.05)
@@ -244,7 +244,7 @@ def test_what_the_gradient_of_each_term_is():
 
 
 def test_terms_are_timed_by_themselves():
-    """What is computed on the host between two operations counts for the term that needs it."""
+    """Work of the host between two operations counts for the term that needs it."""
 
     class Slow(torch.autograd.Function):
         @staticmethod

@@ -184,7 +184,7 @@ def test_every_place_is_as_likely(tmp_path):
 
 
 def begins(samples, positions, seed=0, epoch=0, index=0):
-    """Where the patches of one sample begin that are drawn at these positions; field "place": (*grid, axes)."""
+    """Return where the patches of one sample begin that are drawn at these positions; field "place": (*grid, axes)."""
     out = {n: np.empty((len(positions), *s.shape), s.dtype) for n, s in samples.spec.items()}
     samples.fill(np.full(len(positions), index), np.asarray(positions), seed, epoch, out)
     return out["place"][(slice(None), *(0,) * (out["place"].ndim - 2))]

@@ -37,7 +37,7 @@ def fetching(link):
 
 
 def lines(made, windows):
-    """What the log says of these windows."""
+    """Return the log's numbers about these windows."""
     got = []
     for each in windows:
         made.collect()

@@ -536,7 +536,7 @@ def test_a_network_larger_than_the_memory(monkeypatch):
 
 
 def test_validation_goes_on_with_smaller_batches():
-    """The same numbers; each sample is counted once; said at each halving."""
+    """The numbers are the same, each sample is counted once, and each halving is reported."""
 
     class Hungry(Linear):
         splittable = False

@@ -142,7 +142,7 @@ def test_killed_too_large_and_too_slow(base):
 
 
 def test_what_is_printed_does_not_disturb(base, tmp_path, monkeypatch):
-    """By Python and by C; an error that is none of ours is told with what was printed."""
+    """Output of Python and of C is kept; an error that is not the runner's is reported with it."""
     noisy = tmp_path / "noisy"
     for file in PROJECT.rglob("*"):
         if file.is_file() and file.suffix != ".pyc":

@@ -71,7 +71,7 @@ def test_checksums_are_of_whole_blocks_however_the_bytes_come(tmp_path: Path, bl
 
 
 def _found(verification: Verification) -> list[str]:
-    """What the thread finds in all that is left."""
+    """Return what the thread finds in the rest."""
     found: list[str] = []
     verification.begin(found.append)
     if verification._thread is not None:

@@ -1,4 +1,4 @@
-"""What a project watches of its network, and the pictures of it: read back, refused, drawn, shown."""
+"""The arrays that a project watches, and pictures of them: read back, refused, drawn, shown."""
 
 from __future__ import annotations
 

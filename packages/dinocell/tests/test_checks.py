@@ -1,4 +1,4 @@
-"""What `check` says of fields that can be read, and of all of them together."""
+"""`check` reports fields that can be read and still look wrong, and the set of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_real_fields_have_no_findings(real_plate: Path, config: CellConfig) -> N
 
 
 def test_the_phantom_has_no_findings(small_phantom: Path, config: CellConfig) -> None:
-    """But for two files that cannot be read."""
+    """Two files cannot be read; nothing else is reported."""
     records = find_records(small_phantom, config)
     broken = 0
     for record in records:

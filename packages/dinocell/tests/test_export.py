@@ -1,4 +1,4 @@
-"""What `export` writes is a model of timm, works without runner, and gives the teacher's embeddings."""
+"""The export is a model of timm, works without runner, and gives the teacher's embeddings."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def batches(config: CellConfig) -> Iterable[dict[str, Tensor]]:
 
 
 def trained(config: CellConfig, steps: int, network: nn.Module | None = None) -> list[tuple[int, Finding]]:
-    """What the rules say in so many steps, a line every ten, and after how many."""
+    """Return the findings of the rules in so many steps, a line every ten, and the step of each."""
     torch.manual_seed(0)
     net = network or Small(config)
     optimizer = torch.optim.AdamW(net.student.parameters(), lr=config.train.learning_rate)

@@ -1,4 +1,4 @@
-"""What names say: the schemes of the microscopes, one's own pattern, wells and channels."""
+"""The parts of file names: the microscopes' schemes, one's own pattern, wells and channels."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_statistics_of_grey_values_do_not_tell_treatments_apart(
 
 
 def test_plates_are_told_apart_by_grey_values(read: list[tuple[Field, np.ndarray]]) -> None:
-    """What a network must not learn: the plates' own effects change every channel's statistics."""
+    """The plates' own effects change every channel's statistics; a network must not learn them."""
     plates = np.array([field.plate for field, _ in read])
     features = described(np.stack([image for _, image in read]))
     odd = np.arange(len(plates)) % 2 == 1
@@ -167,7 +167,7 @@ def test_plates_are_told_apart_by_grey_values(read: list[tuple[Field, np.ndarray
 
 
 def test_shape_tells_treatments_apart() -> None:
-    """What is hidden can be seen: cells have the area they should, and the shape of their treatment."""
+    """The hidden treatment can be seen: cells have the area and the shape that it gives them."""
     rng = np.random.default_rng(3)
     ratios = {}
     for treatment in phantom.TREATMENTS:

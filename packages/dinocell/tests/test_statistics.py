@@ -1,4 +1,4 @@
-"""What training fields teach: channels, and percentiles over all plates."""
+"""`fit` learns channels, and percentiles over all plates, from the training fields."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_named(tmp_path) -> None:
 
 
 class Payload:
-    """What a pickle could run."""
+    """Code that a pickle could run."""
 
     def __reduce__(self):
         return (Path.touch, (Path("ran"),))

@@ -101,7 +101,7 @@ def test_no_rotation_is_the_identity(decoded: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("quarters", [1, 2, 3, -1])
 def test_quarter_turns(decoded: dict[str, np.ndarray], quarters: int) -> None:
-    """As numpy turns the axial plane, each patient by its own angle."""
+    """Turn the axial plane with NumPy, each patient by its own angle."""
     found = rotate(decoded, np.array([quarters * math.pi / 2, 0]))
     np.testing.assert_array_equal(found["masks"][0], np.rot90(decoded["masks"][0], quarters))
     for name in ("ct", "dose"):

@@ -1,4 +1,4 @@
-"""What `check` says of patients that can be read and still look wrong."""
+"""`check` reports patients that can be read and still look wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `export` writes is enough to predict with: nothing of runner is needed."""
+"""The export is enough to predict with: nothing of runner is needed."""
 
 from __future__ import annotations
 

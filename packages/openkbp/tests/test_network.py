@@ -142,7 +142,7 @@ def test_recomputing_changes_nothing(cascade: bool) -> None:
 
 
 def test_recomputing_computes_again() -> None:
-    """With a gradient asked for, every block is run twice; without, once."""
+    """Every block runs twice if a gradient is needed, otherwise once."""
     if keras.backend.backend() != "tensorflow":
         pytest.skip("counts calls outside of a compiled function, with TensorFlow's tape")
     import tensorflow as tf

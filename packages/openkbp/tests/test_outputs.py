@@ -1,4 +1,4 @@
-"""What `predict` writes reads back as the dose that was predicted, where it belongs."""
+"""The written dose reads back as it was predicted, in its place."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def rtdose(path: Path) -> tuple[Any, Any]:
 
 
 def place(found: Any, voxel: tuple[int, int, int]) -> Any:
-    """Where an RTDOSE file says that a voxel of the challenge's grid lies (mm), by the standard's equation."""
+    """Return the place (mm) that an RTDOSE file gives to a voxel of the challenge's grid, by the standard's
+    equation."""
     row, column, k = voxel
     across, down = (
         np.array(found.ImageOrientationPatient[:3], float),

@@ -1,4 +1,4 @@
-"""What the cache stores: exact masks, a dose within half a step, the sizes promised; and the cache itself."""
+"""The cache holds exact masks, a dose within half a step, and arrays of the promised sizes."""
 
 from __future__ import annotations
 

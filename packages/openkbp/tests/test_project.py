@@ -1,4 +1,4 @@
-"""What the project makes of settings, batches and predictions."""
+"""The project turns settings, batches and predictions into what training needs."""
 
 from __future__ import annotations
 

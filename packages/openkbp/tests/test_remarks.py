@@ -1,4 +1,4 @@
-"""What is said of a predicted dose that no plan would have."""
+"""Remarks about a predicted dose that no plan would have."""
 
 from __future__ import annotations
 

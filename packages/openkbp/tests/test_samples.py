@@ -34,7 +34,7 @@ def root(write_boxes: Callable[..., Path]) -> Path:
 
 @pytest.mark.parametrize("augmented", [False, True])
 def test_what_the_network_reads_is_the_same(root: Path, tmp_path: Path, augmented: bool) -> None:
-    """And so loss and gradients are: of the same batch nothing else is known of how it came."""
+    """Loss and gradients are the same too: nothing else is known about the origin of a batch."""
     import keras
 
     made = []

@@ -49,7 +49,7 @@ def test_there_are_23_cells() -> None:
 
 
 def test_dose_score_by_hand() -> None:
-    """What lies outside the mask counts as 0 in the prediction, and in full in the reference; divided by 2 voxels."""
+    """Outside the mask the prediction counts as 0 and the reference in full; divided by 2 voxels."""
     reference, prediction = np.array([10.0, 20, 5, 0]), np.array([13.0, 18, 50, 60])
     assert dose_score(reference, prediction, np.array([True, True, False, False])) == (3 + 2 + 5) / 2
     assert math.isnan(dose_score(reference, prediction, np.zeros(4, bool)))

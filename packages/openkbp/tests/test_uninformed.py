@@ -1,4 +1,4 @@
-"""What a network that looks at nothing scores, and where the loss does not look."""
+"""Losses of a network that ignores its input, and the places at which the loss does not look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `check` says of cores that can be read and still look wrong."""
+"""`check` reports cores that can be read and still look wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What classes are called: by the settings, by the data, by number; never by another data set's names."""
+"""Names of classes come from the settings, from the data, or are numbers; never from another data set."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ def arguments(pixels, length, channels, taps, dtype=torch.float32):
 
 
 def definition(x, weight, bias):
-    """As mamba_ssm's block without its kernel: a depthwise convolution padded at both ends, cut, through silu."""
+    """Compute as mamba_ssm's block without its kernel: a depthwise convolution padded at both ends, cut, through
+    silu."""
     length, taps = x.shape[1], weight.shape[1]
     y = functional.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=taps - 1, groups=len(weight))
     return functional.silu(y[..., :length]).transpose(1, 2)
@@ -47,7 +48,7 @@ def test_of_nothing() -> None:
 
 
 def test_half_of_a_projection() -> None:
-    """As in the block: x is a view whose pixels and steps lie wide apart."""
+    """In the block, x is a view whose pixels and steps lie wide apart."""
     x, weight, bias = arguments(2, 12, 36, 4)
     half = x.detach()[..., :18].requires_grad_()
     wanted = definition(half.double(), weight[:18].double(), bias[:18].double())
@@ -55,7 +56,7 @@ def test_half_of_a_projection() -> None:
 
 
 def test_sums_over_many_pixels() -> None:
-    """Half a million equal terms, each less than the last bit of what is summed already, if one float32 holds it."""
+    """Sum half a million equal terms, each less than the last bit of the sum so far if it is one float32."""
     pixels = 4096
     x, weight, bias = torch.ones(1, 128, 1), torch.ones(1, 4), torch.ones(1)
 

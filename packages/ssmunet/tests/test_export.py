@@ -1,4 +1,4 @@
-"""What `export` writes is enough to predict with, and what is wrong with it is said."""
+"""The export is enough to predict with, and wrong input is reported."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_absurd_gradients_break_nothing(kind: type[BandFilters] | type[SincFilte
 
 
 def test_a_filter_learns_where_the_band_is() -> None:
-    """Of a band at 1690 that means something, and one at 1600 that does not, the filter in between keeps the first."""
+    """If a band at 1690 means something and one at 1600 does not, the filter in between keeps the first."""
     filters = BandFilters(FULL.tolist(), [1645.0])
     useful, useless = band_at(FULL, np.array([1690.0, 1600.0]))
     optimizer = torch.optim.Adam(filters.parameters(), lr=0.02)

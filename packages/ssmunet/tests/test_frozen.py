@@ -76,7 +76,7 @@ np.save("features.npy", frozen(core["spectra"], core["tissue"]))
 
 
 def test_worker_processes_compute_the_same(folder: Path, tmp_path: Path) -> None:
-    """And load no framework before they compute."""
+    """They load no framework before they compute."""
     frozen, (spectra, tissue) = FrozenFeatures(folder), core()
     np.savez(tmp_path / "core.npz", spectra=spectra, tissue=tissue)
     sent = pickle.dumps(frozen)

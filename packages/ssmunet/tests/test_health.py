@@ -49,7 +49,7 @@ def sparse(rng: np.random.Generator, share: float = 0.1) -> tuple[np.ndarray, np
 
 
 def observed(cores: Sequence[tuple[np.ndarray, np.ndarray]], ignore: int | None, *facts: dict[str, Any]) -> list[Any]:
-    """What the rule says at the first step, and at validations with `facts`."""
+    """Return the rule's findings at the first step, and at validations with `facts`."""
     shares = label_shares(store(cores), range(len(cores)))
     project: Any = SimpleNamespace(statistics={"label_shares": shares}, classes=Classes(CLASSES))
     rule = UnannotatedLearned(project, ignore)

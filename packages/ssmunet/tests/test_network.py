@@ -42,7 +42,7 @@ def test_parameters_of_the_default_network(length: int) -> None:
 
 
 def test_parameters_of_ssmunet_3() -> None:
-    """What its source calls 0.5 M."""
+    """The size that its source calls 0.5 M."""
     model = ssmunet_3().model
     whole = SSMUNetwork(np.linspace(900, 1800, 425), 8, filters=model.filters, embed=model.embed, base=model.base)
     assert parameters(whole) - 2 * 3 == 488_553

@@ -1,4 +1,4 @@
-"""What is switched off to be measured: slower, but the network learns the same."""
+"""An optimisation that is switched off makes training slower, but the network learns the same."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_the_reference_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_no_network_s_is_the_data_s() -> None:
-    """Those that train on other patches say that they learn something else."""
+    """Optimisations that train on other patches say that they learn something else."""
     assert {o.name for o in OPTIMISATIONS if not o.same} == {o.name for o in OPTIMISATIONS if o.part == "data"}
     assert demo().model.scan == "auto"

@@ -1,4 +1,4 @@
-"""What `predict` writes of a core."""
+"""The files that `predict` writes for a core."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ PIPELINES = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(changed=PIPELINES, place=st.floats(0.3, 0.7), side=st.integers(0, 1), seed=st.integers(0, 99))
 def test_no_step_reaches_across_a_gap_or_a_hole(changed: dict[str, Any], place: float, side: int, seed: int) -> None:
-    """What is kept of one side does not change by a bit, whatever the other side holds."""
+    """The kept part of one side does not change by a bit, whatever the other side holds."""
     rng = np.random.default_rng(seed)
     middle = 900 + 900 * place
     options: dict[str, Any] = dict(changed)

@@ -170,7 +170,8 @@ def test_loss_and_metrics_do_not_see_unannotated_pixels(project: SSMUNet, write_
 
 
 def test_annotation_off_the_tissue_means_the_same_everywhere(project: SSMUNet, write_core: WriteCore) -> None:
-    """Half of the annotated pixels lie off the mask, far from it too: no loss, no weight, and missed in every score."""
+    """Half of the annotated pixels lie off the mask, some far from it: they have no loss and no weight, and every score
+    counts them as missed."""
     tissue = np.zeros((40, 60), bool)
     tissue[12:28, 4:20] = True
     label = np.zeros(tissue.shape, np.uint8)
@@ -373,7 +374,7 @@ def test_weight_decay_leaves_the_dynamics_of_mamba_alone(project: SSMUNet, write
 
 
 def test_with_frozen_features_only_the_u_net_learns(write_core: WriteCore, tmp_path: Path) -> None:
-    """The same logits and predictions as the network itself, from what its spectral layers made once."""
+    """Logits and predictions are those of the network itself, from one pass through its spectral layers."""
     whole = project_with()
     records, _ = ready(whole, write_core)
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ NAMES = ("x", "delta", "A", "B", "C", "D", "z", "delta_bias")
 OPTIONAL = ("D", "z", "delta_bias")
 EVERY_OPTION = {**dict.fromkeys(OPTIONAL, True), "delta_softplus": True}
 WAYS = ("reference", "eager", "cpu")
-"""Those that run here; test_triton.py has Triton's, test_mamba_ssm.py the one of mamba-ssm."""
+"""Scans that run here; test_triton.py has Triton's, test_mamba_ssm.py has mamba-ssm's."""
 SHAPES = [
     (1, 1, 1, 1), (5, 2, 3, 4), (1, 63, 16, 16), (1, 64, 17, 1), (2, 65, 48, 16), (5, 9, 33, 17), (1, 425, 5, 16),
     (3, 20, 40, 33), (0, 7, 4, 4),
@@ -208,7 +208,7 @@ def test_gradients_of_small_steps(how: str, size: float) -> None:
 
 
 def test_sums_over_many_pixels(how: str) -> None:
-    """Half a million equal terms, each less than the last bit of what is summed already, if one float32 holds it."""
+    """Sum half a million equal terms, each less than the last bit of the sum so far if it is one float32."""
     pixels, length = (4096, 128) if how == "cpu" else (512, 64)
     one = {name: torch.ones(1, length, 1) for name in ("x", "delta", "B", "C")}
     weights = {"A": -torch.ones(1, 1), "D": torch.ones(1), "delta_bias": torch.zeros(1)}

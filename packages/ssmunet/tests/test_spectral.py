@@ -19,7 +19,7 @@ def stack(
     filters: int = FILTERS, length: int = LENGTH, dropout: float = 0.0, chunk: int | None = 0, layers: int = 2,
     kind: type[BandFilters] | type[SincFilters] = BandFilters,
 ) -> SpectralStack:  # fmt: skip
-    """The same weights each time."""
+    """Return a network with the same weights each time."""
     torch.manual_seed(3)
     axis = np.linspace(900, 1800, length).tolist()
     return SpectralStack(kind(axis, default_centres(filters, 900, 1800)), layers, 4, dropout, chunk)
@@ -187,7 +187,7 @@ def test_tissue_only_is_exact_in_evaluation(tissue: Tensor, chunk: int) -> None:
 
 @pytest.mark.parametrize("tissue", TISSUES.values(), ids=TISSUES)
 def test_tissue_only_has_the_gradients_of_the_whole(tissue: Tensor) -> None:
-    """And every parameter has one: also without tissue, and where all is tissue."""
+    """Every parameter has a gradient, also without tissue, and if all is tissue."""
     model = stack(chunk=4).double()
     full = copy.deepcopy(model)
     x = image(tissue)

@@ -1,4 +1,4 @@
-"""What is mirrored or turned stays bit for bit; what is warped goes where its image goes."""
+"""Mirrored and turned arrays stay bit for bit; a warped label moves with its image."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_patch_of_one_grey_value_stays_finite() -> None:
 
 
 def test_the_host_follows_the_engine() -> None:
-    """The same state gives the same numbers; each call others."""
+    """The same state gives the same numbers; each call gives others."""
     rng = torch.Generator().manual_seed(4)
     state = rng.get_state()
     first, second = (torch.rand(3, generator=augment.on_host(rng)) for _ in range(2))

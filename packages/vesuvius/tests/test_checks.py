@@ -1,4 +1,4 @@
-"""What `check` says of volumes that can be read and still look wrong."""
+"""`check` reports volumes that can be read and still look wrong."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_sixteen_bits(tmp_path: Path) -> None:
 
 
 def test_remarks_on_what_is_predicted(tmp_path: Path) -> None:
-    """The same of the image, and never an error: the prediction is there."""
+    """The image is reported in the same way, and never as an error: the prediction is there."""
     image = scan()
     assert list(checks.remarks(saved(tmp_path, image, None))) == []
     for odd, text in (

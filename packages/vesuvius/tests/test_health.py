@@ -78,7 +78,7 @@ def test_other_events_and_validations_without_the_metric_are_left_alone() -> Non
 
 
 def at_the_end(steps: int, epochs: int, planned: int, every: int = 50, **terms: TermConfig) -> str:
-    """What is said after so many steps in so many of the planned epochs; the losses are demo's and `terms`."""
+    """Return the findings after so many steps in so many of the planned epochs; the losses are demo's and `terms`."""
     config = demo()
     config.train.epochs, config.loss.topology_every = planned, every
     for name, term in terms.items():

@@ -21,7 +21,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def batch_of(label: np.ndarray) -> Batch:
-    """What the losses read of labels (B, D, H, W); all known surface is its own medial surface and tube."""
+    """Return what the losses read of labels (B, D, H, W); all known surface is its own medial surface and tube."""
     surface = label == 1
     outside = [ndimage.distance_transform_edt(~s) if s.any() else np.full(s.shape, 15.0) for s in surface]
     inside = [ndimage.distance_transform_edt(s) if not s.all() else np.full(s.shape, 15.0) for s in surface]

@@ -120,7 +120,7 @@ blobs = st.tuples(*[st.integers(1, 14)] * 3)
 def test_the_topology_of_anything_stays(
     shape: tuple[int, int, int], smooth: float, level: float, share: float, seed: int
 ) -> None:
-    """With what is outside and unknown taken as background."""
+    """Everything outside or unknown counts as background."""
     rng = np.random.default_rng(seed)
     noise = ndimage.gaussian_filter(rng.normal(size=shape), smooth)
     mask = noise > level * noise.std()

@@ -82,7 +82,7 @@ def test_checkpointing_changes_neither_outputs_nor_gradients() -> None:
 
 
 def kept_bytes(network: nn.Module, image: torch.Tensor) -> int:
-    """What autograd keeps between the passes, each piece of memory once."""
+    """Return the bytes that autograd keeps between the passes, each piece of memory once."""
     seen: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

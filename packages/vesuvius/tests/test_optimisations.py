@@ -1,4 +1,4 @@
-"""What is switched off to be measured: computed another way, or at another time, it is still what it was."""
+"""An optimisation that is switched off computes the same in another way, or at another time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def label() -> np.ndarray:
 
 
 def cached(label: np.ndarray, tube: int = 1) -> dict[str, Tensor]:
-    """What the losses read of a whole volume."""
+    """Return what the losses read of a whole volume."""
     made = prepare(label, tube)
     target, distance = (torch.from_numpy(made[name])[None, None] for name in ("target", "distance"))
     return decoded(target, ALL) | {"distance": signed(distance, target)}
@@ -57,7 +57,7 @@ def test_only_what_is_wanted_is_computed_and_empty_patches_are_far_from_everythi
 
 
 class Answer(nn.Module):
-    """The same logits, whatever it is asked."""
+    """A network that returns the same logits, whatever its input is."""
 
     def __init__(self, size: tuple[int, ...]) -> None:
         super().__init__()

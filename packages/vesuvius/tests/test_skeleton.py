@@ -58,7 +58,7 @@ def test_gradients_of_its_pools(axes: tuple[int, ...]) -> None:
 
 
 def test_ties_pass_their_gradient_once() -> None:
-    """As PyTorch's max-pool: what comes in comes out, not once for each of several equal voxels."""
+    """Like PyTorch's max-pool, it routes each gradient once, not once for each of several equal voxels."""
     x = torch.ones(1, 1, 6, 6, 6, requires_grad=True)
     gradient = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
     Highest.apply(x, (2, 3, 4)).backward(gradient)

@@ -1,4 +1,4 @@
-"""What the training volumes teach: against the definition on all voxels at once."""
+"""`fit` on the training volumes equals the definition on all voxels at once."""
 
 from __future__ import annotations
 

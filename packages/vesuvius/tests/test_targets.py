@@ -1,4 +1,4 @@
-"""What is prepared of a label: bits, distances, tube, coordinates."""
+"""The arrays that are prepared from a label: bits, distances, tube, coordinates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def thin_sheets() -> np.ndarray:
 
 
 def test_skeleton_recall_of_thin_sheets_is_not_plain_recall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, a hole through a sheet costs at least twice as much as a layer of it, for voxels lost."""
+    """By default, losing voxels in a hole through a sheet costs at least twice as much as losing them in a layer of
+    it."""
     monkeypatch.setattr(papyrus, "SURFACE", (-0.5, 1.5))
     surface = thin_sheets()
     label = surface.astype(np.uint8)

@@ -67,7 +67,7 @@ def test_a_constant_network_gives_a_constant_volume(shape, patch, overlap, value
 
 
 def test_an_undecided_network_is_undecided_in_the_same_way_everywhere() -> None:
-    """What half a step of the answer makes of the last digit must not be a pattern."""
+    """The last digit of the answer, rounded to half a step, must not become a pattern."""
     found = predict(np.zeros((30, 30, 30), np.uint8), constant(0.5), (8, 9, 10), 0.4, 3)
     assert (found == 128).all()
 

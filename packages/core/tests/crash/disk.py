@@ -74,7 +74,7 @@ class Disk:
         """The first one that did."""
         self.top = _there(self.root)
         self.before = {node: dict(node.entries) for node in _folders(self.top) if node.entries is not None}
-        """What each folder held at the beginning."""
+        """Entries of each folder at the beginning."""
         self._open: dict[int, Node] = {}
         self._half = False
         self._lock = threading.RLock()

@@ -1,5 +1,7 @@
-"""What the core writes that must survive: each scenario works in a folder, says what it has promised by then (`mark`),
-and checks a folder in which it was interrupted, by going on in it.
+"""Writes of the core that must survive an interruption.
+
+Each scenario works in a folder and says what it has promised by then (`mark`). To check a folder in which it was
+interrupted, it goes on there.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Format(SafetensorsFiles):
 
 
 def state(step: int) -> State:
-    """What the checkpoint of a step holds."""
+    """Return the content of the checkpoint of a step."""
     tensors = {"model.w": np.full(700, step, np.float32), "optimizer.m": np.arange(300) * step}
     return State({"step": step}, tensors)
 
@@ -150,7 +152,7 @@ class Run:
         self._go_on(run, checkpoints, newest, None if best is None or not newest else best[1].step)
 
     def _go_on(self, run: RunFolder, checkpoints: Checkpoints, newest: int, best: int | None) -> None:
-        """As a resume does."""
+        """Do what a resume does."""
         checkpoints.start(newest, best)
         run.truncate_log(newest, newest)
         steps = [event["step"] for event in run.events() if event["event"] == "train"]

@@ -36,7 +36,7 @@ NOTHING_LEARNED = (
     (lambda step: step._replace(loss=step.prediction[:, 0]), r"must be one number .* it has shape \(7,\)"),
     (lambda step: step._replace(loss=1.0), "it is of type float"),
 )
-"""What becomes of a good Step (of 7 samples) that no engine takes, and what is said of it."""
+"""Changes of a good Step (of 7 samples) that no engine takes, and the message of each."""
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""What a trial tells when it is ready, for tests that start none."""
+"""Answers of a trial that is ready, for tests that start none."""
 
 from __future__ import annotations
 

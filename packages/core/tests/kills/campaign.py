@@ -57,7 +57,7 @@ _ROOM = "0.00016"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained in which way."""
+    """One way of training: engine, number of processes and workers, place of the data."""
 
     engine: str
     processes: int
@@ -300,7 +300,7 @@ def _phase(place: Path) -> str:
 
 
 def _differences(engine: str, reference: Path, place: Path) -> Iterator[str]:
-    """What is not the same in two finished trainings."""
+    """Yield each difference between two finished trainings."""
     from runner_core.data.cache.folder import TEMPORARY, caches, settings_folders, verify
     from runner_core.tools.verify_resume import differences
 

@@ -117,7 +117,7 @@ class Interrupted(Together):
 
 
 def settings(count: int, **more):
-    """The same batch of 8 in all, however many processes."""
+    """Settings under which the batch has 8 samples in all, however many processes there are."""
     base = {"train__batch_size": 8 // count, "train__devices": count, "train__clip": 0.05, "train__ema": 0.9,
             "net__dropout": 0.0, "train__epochs": 4, "train__learning_rate": 1e-2,
             "validate__batch_size": 8, "log__every": 2, "checkpoint__keep": 9, "health__mode": "off"}  # fmt: skip
