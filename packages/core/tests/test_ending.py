@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_lost_in_between_is_on_record(here: Path, monkeypat
 @pytest.mark.parametrize(
     "what, missing",
     [
-        ("runner_core.output.sinks.lines._Lines._empty", ["log.jsonl", "train.log"]),
+        ("runner_core.output.sinks._Lines._empty", ["log.jsonl", "train.log"]),
         ("runner_core.training.evaluation.write_png", ["figures"]),
         ("runner_core.training.evaluation.replace_csv", ["scores.csv"]),
         ("runner_core.output.report.replace_text", ["report.html"]),

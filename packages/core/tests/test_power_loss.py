@@ -32,7 +32,7 @@ FLUSHES = (
     "training.checkpoints.replace_text",
     "training.timing.write_once",
     "data.stream.bad.append_line",
-    "output.sinks.lines.flush",
+    "output.sinks.flush",
     "base.writing.flush",
 )
 """Functions that flush, as their callers name them; of the others only their own flushes are forgotten."""

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from runner_core import BadInput
 from runner_core.output.display import Display
-from runner_core.output.sinks import Sinks
-from runner_core.output.sinks.lines import JsonlSink, TextSink
+from runner_core.output.sinks import JsonlSink, Sinks, TextSink
 from runner_core.output.sinks.tensorboard import TensorBoardSink
 
 
@@ -64,7 +63,7 @@ def test_a_full_disk_delays_lines(tmp_path: Path) -> None:
 import resource, signal
 from pathlib import Path
 from runner_core.output.sinks import Sinks
-from runner_core.output.sinks.lines import JsonlSink, TextSink
+from runner_core.output.sinks import JsonlSink, TextSink
 folder, said = Path({str(tmp_path)!r}), []
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sinks = Sinks([JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")], said.append)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from runner_core.base.errors import BadInput
 from runner_core.cli import main
-from runner_core.output.runfolder import RunFolder
-from runner_core.output.toolfolder import claimed
+from runner_core.output.runfolder import RunFolder, claimed
 from runner_core.tools.measure.trial import TrialFailed
 from runner_core.tools.measure.tune import Tuning
 

@@ -14,7 +14,7 @@ from PIL import Image
 from runner_core import BadInput, Pictures
 from runner_core.cli import main
 from runner_core.engines import returned
-from runner_core.output.sinks.lines import JsonlSink
+from runner_core.output.sinks import JsonlSink
 from runner_core.training.snapshots import read_watched
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runner_core import BadInput
 from runner_core.cli import main
-from runner_core.output.whole import remove_leftovers, write_whole
+from runner_core.output.evaluations import remove_leftovers, write_whole
 
 
 def names(folder: Path) -> set[str]:

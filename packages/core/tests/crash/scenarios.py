@@ -27,7 +27,7 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import BadRecord, BadSamples
 from runner_core.engines.checkpoint import SafetensorsFiles
 from runner_core.output.runfolder import RunFolder
-from runner_core.output.sinks.lines import JsonlSink
+from runner_core.output.sinks import JsonlSink
 from runner_core.training.checkpoints import Checkpoints
 from runner_core.training.timing import kept_block
 from safetensors import SafetensorError

@@ -25,8 +25,7 @@ from runner_core.data.samples import RowSamples
 from runner_core.engines.device import default_precision
 from runner_core.health import default_rules
 from runner_core.output.runfolder import RunFolder
-from runner_core.output.sinks import Sinks
-from runner_core.output.sinks.lines import JsonlSink
+from runner_core.output.sinks import JsonlSink, Sinks
 
 SIDE = 8
 

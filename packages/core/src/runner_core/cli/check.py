@@ -11,7 +11,7 @@ from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
 from runner_core.contract.setup import Setup
 from runner_core.output.report.page import lines
-from runner_core.output.toolfolder import claimed, tool_folder
+from runner_core.output.runfolder import claimed, tool_folder
 from runner_core.tools.check.audit import Auditor
 from runner_core.tools.check.page import write_audit
 from runner_core.training.data import data_folder, read_records

@@ -10,7 +10,7 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.output.report.page import lines
-from runner_core.output.toolfolder import claimed
+from runner_core.output.runfolder import claimed
 from runner_core.tools.compare import Compared, Run, notes, read_runs, render, tables
 
 

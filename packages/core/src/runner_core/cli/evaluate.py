@@ -22,8 +22,7 @@ from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.report import write_report
-from runner_core.output.runfolder import RunFolder
-from runner_core.output.toolfolder import claimed
+from runner_core.output.runfolder import RunFolder, claimed
 from runner_core.training.data import SPLIT_FILE, SavedSplit, data_folder, read_records, read_split
 from runner_core.training.evaluation import Scores, draw_figures, write_scores
 from runner_core.training.evaluation import evaluate as score_records

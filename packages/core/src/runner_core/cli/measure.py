@@ -21,7 +21,7 @@ from runner_core.config.values import flat, plain
 from runner_core.contract.setup import Setup
 from runner_core.output.display import speed
 from runner_core.output.report.page import lines
-from runner_core.output.toolfolder import claimed
+from runner_core.output.runfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure import profile_report, tune_report
 from runner_core.tools.measure.ablate import Ablated, Ablation

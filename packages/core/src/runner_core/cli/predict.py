@@ -20,7 +20,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import local
-from runner_core.output.whole import remove_leftovers, write_whole
+from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.training.checkpoints import restoring
 
 

@@ -14,7 +14,7 @@ from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
 from runner_core.output.display import duration
 from runner_core.output.report.page import Note, Page, html
-from runner_core.output.toolfolder import claimed
+from runner_core.output.runfolder import claimed
 from runner_core.plugins.discovery import find_project
 from runner_core.tools.verify_resume.campaign import Campaigns, Result
 

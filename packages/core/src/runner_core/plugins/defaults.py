@@ -108,7 +108,7 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
 
 @hookimpl
 def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[Sink]:
-    from runner_core.output.sinks.lines import JsonlSink, TextSink
+    from runner_core.output.sinks import JsonlSink, TextSink
 
     sinks: list[Sink] = [JsonlSink(folder / "log.jsonl"), TextSink(folder / "train.log")]
     if config.log.tensorboard:

@@ -13,8 +13,7 @@ from typing import Any
 from runner_core.base.errors import RunnerError
 from runner_core.contract.phases import CHECKPOINT, LOGGING, METRICS, PICTURES
 from runner_core.data.loader import Loader
-from runner_core.output.sinks import Sinks
-from runner_core.output.sinks.lines import JsonlSink, TextSink
+from runner_core.output.sinks import JsonlSink, Sinks, TextSink
 from runner_core.training.assembly import Parts
 from runner_core.training.checkpoints import Checkpoints
 from runner_core.training.snapshots import Snapshots
