@@ -38,7 +38,7 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results" / "ablations", ROOT / "docs" / "
 PIXELS, LENGTH, FILTERS = 512, 425, 24
 SIDE, PLATES, FIELDS = 1080, 4, 8
 KEPT_GB = 0.22
-"""Of fields of 11.7 MB: 18, fewer than the 24 that train, so that all are fetched anew in each epoch."""
+"""Room for 18 fields of 11.7 MB, fewer than the 24 that train, so that all are fetched anew in each epoch."""
 HEAD = """\
 # What each optimisation is worth
 
@@ -182,7 +182,7 @@ def spectral(quick: bool) -> dict[str, Any]:
 
 
 def page(folder: Path = RESULTS) -> str:
-    """Of the results that there are."""
+    """Return the page of all results in the folder."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     sections = [section(name, found[name]) for name in RUNS if name in found]
     if SPECTRAL in found:
@@ -285,7 +285,7 @@ def spectral_section(found: Mapping[str, Any]) -> str:
 
 
 def _aim(found: Mapping[str, Any], names: Sequence[str], part: str, least: float, what: str) -> Iterator[Aim]:
-    """Of the first of `names` of which `part` was measured."""
+    """Yield the aim for the first of `names` of which `part` was measured."""
     for name in names:
         row = next((row for row in found["without"] if row["name"] == name and part in row), None)
         if row is not None:

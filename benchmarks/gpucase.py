@@ -54,7 +54,7 @@ def find_projects() -> dict[str, Plugin]:
 
 
 def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -> dict[str, Any]:
-    """What the case takes; `seconds` for the steps, half of it for each part of the data path."""
+    """Measure the case; `seconds` for the steps, half of it for each part of the data path."""
     if case.measure is not None:
         return {"table": dict(case.measure(device, quick))}
     setup = setup_of(case, device, cache, quick)

@@ -11,7 +11,7 @@ from benchmarks.harness import Aim, Options, Result, Table, Times, Turns, Way, a
 
 CHANNELS = 5
 TURNS = {"default": 12, "demo": 40}
-"""Of each preset."""
+"""Turns for each preset."""
 ALL, CROPS = "all of it", "crops, resized and mirrored"
 NOTHING: dict[str, Any] = {"brightness": 0, "contrast": 0, "blur": 0, "noise": 0, "rotate90": False}
 

@@ -79,7 +79,7 @@ class Images:
         self.endpoint, self.folder, self.count, self.side = endpoint, folder, count, side
 
     def fields(self, turn: int) -> list[int]:
-        """Those of a turn: one after the other, so that none is asked for again before all others were."""
+        """Return the fields of a turn, one after the other, so that none is asked for again before all others were."""
         return [(turn * A_TURN + i) % self.count for i in range(A_TURN)]
 
     def store(self, name: str, kept: int) -> Any:

@@ -39,7 +39,7 @@ def sheets(side: int) -> Masks:
 
 
 def parts() -> dict[str, dict[str, Any]]:
-    """Who can do each part: by its name, what makes the contender."""
+    """Return the contenders of each part: by name, a function that makes the contender."""
 
     def ours(function: Any) -> Any:
         return lambda: lambda masks: function(*masks)

@@ -209,7 +209,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 
 def header(shape: tuple[int, ...], pixdim: float = 5.0, offset: float = 352) -> bytes:
-    """Of a little-endian NIfTI-1 file of int16."""
+    """Return the header of a little-endian NIfTI-1 file of int16."""
     made = nibabel.Nifti1Header(endianness="<")
     made.set_data_dtype(np.int16)
     made["dim"][:] = 1
@@ -240,7 +240,7 @@ def test_a_grid_that_resampling_makes_too_large(project, config, write_head, mon
 
 @pytest.mark.parametrize("code", ["LPI", "ASL", "PIR"])
 def test_a_mask_whose_axes_run_otherwise_is_turned(project, write_head, code: str) -> None:
-    """As fMRIPrep writes them: the same voxels, stored as RAS whatever the scan was."""
+    """fMRIPrep writes such masks: the same voxels, stored as RAS whatever the scan was."""
     scan = write_head()
     expected = project.decode(project.records(scan.parent)[0]).arrays["mask"]
     mask = nibabel.load(mask_of(scan))

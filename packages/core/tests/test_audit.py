@@ -422,7 +422,7 @@ def test_a_refusal_is_in_the_report(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_last_lines_say_that_training_refuses_and_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the records and of the set alike; what is said of all records says that it leaves some out."""
+    """Refusals of records and of the set count alike; a statement about all records says that it leaves some out."""
     assert main(["toy", "phantom", "data"]) == 0
     words = ["toy", "check", "--data", "data", "--cache.workers", "1"]
     assert main(words) == 0

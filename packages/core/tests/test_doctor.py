@@ -55,7 +55,7 @@ def test_each_framework_is_asked_what_it_sees(tmp_path: Path, monkeypatch: pytes
 def test_a_framework_that_sees_no_gpu_is_pointed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where it is hidden from all of them; the frameworks that are installed are really asked."""
+    """The GPU is hidden from all frameworks, and the installed ones are really asked."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -141,7 +141,7 @@ def test_scores_tables_and_pictures_of_the_set(tmp_path: Path) -> None:
 
 
 def test_they_join_the_scores_of_records() -> None:
-    """Whose first is the headline then."""
+    """Then the first of them is the headline."""
 
     class Both(Embeds):
         def judging(self) -> Judging:

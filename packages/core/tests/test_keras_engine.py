@@ -78,7 +78,7 @@ def test_a_gpu_that_tensorflow_cannot_see_is_said(monkeypatch):
 
 
 def test_the_memory_of_a_gpu(monkeypatch):
-    """As the driver says it of TensorFlow's number for the GPU."""
+    """The driver tells it for TensorFlow's number of the GPU."""
 
     def total(size, device):
         size._obj.value = 80 << 30 if device.value == 1 else 1

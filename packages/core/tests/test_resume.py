@@ -67,7 +67,7 @@ def whole(tmp_path_factory):
 
 
 def disturb() -> None:
-    """What another process would start with is not what this one left."""
+    """Change the state of the random generators, as in another process."""
     torch.manual_seed(random.randrange(1 << 30))
     torch.rand(7)
     np.random.seed(random.randrange(1 << 30))  # noqa: NPY002

@@ -56,7 +56,7 @@ class Runs:
         return path
 
     def compared(self, **other: Any) -> list[str]:
-        """What is said of the run that is as the other one but for this."""
+        """Return the differences from a run that is the same except for `other`."""
         found = differences(self.write("reference"), self.write("other", **other), self.states.__getitem__)
         return [difference.text() for difference in found]
 

@@ -68,7 +68,7 @@ def test_neighbours_stay_within_their_record(tmp_path_factory, lengths, offsets,
     ids=["rows", "patches", "tiles"],
 )
 def test_what_is_prepared_at_each_read_is_so_once_for_all_fields(tmp_path, made):
-    """As a loader that somebody wrote by hand does it: what `ablate` compares a cache with."""
+    """A loader written by hand does so too, and `ablate` compares a cache with it."""
     rng = np.random.default_rng(0)
     arrays = {name: [rng.integers(0, 99, (6, 8), np.uint8) for _ in range(3)] for name in ("image", "mask")}
     prepared = []

@@ -29,7 +29,7 @@ def picture(array):
 
 
 class Draws(toy.Toy):
-    """What it sees and what it makes of that; everything that a project may draw at random is drawn, too."""
+    """A project that draws its input, its output, and everything else that a project may draw at random."""
 
     snapshot_samples = 3
 
@@ -156,7 +156,7 @@ def test_killed_and_resumed_has_the_same_files_and_lines(kind, tmp_path):
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.torch
 def test_the_first_samples_of_the_split_that_is_validated(validation, tmp_path):
-    """As a validation fills them; of the training's where nothing validates."""
+    """They are filled as in a validation; without a validation split they are of the training's."""
     drawn = []
 
     class Notes(Draws):

@@ -63,7 +63,7 @@ SCROLLS = "a" * 376 + "b" * 130 + "c" * 120 + "d" * 80 + "e" * 50 + "f" * 30
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_share_of_records_not_of_groups(seed):
-    """As a share of groups, one of six scrolls: 48 % of the volumes where it was the largest."""
+    """With a share of groups, one of six scrolls would be taken: 48 % of the volumes if it is the largest."""
     found = split(records(SCROLLS), DataConfig(validation_fraction=0.2), seed)
     assert len(found["validation"]) == 160  # b and f, or d, e and f; 157.2 are wanted
 

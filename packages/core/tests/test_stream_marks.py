@@ -32,14 +32,14 @@ def remote(server):
 
 
 def records(count=6):
-    """As a manifest names them, two files each."""
+    """Return records as a manifest names them, two files each."""
     urls = [Url(f"s3://bucket/plate 1/{n}.tif") for n in range(count)]
     return [Record(str(n), "p", {"a": urls[n], "b": urls[n + 1]}) for n in range(0, count, 2)]
 
 
 @pytest.mark.parametrize("many", [1, 100])
 def test_files_of_a_manifest_get_their_size_and_etag(server, tmp_path, monkeypatch, many):
-    """By listing the folder, or one by one."""
+    """The folder is listed, or each file is asked for."""
     monkeypatch.setattr(clients, "_MANY", many)
     said = []
     found = marked(records(), remote(server), tmp_path, said.append)

@@ -63,7 +63,7 @@ def log(run: Path) -> list[dict[str, Any]]:
 
 
 def weights(run: Path) -> list[bytes]:
-    """Of every checkpoint that was kept: network, optimizer and generators."""
+    """Return the files of every kept checkpoint: network, optimizer and generators."""
     return [file.read_bytes() for file in sorted((run / "checkpoints").glob("step-*/*.safetensors"))]
 
 
@@ -106,7 +106,7 @@ def test_a_folder_may_be_streamed_too(here: Path, phantom: Path) -> None:
 
 
 def test_workers_change_nothing(here: Path, s3: S3) -> None:
-    """And what two of them need is fetched once."""
+    """A record that two workers need is fetched once."""
     words = [*at(s3, "toy", "train", "--data", URL), *SHORT, "--data.split", "group:p0"]
     s3.put("cells", "toy/p3_a.npy", b"no numpy")
     assert main([*words, "--run-dir", "alone"]) == 0

@@ -81,7 +81,7 @@ def filled(samples, indices, epoch=0):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_read_is_replaced(kind):
-    """By the record that the store says: its sample, its number; others stay; it is counted."""
+    """The record that the store names gives its sample and number; other records stay; each replacement is counted."""
     good, bad = FakeStream(), FakeStream(bad=[2, 5])
     records = [1, 2, 4, 5, 6]
     samples, whole = KINDS[kind](bad, records), KINDS[kind](good, records)
@@ -213,7 +213,7 @@ def test_half_a_block_is_announced():
 
 
 def test_workers_are_told_of_some_each(tmp_path):
-    """Of two workers one hears of the batches 0, 2, 4, the other of 1, 3, 5, long before they are filled."""
+    """One of two workers hears of the batches 0, 2, 4, the other of 1, 3, 5, long before they are filled."""
     store = FakeStream(records=40, block=12, heard=tmp_path)
     samples = PatchSamples(store, ("image",), (1, 4, 4), range(40), 3)
     loader = Loader(samples, batch_size=4, seed=3, shuffle=True, workers=2)

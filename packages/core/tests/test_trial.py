@@ -165,7 +165,7 @@ def test_what_is_printed_does_not_disturb(base, tmp_path, monkeypatch):
 
 
 def test_no_process_outlives_its_parent(base, tmp_path):
-    """Nor do the processes that fill its batches."""
+    """The processes that fill its batches end too."""
     code = f"""
 import time
 from pathlib import Path

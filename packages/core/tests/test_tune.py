@@ -249,7 +249,7 @@ def test_without_time_nothing_is_tried(world, tmp_path):
 
 
 def test_a_short_time_is_used_for_the_first_remedy(world):
-    """What would be kept for the last comparison too, where nothing could be tried otherwise; a profile is not."""
+    """If nothing could be tried otherwise, it uses the time kept for the last comparison, but not for a profile."""
     said = []
     with Tuning(BASE, 14.0, None, said.append) as tuning:
         tuning.begin()

@@ -175,7 +175,7 @@ def test_damage_goes_before_every_signal_and_to_every_process() -> None:
 def test_a_training_stops_with_the_file_and_the_next_one_is_sound(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not read at open: as a set of many gigabytes is."""
+    """The damage lies in a part that is not read at open, as in a set of many gigabytes."""
     train = ["toy", "train", "--train.epochs", "1", "--train.steps-per-epoch", "4", "--run-dir"]
     assert main([*train, "sound"]) == 0
     (cache,) = [entry.folder for entry in manage.entries()]

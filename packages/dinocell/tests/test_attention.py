@@ -58,7 +58,7 @@ def test_of_a_bag_it_is_the_mean_over_channels() -> None:
 
 
 def test_one_row_is_kept_and_nothing_stays_behind(monkeypatch) -> None:
-    """Of 4 images B · heads · N numbers, where whole attention has N times as many; no hook is left."""
+    """For 4 images B · heads · N numbers are kept, where whole attention has N times as many; no hook is left."""
     net, kept = network(), []
     monkeypatch.setattr(attention, "cls_row", lambda *of: kept.append(cls_row(*of)) or kept[-1])
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

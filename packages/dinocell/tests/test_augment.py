@@ -255,7 +255,7 @@ def test_noise_is_the_generators_and_as_strong_as_drawn() -> None:
 
 
 def test_blur_falls_on_crops_as_in_dinov2() -> None:
-    """Of white noise: all first global crops, a tenth of the second, half of the local ones."""
+    """In white noise all first global crops are blurred, a tenth of the second, and half of the local ones."""
     whole = config(global_scale=(1, 1), local_scale=(1, 1), global_size=24, local_size=24, brightness=0, contrast=0)
     given = batch(whole, 300, 1)
     made = on_device(given, whole, None)

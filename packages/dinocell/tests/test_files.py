@@ -267,7 +267,7 @@ def test_a_bucket_is_read_as_a_folder(small_phantom: Path, config: CellConfig, s
 
 
 def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, config: CellConfig, s3: Any) -> None:
-    """And what is wrong with a file is said of its URL."""
+    """An error about a file names its URL."""
     from runner_core.data.stream.local import localised
 
     here = find_records(small_phantom, config)
@@ -334,7 +334,7 @@ def test_many_files(
 
 
 def test_inputs_are_not_those_of_the_runs_manifest(tmp_path: Path, config: CellConfig) -> None:
-    """Nor need they have labels; a table may be an input itself."""
+    """They need no labels; a table may be an input itself."""
     make(tmp_path, *(f"P_A0{w}_s1_w1.tif" for w in (1, 2)))
     (tmp_path / "trained.csv").write_text("plate,well,site,channel,path,kind\nT,A01,1,1,t.tif,x\n")
     (tmp_path / "other.csv").write_text("plate,well,site,channel,path\nQ,A01,1,1,P_A01_s1_w1.tif\n")

@@ -235,7 +235,7 @@ BEGINNING = {
     "teacher_information": -1e-6, "teacher_entropy": 11.09, "feature_rank": 2.8, "feature_spread": 1.7e-4,
     "neighbour_distance": 2e-4, "dino": 11.9, "dino_margin": -0.8, "ibot_margin": -0.8, "gradient_norm": 180.0,
 }  # fmt: skip
-"""Of ViT-S/8 with LayerScale 1e-5 and 65536 prototypes: blocks do nothing yet."""
+"""Facts of ViT-S/8 with LayerScale 1e-5 and 65536 prototypes at its beginning: blocks do nothing yet."""
 
 
 def test_a_network_of_full_size_may_begin_as_it_does() -> None:

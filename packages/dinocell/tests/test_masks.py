@@ -62,7 +62,7 @@ def test_every_place_is_masked_as_often_as_its_mirror_images() -> None:
 
 
 def test_rectangles_are_neither_too_long_nor_too_wide() -> None:
-    """Of a first rectangle alone the aspect ratio lies between 0.3 and 1 / 0.3, up to rounding."""
+    """The aspect ratio of a first rectangle alone lies between 0.3 and 1 / 0.3, up to rounding."""
     drawn = words(500)
     drawn[:, 2] |= np.uint64(0xFFFFFFFF)  # the largest area that is allowed, on whichever machine
     if np.little_endian:

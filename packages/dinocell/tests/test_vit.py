@@ -35,7 +35,8 @@ def count(size: str, patch: int, channels: int, registers: int = 0) -> int:
 
 
 def test_parameters() -> None:
-    """By hand: a block has 12 D² + 13 D and two scales of D; patches C·p²·D + D, tokens and grid, the norm 2 D."""
+    """Count by hand: a block has 12 D² + 13 D and two scales of D; patches C·p²·D + D, tokens and grid, the norm 2
+    D."""
     width, depth = 384, 12
     blocks = depth * (12 * width**2 + 13 * width + 2 * width)
     assert count("small", 8, 5) == blocks + (5 * 64 + 1) * width + (2 + 28 * 28) * width + 2 * width == 21_728_640

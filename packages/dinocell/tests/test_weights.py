@@ -111,7 +111,7 @@ def config(size: str = "mini", patch: int = 14, registers: int = 0, images: int 
 
 @pytest.mark.parametrize(("size", "registers"), [("mini", 0), ("mini", 4), ("small", 4)])
 def test_outputs_are_those_of_dinov2(size, registers, tmp_path) -> None:
-    """With the whole grid of 37 x 37, at sides that it has not; masked, and not square."""
+    """They are equal with the whole grid of 37 x 37, at other sides, masked, and not square."""
     state = official(size, registers)
     save_file(state, tmp_path / "dinov2.safetensors")
     net = DinoNet(config(size, registers=registers), 3)

@@ -160,7 +160,8 @@ def test_a_region_in_other_letters(write_boxes: Write) -> None:
 
 @pytest.mark.parametrize("masked, dvh", [(True, 0.0), (True, 1.0), (False, 0.0)])
 def test_voxels_of_each_region_among_those_that_the_loss_sees(masked: bool, dvh: float, write_boxes: Write) -> None:
-    """With `loss.masked` the possible-dose mask, and with histograms the regions beyond it; else all of them."""
+    """The loss sees the possible-dose mask with `loss.masked`, and the regions beyond it with histograms; else all
+    voxels."""
     config = demo()
     config.loss.masked, config.loss.dvh = masked, dvh
     project = OpenKBP(config)

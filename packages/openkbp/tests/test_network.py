@@ -36,7 +36,7 @@ def numpy(value: Any) -> np.ndarray:
 
 
 def test_the_challenges_parameters() -> None:
-    """What the challenge's own code counts with 11 input channels; at 64³ and for the demo's width too."""
+    """The challenge's own code counts as many with 11 input channels; at 64³ and for the demo's width too."""
     assert dose_network(128, ModelConfig(features=64)).count_params() == 116_981_249
     assert dose_network(64, ModelConfig(features=4)).count_params() == 460_769
     assert dose_network(64, ModelConfig(features=4, cascade=True)).count_params() == 2 * 460_769 + 64 * 4

@@ -49,7 +49,7 @@ def test_it_is_ln_k_where_classes_weigh_the_same() -> None:
 
 
 def gradient(own: SSMUNet, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the step's loss for its prediction (B, K, H, W), and what the project says that it ignores, as large."""
+    """Return the gradient of the step's loss for its prediction (B, K, H, W), and the ignored pixels, as large."""
     logits = torch.randn(2, 5, 6, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     network: Any = lambda spectra, tissue: logits  # noqa: E731
     step = own.step(network, batch, Progress(0, 10, 0))

@@ -195,7 +195,7 @@ def _kinds(found: Iterable[Finding]) -> list[str]:
 
 @pytest.mark.parametrize("ignore, first", [(0, {}), (None, {"unannotated": 6}), (9, {})])
 def test_pixels_of_each_class(ignore: int | None, first: dict[str, int], write_core, make_core) -> None:
-    """Those that nobody annotated are ignored, or a class where no label is; those off the tissue are ignored."""
+    """Pixels that nobody annotated are ignored, or a class without a label; pixels off the tissue are ignored."""
     labels = np.full((12, 14), 1, np.uint8)
     labels[6, 4:10], labels[7, 4:9] = 0 if ignore is None else ignore, 3
     tissue = make_core()["tissue_mask"]

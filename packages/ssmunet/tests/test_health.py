@@ -25,7 +25,7 @@ SIDE = 40
 
 
 def store(cores: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Of (label, tissue) pairs."""
+    """Return a store of (label, tissue) pairs."""
     labels, tissues = zip(*cores, strict=True)
     arrays = {"label": labels, "tissue": tissues}
     return SimpleNamespace(arrays={n: SimpleNamespace(read=each.__getitem__) for n, each in arrays.items()})

@@ -116,7 +116,7 @@ def test_without_its_kernel_it_is_not_chosen() -> None:
 
 
 def test_the_workspace_states_what_it_needs() -> None:
-    """What spares `uv lock` a build of it is its own metadata, less what only its Mamba-3 imports, if it is there."""
+    """The metadata that spares `uv lock` a build of it is its own, less what only its Mamba-3 imports, if it can."""
     project = Path(__file__).parents[3] / "pyproject.toml"
     stated = [
         of

@@ -22,7 +22,7 @@ from scipy import signal
 WAVENUMBERS = np.linspace(900.0, 1800.0, 226)
 """4 cm⁻¹ apart."""
 SIDES = (WAVENUMBERS < 1350.0, WAVENUMBERS > 1490.0)
-"""Of the gap that the default settings leave out."""
+"""Wavenumbers on either side of the gap that the default settings leave out."""
 KEPT = SIDES[0] | SIDES[1]
 
 

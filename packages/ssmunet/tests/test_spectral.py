@@ -56,7 +56,7 @@ def test_chunks_change_nothing_to_ten_digits(chunk: int, kind: type[BandFilters]
 
 
 def test_chunks_change_nothing_in_float32() -> None:
-    """With the CPU's compiled kernels, where they are."""
+    """The CPU's compiled kernels are used if they are there."""
     x = spectra(37)
     assert_same(outcome(stack(chunk=8), x), outcome(stack(), x), 1e-5)
 

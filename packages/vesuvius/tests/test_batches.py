@@ -27,7 +27,7 @@ def settings(*names: str, augment: AugmentConfig | None = None) -> ScrollConfig:
 
 
 def stored(count: int = 2) -> tuple[Tensors, np.ndarray]:
-    """As the cache holds them, and the labels."""
+    """Return a batch as the cache holds it, and the labels."""
     rng = np.random.default_rng(0)
     label = rng.choice(np.arange(3, dtype=np.uint8), (count, *SIZE), p=[0.6, 0.3, 0.1])
     label[:, 4:6] = 1
@@ -141,7 +141,7 @@ def test_nothing_asked_for_is_as_in_validation() -> None:
 
 
 def test_warped_surfaces_are_known() -> None:
-    """What the losses rely on."""
+    """The losses rely on this."""
     batch, _ = stored(4)
     config = settings(*ALL, augment=AugmentConfig(affine=1, elastic=1))
     out = on_device(batch, STATISTICS, config, torch.Generator().manual_seed(1))

@@ -90,7 +90,7 @@ def test_value_is_the_mean_of_the_samples_by_definition(name: str, seed: int) ->
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kinds", [2, 3])
 def test_gradient_by_finite_differences(name: str, kinds: int) -> None:
-    """With all voxels annotated, and with a third that are not."""
+    """All voxels are annotated, or a third are not."""
     logits, batch = drawn(7, (2, 3, 4, 3), kinds)
     assert torch.autograd.gradcheck(lambda z: value(name, z, batch), (logits,))
 
@@ -263,7 +263,7 @@ def test_steps_lower_the_loss(name: str) -> None:
 
 
 def test_monai_has_the_same_dice_and_cldice() -> None:
-    """With all voxels known; its clDice makes the skeleton of the truth by itself."""
+    """All voxels are known; MONAI's clDice makes the skeleton of the truth by itself."""
     from monai.losses import DiceLoss, SoftclDiceLoss
     from monai.losses.cldice import soft_skel
 

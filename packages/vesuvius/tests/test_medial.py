@@ -77,7 +77,7 @@ def test_the_middle_of_a_sheet_is_found(name: str, thickness: int) -> None:
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("thickness", [1, 2, 3, 5])
 def test_a_sheet_is_not_eaten_from_its_rim(axis: int, thickness: int) -> None:
-    """By more than half its thickness and a voxel, whichever way it lies."""
+    """The surface ends at most half the sheet's thickness and a voxel before the rim, whichever way it lies."""
     block = np.zeros((20, 20, 20), bool)
     block[6 : 6 + thickness, 3:17, 3:17] = True
     block = np.moveaxis(block, 0, axis)

@@ -23,7 +23,7 @@ ALL = {"tube", "medial", "distance"}
 
 @pytest.fixture(scope="module")
 def label() -> np.ndarray:
-    """Of a phantom scroll, (24, 32, 32): torn sheets, and what nobody annotated."""
+    """Return a label of a phantom scroll, (24, 32, 32): torn sheets, and voxels that nobody annotated."""
     rng = np.random.default_rng(0)
     ((rolling, scan),) = make_scrolls(1, rng)
     return np.ascontiguousarray(make_volume(rolling, scan, (72, 80, 80), rng)[1][24:48, 24:56, 24:56])
@@ -68,7 +68,7 @@ class Answer(nn.Module):
 
 
 def test_a_step_learns_the_same_from_targets_of_its_own(label: np.ndarray) -> None:
-    """Of a patch that is the whole volume: loss and gradient, with every loss that reads a target."""
+    """Loss and gradient of a patch that is the whole volume, with every loss that reads a target, are equal."""
     config = demo()
     for name in ("cldice", "boundary", "surface_distance"):
         setattr(config.loss, name, TermConfig(0.5))
@@ -97,7 +97,7 @@ def test_the_loader_leaves_the_distances_alone_that_a_step_computes() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 4), st.tuples(*[st.integers(1, 9)] * 3))
 def test_pooled_skeletons_are_the_same(seed: int, iterations: int, size: tuple[int, int, int]) -> None:
-    """With the gradient, where no two voxels are equal."""
+    """The gradient is the same too, if no two voxels are equal."""
     rng = np.random.default_rng(seed)
     p = torch.from_numpy(rng.random(size))[None, None].requires_grad_()
     known = torch.from_numpy(rng.random(size) < 0.8)[None, None]

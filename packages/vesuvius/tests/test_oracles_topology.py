@@ -32,7 +32,7 @@ def case(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values(volume: np.ndarray, births: np.ndarray, deaths: np.ndarray) -> list[tuple[float, float]]:
-    """Of voxels that are given by number, or by coordinates (n, 3)."""
+    """Return the values of voxels that are given by number, or by coordinates (n, 3)."""
     if births.ndim == 2:
         births, deaths = (np.ravel_multi_index(tuple(voxels.T), volume.shape) for voxels in (births, deaths))
     return list(zip(volume.ravel()[births].tolist(), volume.ravel()[deaths].tolist(), strict=True))

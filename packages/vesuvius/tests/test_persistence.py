@@ -43,7 +43,7 @@ def dimension(cell: Cell) -> int:
 
 
 def kind(cell: Cell) -> int:
-    """Of an edge the axis along which it runs, of a square that along which it does not."""
+    """Return the axis along which an edge runs, or the axis along which a square does not."""
     return [at % 2 for at in cell].index(dimension(cell) % 2) if dimension(cell) in (1, 2) else 0
 
 
@@ -66,7 +66,7 @@ def reduced(rows: Plain, columns: Plain, k: int) -> dict[Cell, Cell]:
 
 
 def plain_match(first: np.ndarray, second: np.ndarray) -> list[tuple[list[Any], list[Any], list[Any]]]:
-    """By dimension: bars of `first`, of `second`, and the pairs of bars that match, as sorted values."""
+    """Return by dimension the bars of `first`, of `second`, and the pairs of bars that match, as sorted values."""
     a, b, both = Plain(first), Plain(second), Plain(np.minimum(first, second))
     result = []
     for k in range(3):
@@ -101,7 +101,7 @@ def ours(first: np.ndarray, second: np.ndarray, found: Matching) -> tuple[list[A
 
 @st.composite
 def volumes(draw: st.DrawFn, count: int = 1, largest: int = 4) -> list[np.ndarray]:
-    """Of a few levels, so that many voxels are equal, or of all different values."""
+    """Draw volumes of a few levels, so that many voxels are equal, or of all different values."""
     shape = tuple(draw(st.integers(1, largest)) for _ in range(3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     levels = [draw(st.sampled_from([2, 3, 5, None])) for _ in range(count)]

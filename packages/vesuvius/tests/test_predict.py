@@ -143,7 +143,7 @@ def remarks(mask: np.ndarray, probability: np.ndarray | None = None) -> list[str
 
 
 def test_probabilities_never_take_the_name_of_another_mask(project: Vesuvius, tmp_path: Path) -> None:
-    """As where the folder holds an earlier prediction: one of the two files was lost."""
+    """If the folder held an earlier prediction, one of the two files would be lost."""
     for name in ("a", "a_probability"):
         write_tif(tmp_path / f"{name}.tif", np.zeros((20, 20, 20), np.uint8))
     assert len(project.inputs(tmp_path)) == 2

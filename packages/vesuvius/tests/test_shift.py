@@ -24,7 +24,7 @@ def sheets() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("moved", [4, -4])
 def test_a_moved_label_is_told_with_the_way_back(tmp_path: Path, moved: int) -> None:
-    """Of two flat sheets, along whose sides no movement shows."""
+    """The volume has two flat sheets, along which no movement shows."""
     image, label = sheets()
     assert shift.find(image, label) is None
     found = shift.find(image, np.roll(label, moved, 0))

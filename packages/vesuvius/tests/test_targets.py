@@ -63,8 +63,7 @@ def thin_sheets() -> np.ndarray:
 
 
 def test_skeleton_recall_of_thin_sheets_is_not_plain_recall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, losing voxels in a hole through a sheet costs at least twice as much as losing them in a layer of
-    it."""
+    """By default, a voxel lost in a hole through a sheet costs at least twice as much as one lost in a layer of it."""
     monkeypatch.setattr(papyrus, "SURFACE", (-0.5, 1.5))
     surface = thin_sheets()
     label = surface.astype(np.uint8)
@@ -108,7 +107,7 @@ def turned(array: np.ndarray, order: tuple[int, ...], mirrored: tuple[bool, ...]
 
 
 def test_turned_and_mirrored_labels_have_the_turned_and_mirrored_targets() -> None:
-    """Of all 48 symmetries of the cube. The medial surface of sheets of even thickness may be a voxel off."""
+    """All 48 symmetries of the cube are tried. The medial surface of sheets of even thickness may be a voxel off."""
     label = sheets((20, 24, 28), seed=2)
     made = prepare(label, 1)
     medial = made["target"] & MEDIAL > 0

@@ -114,7 +114,7 @@ def test_a_hole_that_the_truth_has_is_kept_beside_one_that_it_has_not(sheets: np
 @pytest.mark.parametrize("true_top, false_top", [(0.95, 0.6), (0.6, 0.95)], ids=["weaker", "stronger than the sheet"])
 @pytest.mark.parametrize("between", [0.01, 0.3], ids=["apart", "faintly connected"])
 def test_a_false_blob_is_taken_down(true_top: float, false_top: float, between: float) -> None:
-    """Where it lies decides, not how strong it is."""
+    """Its place decides, not its strength."""
     truth = np.zeros((9, 6, 6), bool)
     truth[2] = True
     probability = np.where(truth, true_top, 0.01 * soft(truth))

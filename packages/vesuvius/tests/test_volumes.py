@@ -276,7 +276,7 @@ def test_slices_that_are_no_volume(tmp_path: Path) -> None:
 
 
 PICTURE = np.random.default_rng(1).integers(0, 256, (40, 36, 4), np.uint8)
-"""With transparency."""
+"""A picture with transparency."""
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "CMYK", "LA", "P", "L", "1"])
@@ -322,7 +322,7 @@ def test_arrays_of_a_picture_are_no_volumes(tmp_path: Path, write: Any, shape: t
     ],
 )
 def test_several_channels_or_times_are_no_depth(tmp_path: Path, options: dict[str, Any], axes: str) -> None:
-    """Nor are slices that ImageJ calls times: it does so of any stack."""
+    """A single axis of slices that ImageJ calls times is a depth: it calls those of any stack so."""
     path = tmp_path / "v.tif"
     tifffile.imwrite(path, np.stack([VOLUME] * 2, 1), photometric="minisblack", **options)
     refused(volumes.read_image, path, f"4 axes \\({axes}, Y 16, X 19\\)")
@@ -539,7 +539,7 @@ def test_labels_of_true_and_false(tmp_path: Path, write: Any) -> None:
 
 @pytest.mark.parametrize("version", ["0.4", "0.5"])
 def test_axes_of_length_1_before_a_zarrs_volume_are_dropped(tmp_path: Path, version: str) -> None:
-    """Of OME-Zarr's five, time and channel; not where they hold more than one volume."""
+    """Of OME-Zarr's five axes, time and channel are dropped unless they hold more than one volume."""
     write = as_zarr(2 if version == "0.4" else 3, "0", version)
     path = write(tmp_path, VOLUME[None, None])
     assert volumes.outline(path) == (VOLUME.shape, VOLUME.dtype)

@@ -46,12 +46,12 @@ def write(tree: Tree, folder: Path) -> None:
 
 
 def _names_journaled(log: Sequence[Op], synced: Mapping[Node, int], rng: random.Random) -> set[int]:
-    """Numbers of the changes of names that are on the disk, where every fsync writes all that came before."""
+    """Return the numbers of the names on the disk if every fsync writes all changes that came before."""
     return {n for n in range(rng.randint(max(synced.values(), default=-1) + 1, len(log))) if log[n].names}
 
 
 def _names_free(log: Sequence[Op], synced: Mapping[Node, int], rng: random.Random) -> set[int]:
-    """The same, where only the folder's own fsync does."""
+    """Return the numbers like `_names_journaled`, where only the folder's own fsync keeps them."""
     chance, chosen, wanted = rng.choice((0.0, 0.3, 0.7, 1.0)), set[int](), set[tuple[Node, str]]()
     for number in reversed(range(len(log))):
         op = log[number]
