@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from runner_core import AtLeast, BadInput, Between, DataSet, RunConfig
 from runner_core.config import TrainConfig
 from runner_core.config.bounds import refuse_out_of_bounds
-from runner_core.config.values import flat, overlay, plain
+from runner_core.config.values import flat, overlay, plain, refuse_removed
 from runner_core.contract.project import Project
 from runner_core.data.splits import read_lists
 from runner_core.plugins.settings import (
@@ -421,3 +421,21 @@ def test_bounds_hold_whatever_the_type(settings: dict[str, Any], message: str) -
         return
     with pytest.raises(BadInput, match=re.escape(message)):
         refuse_out_of_bounds(Odd(**settings))
+
+
+@dataclass
+class DiceLoss:
+    dice: float = 1.0
+
+
+@dataclass
+class WithLoss(RunConfig):
+    loss: DiceLoss = field(default_factory=DiceLoss)
+
+
+def test_a_setting_that_projects_had_is_answered() -> None:
+    with pytest.raises(BadInput, match=r"old\.yaml: the setting 'loss\.measure_every' is gone: .*`profile` times them"):
+        overlay(WithLoss(), {"loss": {"measure_every": 5}}, "old.yaml")
+    with pytest.raises(BadInput, match=r"the setting 'loss\.measure_every' is gone"):
+        refuse_removed(WithLoss(), ["train.epochs", "loss.measure_every"])
+    refuse_removed(WithLoss(), ["train.epochs", "loss.unknown"])
