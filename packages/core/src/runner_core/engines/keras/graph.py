@@ -130,7 +130,7 @@ _IN_PLACE = {
     *("ReluGrad", "LeakyReluGrad", "SigmoidGrad", "TanhGrad", "SquaredDifference", "Cast"),
 }
 """Operations that write into an input's memory if nothing else needs it any more."""
-_NOTHING = {"Placeholder", "ReadVariableOp", "Const"}
+_NO_MEMORY = {"Placeholder", "ReadVariableOp", "Const"}
 """Operations without memory of their own: the batch and variables exist before, and constants are few."""
 _INSIDE = ("f", "body", "then_branch", "else_branch", "branches")
 """Attributes with the names of functions that an operation runs."""
@@ -160,7 +160,7 @@ def peak_bytes(graph: Any) -> int:
         inner = sum(_inner(graph, operation))
         for tensor in operation.outputs:
             root = _root(tensor, roots)
-            size = 0 if operation.type in _NOTHING or root in held or root not in last else _bytes(tensor)
+            size = 0 if operation.type in _NO_MEMORY or root in held or root not in last else _bytes(tensor)
             if not size:
                 continue
             if operation.type in _IN_PLACE:
