@@ -303,7 +303,7 @@ def test_a_scroll_on_both_sides_is_refused(runner: Runner, scrolls: Path, tmp_pa
     leaking = tmp_path / "split.yaml"
     leaking.write_text("train: ['101', '103', '104']\nvalidation: ['102', '105', '106']\n")
     for command in ("check", "train"):
-        refused(runner, scrolls, tmp_path, "1 group would sit on both sides (A)", command, "--data.split", leaking)
+        refused(runner, scrolls, tmp_path, "1 group would be in two splits (A)", command, "--data.split", leaking)
 
 
 @pytest.mark.slow

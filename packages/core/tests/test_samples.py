@@ -278,9 +278,9 @@ def test_patches_around_are_where_they_were(tmp_path):
 @pytest.mark.parametrize(
     ("around", "message"),
     [
-        ({"a": 0.7, "b": 0.4}, "1 in all at most"),
-        ({"a": -0.1}, "are 0 or more"),
-        ({"a": float("nan")}, "are 0 or more"),
+        ({"a": 0.7, "b": 0.4}, "at most 1 in total"),
+        ({"a": -0.1}, "must be 0 or more"),
+        ({"a": float("nan")}, "must be 0 or more"),
         ({"c": 0.5}, "around 'c': `prepare` gives place, a, b, real, wide, flat"),
         ({"real": 0.5}, "around 'real': coordinates are integers, these are float64"),
         ({"wide": 0.5}, r"'wide': that of record r1 has shape \(2, 3\), not \(coordinates, 2\), for the 2 axes"),
@@ -327,7 +327,7 @@ def test_patches_that_cannot_be_cut_are_refused(tmp_path):
 @pytest.mark.parametrize("patch", [(), (0, 2), (1, 1, 1, 1, 1)])
 def test_a_patch_that_cannot_be_is_refused(patch, tmp_path):
     store = store_of(tmp_path, {"x": [np.zeros((2,) * 5)]})
-    with pytest.raises(BadInput, match="a patch has one to 4 sides"):
+    with pytest.raises(BadInput, match="a patch must have one to 4 sides of 1 or more"):
         PatchSamples(store, ["x"], patch, [0])
 
 

@@ -158,7 +158,7 @@ def test_a_group_whose_name_has_a_comma():
 def test_the_folders_own_split():
     found = split(records("abc", ["train", "validation", "test"]), DataConfig(), 0)
     assert found == {"train": [0], "validation": [1], "test": [2]}
-    with pytest.raises(BadInput, match="1 group would sit on both sides"):
+    with pytest.raises(BadInput, match="1 group would be in two splits"):
         split(records("aab", ["train", "validation", "train"]), DataConfig(), 0)
     with pytest.raises(BadInput, match="has split 'None'"):
         split(records("abc", ["train", None, "test"]), DataConfig(), 0)
@@ -176,7 +176,7 @@ def test_split_file(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("train: [a-0]\nvalidation: [a-1]", "both sides"),
+        ("train: [a-0]\nvalidation: [a-1]", "in two splits"),
         ("train: [a]\nvalidation: [a]", "listed under both"),
         ("train: [a]\nvalidation: [a-1]", "different splits"),
         ("trian: [a]", "unknown split 'trian'; did you mean 'train'"),

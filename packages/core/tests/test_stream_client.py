@@ -131,7 +131,7 @@ def test_a_listing_of_a_wrong_bucket_and_one_that_breaks_off(make, s3):
 
 
 def test_a_folder_with_nothing_below_it_is_refused(make):
-    with pytest.raises(BadInput, match="s3://bucket/plate 1/none: nothing is there"):
+    with pytest.raises(BadInput, match="s3://bucket/plate 1/none: there is no file at or below"):
         list(make().list(ROOT / "none"))
 
 

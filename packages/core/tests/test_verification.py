@@ -44,7 +44,7 @@ def test_flipped_bytes_are_found_when_the_cache_is_opened(place: Workplace, mode
     flip_byte(cache / "array-0.bin")
     store = place.open(mode=mode)
     (found,) = [said for said in place.said if "array-0.bin has changed" in said]
-    assert found.endswith("differs. It was deleted and is built anew: this start trains on nothing of it")
+    assert found.endswith("differs. It was deleted and is built again; this run uses none of it")
     assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
 
 
@@ -192,6 +192,6 @@ def test_a_training_stops_with_the_file_and_the_next_one_is_sound(
     assert "array-0.bin has changed" in summary["reason"]
     gc.collect()  # a process of its own would have ended, and let go of the cache
     assert main(["toy", "train", "--resume", "damaged"]) == 0
-    assert "It was deleted and is built anew" in capsys.readouterr().out
+    assert "It was deleted and is built again" in capsys.readouterr().out
     assert manage.verify() == []
     assert not [thread for thread in threading.enumerate() if thread.name == "cache verification"]

@@ -311,7 +311,7 @@ def test_labels_are_not_lost_when_the_link_fails(config: CellConfig, s3: Any) ->
 def test_an_empty_prefix(config: CellConfig, s3: Any) -> None:
     s3.put("gallery", "other/x.tif", b"")
     config.remote.endpoint = s3.endpoint
-    with pytest.raises(BadInput, match="s3://gallery/nothing: nothing is there"):
+    with pytest.raises(BadInput, match="s3://gallery/nothing: there is no file at or below"):
         find_records(Url("s3://gallery/nothing"), config)
 
 

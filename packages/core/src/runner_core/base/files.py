@@ -42,7 +42,7 @@ def refuse_special_file(path: Path) -> Path:
     except ValueError as error:
         raise BadInput(f"{str(path)!r}: not a path: it holds a NUL character; write it without") from error
     if kind is not None:
-        raise BadInput(f"{path}: {kind}, not a file; copy what it gives into a file, or take it away")
+        raise BadInput(f"{path}: {kind}, not a file; copy its content into a file, or remove it")
     return path
 
 
@@ -115,7 +115,7 @@ def split_named(text: str, where: str) -> str:
     'validation'
     """
     if text.lower() not in _SPLITS:
-        raise BadInput(f"{where}: the split {text!r} is none of {', '.join(_SPLITS)}.")
+        raise BadInput(f"{where}: unknown split {text!r}: write one of {', '.join(_SPLITS)}.")
     return _SPLITS[text.lower()]
 
 

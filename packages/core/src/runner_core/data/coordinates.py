@@ -71,7 +71,7 @@ def _checked_shares(shares: Mapping[str, float]) -> list[float]:
     values = list(shares.values())
     if not all(math.isfinite(v) and v >= 0 for v in values) or sum(values) > 1 + 1e-9:
         raise BadInput(
-            f"shares of patches around coordinates are 0 or more and 1 in all at most: {dict(shares)} is not"
+            f"shares of patches around coordinates must be 0 or more, and at most 1 in total, not {dict(shares)}"
         )
     return values
 

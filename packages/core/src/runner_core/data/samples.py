@@ -173,7 +173,7 @@ class _Cut(RecordSamples):
             raise BadInput("patches are cut on the host: set cache.mode to memmap or memory, not device")
         super().__init__(store)
         if not 1 <= len(patch) <= _WORDS or min(patch) < 1:
-            raise BadInput(f"a patch has one to {_WORDS} sides, each of 1 or more: {tuple(patch)} has not")
+            raise BadInput(f"a patch must have one to {_WORDS} sides of 1 or more, not {tuple(patch)}")
         self.arrays = {name: store.arrays[name] for name in fields}
         self.patch = np.asarray(patch, np.int64)
         self.grids = _common_grids(store, list(fields), len(patch))

@@ -229,6 +229,6 @@ def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str
     if leaking:
         shown = ", ".join(leaking[:5]) + (", …" if len(leaking) > 5 else "")
         raise BadInput(
-            f"data.split {rule}: {counted(len(leaking), 'group')} would sit on both sides ({shown}); the "
-            "scores would be those of data seen in training. Put each group on one side"
+            f"data.split {rule}: {counted(len(leaking), 'group')} would be in two splits ({shown}); the "
+            "scores would be those of data seen in training. Put each group into one split"
         )

@@ -220,7 +220,7 @@ class PreparedCache:
                 raise BadInput(
                     f"{error} (it was not deleted: {why_not}); or set cache.dir to another folder"
                 ) from error
-            say(f"{error.fault}. It was deleted and is built anew: this start trains on nothing of it")
+            say(f"{error.fault}. It was deleted and is built again; this run uses none of it")
         except OSError:  # pruned by another process since the survey
             pass
         return None

@@ -97,7 +97,7 @@ def _tokens(part: str, where: str) -> list[tuple[str, str | None]]:
         tokens.append((_ANY, text) if text else (name, None))
     for one, other in pairwise(tokens):
         if one[1] is None and other[1] is None:
-            raise BadInput(f"{where}: nothing stands between two of its parts, so that one cannot tell where one ends")
+            raise BadInput(f"{where}: put text between two parts; without it, the end of the first one is unknown")
     return tokens
 
 
@@ -198,7 +198,7 @@ def read_table(path: Path, example: str, empty: bool = False) -> Table:
         if len(values) != len(columns):
             raise BadInput(
                 f"{path}: line {number} has {counted(len(values), 'value')}, the first line {len(columns)} names. "
-                "Mend it."
+                "Correct it."
             )
     if not (rows or empty):
         raise BadInput(f"{path}: it has no row below the names of its columns. {example}")
@@ -219,7 +219,7 @@ def _lines(path: Path, example: str) -> list[tuple[int, list[str]]]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         return [(reader.line_num, line) for line in reader if any(value.strip() for value in line)]
     except csv.Error as error:
-        raise BadInput(f"{path}: not a readable table ({error}). Mend it, or save it as CSV again.") from error
+        raise BadInput(f"{path}: not a readable table ({error}). Correct it, or save it as CSV again.") from error
 
 
 def _text(path: Path) -> str:

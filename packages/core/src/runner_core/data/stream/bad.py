@@ -180,7 +180,7 @@ class BadSamples:
             append_line(self._file, json.dumps(line))
         except OSError as error:
             raise OutOfSpace(
-                f"{self._file}: what takes a bad record's place cannot be written ({error.strerror}): free some space, "
+                f"{self._file}: the replacement of a bad record cannot be written ({error.strerror}): free some space, "
                 "then --resume"
             ) from error
 

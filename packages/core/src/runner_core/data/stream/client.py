@@ -115,7 +115,7 @@ def _settings(profile: str) -> dict[str, str] | None:
         try:
             parser.read(file, encoding="utf-8")
         except (configparser.Error, OSError, ValueError):
-            raise BadInput(f"{file}: not a readable file of AWS profiles: mend it") from None  # it would show keys
+            raise BadInput(f"{file}: this AWS profile file cannot be read: correct it") from None  # it would show keys
         if parser.has_section(name):
             found = (found or {}) | dict(parser.items(name))
     return found
@@ -180,13 +180,13 @@ class Client:
     def buffers(self, urls: Sequence[Url]) -> list[memoryview]:
         """Return the files' contents like `read_many`, without copying them."""
         if self._closed:
-            raise BadInput(f"{urls[0]}: nothing more is read, since the process ends")
+            raise BadInput(f"{urls[0]}: not read, because the process is ending")
         reading = asyncio.run_coroutine_threadsafe(self._all(urls), self._loop)
         try:
             with _no_panic(urls[0]):
                 return reading.result()
         except CancelledError:
-            raise BadInput(f"{urls[0]}: reading was given up, since the process ends") from None
+            raise BadInput(f"{urls[0]}: reading was stopped, because the process is ending") from None
         finally:
             reading.cancel()
 
@@ -296,7 +296,7 @@ class Client:
                             last = found["path"]
                             yield Url(f"{root}/{last}", found["size"], _mark(found))
                 if last is None:
-                    raise BadInput(f"{url}: nothing is there: no file lies below it. Check its name")
+                    raise BadInput(f"{url}: there is no file at or below this URL. Check its name")
                 return
             except Exception as error:
                 failure = self._failure(url, error)

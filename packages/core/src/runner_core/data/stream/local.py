@@ -95,7 +95,9 @@ def _of_this_process(place: Path, pid: int) -> Path:
     parent.mkdir(mode=0o700, exist_ok=True)
     there = parent.lstat()
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.getuid():
-        raise BadInput(f"{parent} is no folder of yours: remove it, or set the environment variable TMPDIR")
+        raise BadInput(
+            f"{parent} is not a folder, or belongs to another user: remove it, or set the environment variable TMPDIR"
+        )
     with open(parent / "lock", "w") as guard:
         lock(guard.fileno())  # so that no process sees a folder before its file is locked
         for leftover in parent.glob("*.lock"):

@@ -305,7 +305,7 @@ class Lru:
                 return self._make(name, size, total + wanted)
             except OSError as error:
                 raise OutOfSpace(
-                    f"{self.folder}: the disk is full; {size_text(wanted)} for a record are not there: free some, or "
+                    f"{self.folder}: the disk is full, and a record needs {size_text(wanted)}: free some space, or "
                     "set cache.dir to another disk"
                 ) from error
 
