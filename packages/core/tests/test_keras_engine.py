@@ -241,7 +241,7 @@ def test_another_backend_is_refused():
     assert "KERAS_BACKEND is torch: set it to tensorflow" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 def test_jax_keeps_the_same_promises():
     """The trainer's own tests, with JAX under Keras."""

@@ -18,7 +18,7 @@ SLOW = "not parameters and not layers and not without_runner"
 """Minutes under JAX, and nothing of its own to show."""
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="this process runs under JAX already")
 def test_the_same_numbers_under_jax() -> None:
     if importlib.util.find_spec("jax") is None:
