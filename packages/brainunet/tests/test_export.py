@@ -13,7 +13,7 @@ def test_the_exported_network_is_the_trained_one(project, tmp_path) -> None:
     trained = project.model(precision=None)
     trained(torch.rand(4, 3, 64, 64))  # moves the running statistics of the norm layers
     trained.eval()
-    weights, settings, source = project.export(trained, tmp_path, {})
+    weights, settings, source = project.export(trained, tmp_path)
     description = json.loads(settings.read_text())
     spec = importlib.util.spec_from_file_location("exported_network", source)
     module = importlib.util.module_from_spec(spec)

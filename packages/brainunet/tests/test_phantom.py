@@ -47,7 +47,7 @@ def test_scanners_differ(project: BrainUNet, heads: Path) -> None:
 
 def test_a_threshold_is_not_enough(project: BrainUNet, heads: Path) -> None:
     for record in project.records(heads):
-        assert project.score(record, project.baseline(record, {}))["dice"] < 0.85
+        assert project.score(record, project.baseline(record))["dice"] < 0.85
 
 
 def test_the_same_seed_gives_the_same_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,4 +234,4 @@ def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
 
 def test_the_baseline_is_worse_than_the_truth(project: BrainUNet, write_head) -> None:
     (record,) = project.records(write_head().parent)
-    assert project.score(record, project.baseline(record, {}))["dice"] < 0.9
+    assert project.score(record, project.baseline(record))["dice"] < 0.9

@@ -40,8 +40,9 @@ def test_members_that_have_moved_are_named_with_their_places(toy: None, monkeypa
     monkeypatch.setattr(toy_class(), "splittable", True, raising=False)
     monkeypatch.setattr(toy_class(), "check", lambda self, record: (), raising=False)
     monkeypatch.setattr(toy_class(), "pictures", lambda self, watched: {})
+    monkeypatch.setattr(toy_class(), "baseline", lambda self, record, statistics: None)
     found = "`splittable` is `learning().splittable`, `check` is `checks().record`, "
-    found += "`pictures` is `pictures().draw_watched`"
+    found += "`pictures` is `pictures().draw_watched`, `statistics` is `self.statistics`"
     with pytest.raises(BadInput) as raised:
         Plugins.load("toy").project()
     assert f"project toy: members of Toy have new places: {found}" in str(raised.value)

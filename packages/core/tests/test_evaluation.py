@@ -29,7 +29,7 @@ class Scored(Project):
 
     def __init__(self, scores: Mapping[str, Mapping[str, float]]) -> None:
         super().__init__(RunConfig())
-        self.scores = scores
+        self.scores, self.statistics = scores, {"trivial": "trivial"}
 
     def predict(self, record: Record, infer: Any) -> Any:
         if record.key == "broken":
@@ -39,8 +39,8 @@ class Scored(Project):
     def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
         return {"dice": 0.5, "hd95": 9.0} if prediction == "trivial" else self.scores[prediction]
 
-    def baseline(self, record: Record, statistics: Any) -> Any:
-        return statistics["trivial"]
+    def baseline(self, record: Record) -> Any:
+        return self.statistics["trivial"]
 
     def pictures(self) -> Pictures:
         return Pictures(figure=lambda record, prediction: np.full((2, 3, 3), 7, np.uint8))
@@ -58,7 +58,7 @@ SCORES = {
 
 
 def run(*keys: str, project: Scored | None = None) -> Any:
-    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys), {"trivial": "trivial"})
+    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys))
 
 
 def test_the_worst_come_first_and_what_is_no_number_is_worst() -> None:
@@ -155,7 +155,7 @@ def test_only_what_a_project_shows_is_in_the_table_and_everything_in_the_files(t
 
 def test_progress_is_said_with_the_remarks() -> None:
     said: list[str] = []
-    evaluate(Pooled(SCORES), lambda batch: batch, records("good", "bad"), {"trivial": "trivial"}, said.append)
+    evaluate(Pooled(SCORES), lambda batch: batch, records("good", "bad"), said.append)
     assert said == ["scored 1/2  good  dice 0.9", "scored 2/2  bad  dice 0.2", "warning: bad: nothing found"]
 
 

@@ -49,7 +49,7 @@ class Embeds(Project):
             raise BadInput("broken.tif: cut short")
         return infer(record.key)
 
-    def baseline(self, record: Any, statistics: Any) -> Any:
+    def baseline(self, record: Any) -> Any:
         return f"pixels of {record.key}"
 
     def judging(self) -> Judging:
@@ -65,7 +65,7 @@ def records(*keys: str) -> list[Record]:
 
 
 def run(project: Project, *keys: str, **more: Any) -> Any:
-    return evaluate(project, lambda key: f"trained of {key}", records(*keys), {}, **more)
+    return evaluate(project, lambda key: f"trained of {key}", records(*keys), **more)
 
 
 WHOLE = Judgement(

@@ -150,7 +150,7 @@ def test_an_export_has_the_permissions_of_other_files(trained, tmp_path, own, ma
     from safetensors.torch import save_file
 
     class Exports(Predicts):
-        def export(self, model, folder, statistics):
+        def export(self, model, folder):
             if not own:
                 return []
             save_file(model.state_dict(), folder / "mine.safetensors")
@@ -168,8 +168,8 @@ def test_an_export_has_the_permissions_of_other_files(trained, tmp_path, own, ma
 
 def test_a_projects_own_export(trained, tmp_path):
     class Exports(Predicts):
-        def export(self, model, folder, statistics):
-            (folder / "mine").write_text(str(statistics["mean"]))
+        def export(self, model, folder):
+            (folder / "mine").write_text(str(self.statistics["mean"]))
             return [folder / "mine"]
 
     setup = toy.ToySetup(Exports(trained[1]))

@@ -55,7 +55,9 @@ def test_the_baseline_is_the_same_whatever_data_scale_is(config: CellConfig, wri
     (record,) = project.records(write_plates({"P": 1}))
     prepared = project.prepare(project.decode(record))
     levels = np.array([[100, 900], [50, 5000]], np.float32)
-    own = project.baseline(record, {"channels": ["1", "2"]})
-    together = project.baseline(record, {"channels": ["1", "2"], "levels": levels})
+    project.statistics = {"channels": ["1", "2"]}
+    own = project.baseline(record)
+    project.statistics = {"channels": ["1", "2"], "levels": levels}
+    together = project.baseline(record)
     np.testing.assert_array_equal(own, baseline(prepared["image"], prepared["levels"]))
     np.testing.assert_array_equal(own, together)

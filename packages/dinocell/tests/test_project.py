@@ -29,8 +29,8 @@ def test_a_field_is_read_once_for_all_that_ask_for_it(
     monkeypatch.setattr(fields, "decode", lambda record: read.append(record.key) or decode(record))
     one = project.predict(first, infer)
     assert np.array_equal(one.windows, project.predict(first, infer).windows)
-    statistics = project.baseline(first, {})
+    statistics = project.baseline(first)
     assert read == [first.key]
-    assert not np.array_equal(statistics, project.baseline(second, {}))
-    assert np.array_equal(statistics, project.baseline(first, {}))
+    assert not np.array_equal(statistics, project.baseline(second))
+    assert np.array_equal(statistics, project.baseline(first))
     assert read == [first.key, second.key, first.key]

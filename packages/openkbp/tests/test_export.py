@@ -81,7 +81,7 @@ def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
         return {"prediction": outputs[-1]}
 
     (tmp_path / "export").mkdir()
-    written = project.export(network, tmp_path / "export", {"mean_dose": np.zeros((32, 32, 32))})
+    written = project.export(network, tmp_path / "export")
     assert [path.name for path in written] == ["model.keras", "model.json"]
     assert written[1].stat().st_size < 20_000
     assert json.loads(written[1].read_text("utf-8"))["mirrored_average"]["used"]

@@ -291,7 +291,7 @@ def test_a_core_of_another_axis_is_refused_by_name(project: SSMUNet, write_core:
 
 def test_the_baseline_is_the_logistic_regression_of_fit(project: SSMUNet, write_core: WriteCore) -> None:
     records, _ = ready(project, write_core)
-    found = project.baseline(records[0], project.statistics)
+    found = project.baseline(records[0])
     assert found is not None
     assert np.array_equal(found.classes > 0, np.load(records[0].files["core"])["tissue_mask"])
     inside = found.classes > 0
@@ -379,7 +379,7 @@ def test_with_frozen_features_only_the_u_net_learns(write_core: WriteCore, tmp_p
     records, _ = ready(whole, write_core)
     torch.manual_seed(0)
     network = whole.model(Precision("float32"))
-    whole.export(network, tmp_path / "export", whole.statistics)
+    whole.export(network, tmp_path / "export")
     frozen = project_with()
     frozen.config.model.features = tmp_path / "export"
     store: Any = Stored(frozen, records)

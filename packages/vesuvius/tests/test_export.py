@@ -13,7 +13,8 @@ def test_the_exported_network_is_the_trained_one(project, tmp_path) -> None:
     trained = project.model(precision=None)
     for parameter in trained.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    weights, settings, source = project.export(trained, tmp_path, {"mean": 90.0, "std": 30.0})
+    project.statistics = {"mean": 90.0, "std": 30.0}
+    weights, settings, source = project.export(trained, tmp_path)
     assert "runner" not in source.read_text(encoding="utf-8")
     description = json.loads(settings.read_text(encoding="utf-8"))
     spec = importlib.util.spec_from_file_location("exported_network", source)

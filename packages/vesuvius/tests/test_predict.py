@@ -171,8 +171,9 @@ def test_remarks_on_predictions_that_cannot_be_right() -> None:
 
 def test_the_baseline_is_the_threshold_with_the_same_post_processing(project, record) -> None:
     image = tifffile.imread(record.files["image"])
-    found = project.baseline(record, {"threshold": 120})
+    project.statistics = {"threshold": 120}
+    found = project.baseline(record)
     assert np.array_equal(found.mask, image >= 120)
     assert found.probability is None
     project.config.predict.min_size = 10**6
-    assert not project.baseline(record, {"threshold": 120}).mask.any()
+    assert not project.baseline(record).mask.any()

@@ -208,7 +208,7 @@ class BrainUNet(Project):
         image = nifti.open_image(record.files["image"])
         return volume_scores(prediction, self._truth(record, image), nifti.spacing(image))
 
-    def baseline(self, record: Record, statistics: Statistics) -> Array:
+    def baseline(self, record: Record) -> Array:
         return baseline.baseline(nifti.read_scan(record.files["image"])[1])
 
     def _figure(self, record: Record, prediction: Array) -> Array:
@@ -230,7 +230,7 @@ class BrainUNet(Project):
         brain = int(np.count_nonzero(mask))
         return Annotation({"other": mask.size - brain, "brain": brain})
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_brainunet.export import export
 
         return export(model, folder, self.config)

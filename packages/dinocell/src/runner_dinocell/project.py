@@ -213,7 +213,7 @@ class DinoCell(Project):
             self._last = record, self.prepare(self.pipeline.decode_cropped(record)[0])
         return self._last[1]
 
-    def baseline(self, record: Record, statistics: Statistics) -> Array:
+    def baseline(self, record: Record) -> Array:
         """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network."""
         prepared = self._prepared(record)
         from runner_dinocell.baseline import baseline
@@ -246,10 +246,10 @@ class DinoCell(Project):
         yield from (Finding("names", "warning", text) for text in self.left_out)
         yield from checks.set_findings(records)
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_dinocell.export import export
 
-        return export(model, folder, self.config, self._channels, statistics.get("levels"))
+        return export(model, folder, self.config, self._channels, self.statistics.get("levels"))
 
     def checks(self) -> Checks:
         return Checks(

@@ -210,11 +210,11 @@ class OpenKBP(Project):
 
         return scores.patient_scores(files.read_patient(record), prediction)
 
-    def baseline(self, record: Record, statistics: Statistics) -> Array:
+    def baseline(self, record: Record) -> Array:
         from runner_openkbp import files
         from runner_openkbp.baseline import baseline
 
-        return baseline(statistics["mean_dose"], files.read_patient(record).masks)
+        return baseline(self.statistics["mean_dose"], files.read_patient(record).masks)
 
     def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_openkbp import files
@@ -230,7 +230,7 @@ class OpenKBP(Project):
         seen = masks > 0 if loss.dvh else unpack(masks, POSSIBLE)
         return annotation(masks, seen if loss.masked else None)
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         """Write model.keras, and model.json with everything that is needed to use it."""
         from runner_openkbp.export import export
 

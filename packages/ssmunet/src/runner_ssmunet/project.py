@@ -339,15 +339,15 @@ class SSMUNet(Project):
         meaning = labels.output_labels(self.classes.names, data.ignore)
         return outputs.segmented(full, box.restore(tissue), meaning, attention)
 
-    def baseline(self, record: Record, statistics: Statistics) -> Segmented | None:
+    def baseline(self, record: Record) -> Segmented | None:
         """Predict by logistic regression on each pixel's spectrum; None with frozen features."""
-        if "baseline" not in statistics:
+        if "baseline" not in self.statistics:
             return None
         decoded, box = self._unlabelled(record)
         tissue = decoded.arrays["tissue"] > 0
-        pixels = (self._spectra(decoded)[tissue] - statistics["mean"]) / statistics["std"]
+        pixels = (self._spectra(decoded)[tissue] - self.statistics["mean"]) / self.statistics["std"]
         probabilities = np.zeros((len(self.outputs), *tissue.shape), np.float32)
-        probabilities[:, tissue] = baseline.baseline(pixels, statistics["baseline"]).T
+        probabilities[:, tissue] = baseline.baseline(pixels, self.statistics["baseline"]).T
         return self._segmented(probabilities, tissue, np.empty(0), box)
 
     def write(self, record: Record, prediction: Segmented, out: Path) -> Sequence[Path]:
@@ -404,10 +404,10 @@ class SSMUNet(Project):
             return None
         return labels.annotation(arrays["label"], arrays["tissue"] > 0, self.classes.names, self.config.data.ignore)
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_ssmunet.export import export
 
-        return export(model, folder, self.config, self.classes, statistics)
+        return export(model, folder, self.config, self.classes, self.statistics)
 
     def checks(self) -> Checks:
         return Checks(

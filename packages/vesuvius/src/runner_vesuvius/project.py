@@ -223,11 +223,11 @@ class Vesuvius(Project):
         decoded, box = self.pipeline.decode_cropped(alone)
         return decoded.arrays["image"], box
 
-    def baseline(self, record: Record, statistics: Statistics) -> Detected:
+    def baseline(self, record: Record) -> Detected:
         """Apply the best threshold on the training volumes, with the same post-processing."""
         from runner_vesuvius.baseline import baseline
 
-        return baseline(*self._unlabelled(record), statistics["threshold"], self.config.predict)
+        return baseline(*self._unlabelled(record), self.statistics["threshold"], self.config.predict)
 
     def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
         """Write KEY.tif, the submission's format (uint8, 0 and 1, LZW), and any KEY_probability.tif."""
@@ -260,10 +260,10 @@ class Vesuvius(Project):
         yield from (Finding(LEFT_OUT, "note", text) for text in self.left_out)
         yield from checks.set_findings(records)
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_vesuvius.export import export
 
-        return export(model, folder, self.config, statistics)
+        return export(model, folder, self.config, self.statistics)
 
     def checks(self) -> Checks:
         return Checks(

@@ -98,9 +98,7 @@ def _score(
 ) -> tuple[Scores, list[Path]]:
     """Score the records, print the scores and write them."""
     trained, untrained, _ = networks
-    scores = score_records(
-        *(project, trained.infer, records, trained.statistics), untrained=untrained, trained_on=trained_on
-    )
+    scores = score_records(*(project, trained.infer, records), untrained=untrained, trained_on=trained_on)
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:

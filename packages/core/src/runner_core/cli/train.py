@@ -278,7 +278,7 @@ def _score(
     noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
     scores = evaluate(
-        *(project, trained.infer, records, trained.statistics, display.say),
+        *(project, trained.infer, records, display.say),
         untrained=untrained,
         trained_on=trained_on(read_split(folder.path)),
     )

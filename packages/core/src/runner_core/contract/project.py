@@ -132,7 +132,8 @@ class Project:
         each sample's record in the store; inference has none.
 
         In the input and in the result, the first axis of every tensor except 0-d ones counts the samples, so that a
-        batch can be cut into micro-batches. Constants belong in `statistics` or in the model.
+        batch can be cut into micro-batches. Constants belong in `statistics` or in the model. These are the same
+        statistics as `self.statistics`, as the engine holds them for the device.
         """
         return batch
 
@@ -187,11 +188,11 @@ class Project:
         """Return whole-record scores against the record's own labels; NaN if there is nothing to score."""
         return {}
 
-    def baseline(self, record: Record, statistics: Statistics) -> Any | None:
+    def baseline(self, record: Record) -> Any | None:
         """Return a trivial method's prediction, to be scored beside the network's: Otsu, the mean dose of `fit`."""
         return None
 
-    def export(self, model: Any, folder: Path, statistics: Statistics) -> Sequence[Path]:
+    def export(self, model: Any, folder: Path) -> Sequence[Path]:
         """Write the network for use without runner, and return the files. Default: the engine's own format."""
         return ()
 

@@ -294,15 +294,19 @@ _MOVED = {
 
 def _refuse_moved(cls: type[Any], name: str) -> None:
     moved = {old: place for old, place in _MOVED.items() if hasattr(cls, old)}
-    if callable(getattr(cls, "pictures", None)) and _takes_more(cls.pictures):
+    if _takes_more(cls, "pictures", 0):
         moved["pictures"] = "pictures().draw_watched"
+    if _takes_more(cls, "baseline", 1) or _takes_more(cls, "export", 2):
+        moved["statistics"] = "self.statistics` in `baseline(record)` and `export(model, folder)"
     if moved:
         places = ", ".join(f"`{old}` is `{place}`" for old, place in moved.items())
         raise BadInput(f"project {name}: members of {cls.__name__} have new places: {places} (runner_core.Project)")
 
 
-def _takes_more(method: Callable[..., Any]) -> bool:
-    return len(inspect.signature(method).parameters) > 1
+def _takes_more(cls: type[Any], method: str, count: int) -> bool:
+    """Return whether the class has the method, with more arguments than `count` and self."""
+    found = getattr(cls, method, None)
+    return callable(found) and len(inspect.signature(found).parameters) > 1 + count
 
 
 def refuse_incomplete(cls: type[Any]) -> None:

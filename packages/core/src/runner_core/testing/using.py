@@ -60,7 +60,7 @@ def scores_fit_together(case: Case) -> None:
     """Check that `score`, `baseline`, `judging`, `checks.prediction` and `figure` fit together for a record."""
     _assert_predicts(case)
     project, record, trained = case.project, case.validation_record, case.network
-    scores = evaluate(project, trained.infer, [record], trained.statistics)
+    scores = evaluate(project, trained.infer, [record])
     assert not scores.errors, scores.errors
     names = set(scores.rows[0].scores)
     assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
@@ -91,7 +91,7 @@ def judgement_fits_together(case: Case) -> None:
     try:
         untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if own.untrained else None
         scored = own.to_score(splits)
-        scores = evaluate(*(project, case.network.infer, scored, case.network.statistics), untrained=untrained)
+        scores = evaluate(project, case.network.infer, scored, untrained=untrained)
     finally:
         del project.judging
     assert 20 * len(scores.errors) <= len(scored), scores.errors  # some files may be damaged, as always

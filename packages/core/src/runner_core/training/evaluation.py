@@ -20,7 +20,7 @@ from runner_core.base.writing import replace_csv, replace_json
 from runner_core.contract import Array, Finding, Infer
 from runner_core.contract.facets import Checks, Judging
 from runner_core.contract.project import Project
-from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Statistics, Table
+from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
 from runner_core.data.pipeline import local
 from runner_core.output.pictures import file_name, write_pictures, write_png
 
@@ -87,7 +87,6 @@ def evaluate(
     project: Project,
     infer: Infer,
     records: Sequence[AnyRecord],
-    statistics: Statistics,
     say: Callable[[str], None] = lambda text: None,
     *,
     untrained: Infer | None = None,
@@ -99,7 +98,6 @@ def evaluate(
         project: The project that predicts and scores.
         infer: The network.
         records: The records to predict.
-        statistics: Statistics of the run, for the trivial method.
         say: Receives progress lines.
         untrained: The network before its first step, for `Judging.judge`.
         trained_on: Tells if training used a record or another of its group.
@@ -114,7 +112,7 @@ def evaluate(
                 found = Predicted(
                     record,
                     project.predict(here, infer),
-                    project.baseline(here, statistics),
+                    project.baseline(here),
                     None if untrained is None else project.predict(here, untrained),
                     not trained_on(record),
                 )

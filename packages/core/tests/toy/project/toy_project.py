@@ -187,7 +187,7 @@ class Toy(Project):
             "dice": float(2 * np.sum(truth & found) / max(1, truth.sum() + found.sum())),
         }
 
-    def baseline(self, record: Record, statistics: Any) -> Any:
+    def baseline(self, record: Record) -> Any:
         return (self._read(record.files["image"]) > 0.5).astype(np.float32)
 
     def pictures(self) -> Pictures:

@@ -103,7 +103,7 @@ class KerasEngine:
         """
         network, statistics = self._network(setup, state)
         folder.mkdir(parents=True, exist_ok=True)
-        written = setup.project.export(network, folder, statistics)
+        written = setup.project.export(network, folder)
         return written or _export(setup, network, statistics, folder)
 
     def versions(self) -> dict[str, str]:

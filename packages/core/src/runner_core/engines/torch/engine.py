@@ -127,7 +127,7 @@ class TorchEngine:
         """Export as the project does, else as model.safetensors and model.json; return the written files."""
         network, statistics = self._network(setup, state)
         folder.mkdir(parents=True, exist_ok=True)
-        written = setup.project.export(network.eval(), folder, statistics)
+        written = setup.project.export(network.eval(), folder)
         written = written or _export(setup, network, statistics, folder)
         let_others_read(written)
         return written

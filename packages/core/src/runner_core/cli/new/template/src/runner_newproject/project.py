@@ -109,10 +109,10 @@ class Segmentation(Project):
         image, shape = self.grey(record)
         return infer({"image": image[None]})["prediction"][0, : shape[0], : shape[1]].argmax(-1).astype(np.uint8)
 
-    def baseline(self, record: Record, statistics: Mapping[str, Any]) -> np.ndarray:
+    def baseline(self, record: Record) -> np.ndarray:
         """Return what a network must beat: for each pixel the class whose mean grey is nearest."""
         image, shape = self.grey(record)
-        return abs(image[: shape[0], : shape[1], None] - statistics["grey"]).argmin(-1).astype(np.uint8)
+        return abs(image[: shape[0], : shape[1], None] - self.statistics["grey"]).argmin(-1).astype(np.uint8)
 
     def grey(self, record: Record) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return the prepared image, and the size it had before."""
