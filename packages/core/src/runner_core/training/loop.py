@@ -108,7 +108,7 @@ class Loop:
     def restore(self, state: LoopState, timing: Timing) -> None:
         """Continue from the state in a checkpoint."""
         self.state, self.timing, self._logged, self._best_before = state, timing, replace(timing), state.best
-        self._saved: int | None = state.step  # step of the newest existing checkpoint
+        self._saved = state.step or None  # step of the newest existing checkpoint
         self.health.restore(state.memories, [_validation_event(facts) for facts in state.validations])
         self.health.findings = [Finding(**finding) for finding in state.findings]
 
