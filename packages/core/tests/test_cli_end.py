@@ -93,7 +93,7 @@ def test_errors_while_scoring_are_said_and_kept(
 ) -> None:
     from toy_project import Toy  # type: ignore[import-not-found]
 
-    def unreadable(self: Any, record: Any, statistics: Any) -> Any:
+    def unreadable(self: Any, record: Any) -> Any:
         raise BadInput(f"{record.key}: no baseline")
 
     monkeypatch.setattr(Toy, "baseline", unreadable)
