@@ -249,7 +249,7 @@ def test_what_is_in_no_checkpoint_is_found(forgetful: Any, here: Path, capsys: p
     said = capsys.readouterr().out
     assert "DIFFERENT: 1 of 1 run, first in the log, step" in said
     assert ", loss: " in said
-    assert "something random or remembered is in no checkpoint" in said
+    assert "some random or stored state is in no checkpoint" in said
     facts = json.loads((here / "out" / "verify-resume.json").read_text())
     assert facts["repeatable"]
     assert {difference["where"] for difference in facts["runs"][0]["differs"]} >= {"log", "checkpoint"}
