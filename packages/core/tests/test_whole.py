@@ -97,7 +97,7 @@ def test_predict_and_export_on_a_full_disk(
 
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "write", lambda self, record, prediction, out: half(out))
-        patch.setattr(Toy, "export", lambda self, model, folder, statistics: half(folder))
+        patch.setattr(Toy, "export", lambda self, model, folder: half(folder))
         assert main(words) == 2
         assert capsys.readouterr().err == "runner: the disk is full: out\n"
         assert names(tmp_path / "out") == {"p1_a_mask.npy"}
