@@ -207,7 +207,7 @@ def test_an_error_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytes
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(BadInput, match="No space left on device"):
         write_project("cells", "torch", tmp_path)
     assert not list(tmp_path.iterdir())
