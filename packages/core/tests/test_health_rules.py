@@ -226,6 +226,9 @@ def test_parts_of_the_loss_are_told_from_what_only_informs():
     assert parts_of_loss(values, ["c", "constant"]) == []
     assert parts_of_loss({"loss": a + 2 * b, "a": a, "b": b}, ["b"]) == ["b"]
     assert parts_of_loss(values, ["b", "margin"]) == []  # each says what the other does
+    assert parts_of_loss({"loss": a + 0.003 * b, "a": a, "b": b}, ["b"]) == ["b"]  # exact: a small weight is told
+    drift = a + 1e-4 * np.linspace(0, 1, len(a)) * b
+    assert parts_of_loss({"loss": drift, "a": a, "b": b}, ["b"]) == []  # weights change: it is not
     assert parts_of_loss({**values, "loss": a * b}, ["b"]) is None
     assert parts_of_loss({name: column[:3] for name, column in values.items()}, ["b"]) is None
 

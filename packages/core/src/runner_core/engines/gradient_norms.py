@@ -25,8 +25,11 @@ HALF_SCALE = 2.0**15
 """Gradients of a mean over millions of voxels vanish in float16: they are taken of so many times the term. A power of 2
 that float16 itself holds, for terms that are computed in it."""
 _EXACT, _PART = 1e-3, 0.02
-"""Shares of the loss's spread: a sum that explains all but the first is the loss; a term without which more than the
-second is left is a part of it."""
+"""Shares of the loss's spread. A sum that leaves at most the first is the loss. A term without which more than the
+second is left is a part of it: weights that change a little in the meantime leave less."""
+_ROUNDING, _SMALL_PART = 1e-5, 1e-3
+"""The same two shares where the weights do not change: the sum leaves only the rounding of float32, so a term of small
+weight can be told too."""
 
 
 @dataclass
@@ -132,10 +135,11 @@ def parts_of_loss(values: Mapping[str, Sequence[float]], names: Sequence[str]) -
         return None
     loss = np.asarray(values["loss"])
     spread = float(loss.std())
-    if not spread or _left(loss, terms) > _EXACT * spread:
+    if not spread or (left := _left(loss, terms)) > _EXACT * spread:
         return None
+    part = _SMALL_PART if left <= _ROUNDING * spread else _PART
     without = {name: {n: c for n, c in terms.items() if n != name} for name in names if name in terms}
-    return [name for name, others in without.items() if _left(loss, others) > _PART * spread]
+    return [name for name, others in without.items() if _left(loss, others) > part * spread]
 
 
 def changed(metrics: Sequence[Metric], one: Any, other: Any, batch: Tensors) -> list[str]:
