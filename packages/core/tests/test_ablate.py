@@ -255,6 +255,7 @@ def test_chance_is_no_difference_but_what_is_evaluated_must_agree():
     assert not parity(on, Side([1.3, 1.8, 1.9, 1.0, 1.6], 1.05)).agrees
     assert not parity(on, Side([1.1, 2.1, 1.6, 1.3, 1.8], 1.0)).agrees
     assert not parity(on, Side([math.nan] * 5, 1.0)).agrees
+    assert not parity(Side([1.0, math.nan, math.inf], 1.0), Side([1.0, 2.0, 1.5], 1.0)).agrees
     same = parity(on, Side([1.0, 2.0], 1.0))
     assert (same.steps, same.before, same.after, same.evaluated) == (2, 1.5, 1.5, (1.0, 1.0))
     assert same.agrees

@@ -259,8 +259,9 @@ def same_steps(
     """
     pairs = list(zip(before, after, strict=False))[:_STEPS]
     one, other = (statistics.fmean(p) if p else math.nan for p in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-    if not all(math.isfinite(value) for value in after):
-        return Agreement(False, "its loss is not finite", one, other, len(pairs))
+    for losses, text in ((after, "its loss is not finite"), (before, "the loss it is compared with is not finite")):
+        if not all(map(math.isfinite, losses)):
+            return Agreement(False, text, one, other, len(pairs))
     differences = [b - a for a, b in pairs]
     error = statistics.stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
     size = abs(one)
