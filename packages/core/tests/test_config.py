@@ -17,12 +17,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import AtLeast, BadInput, Between, DataSet, RunConfig
+from runner_core.cli.start import _without_removed
 from runner_core.config import TrainConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.values import flat, overlay, plain, refuse_removed
 from runner_core.contract.project import Project
 from runner_core.data.splits import read_lists
 from runner_core.plugins.settings import (
+    SettingsFile,
     differences,
     dump,
     for_other_data,
@@ -32,6 +34,7 @@ from runner_core.plugins.settings import (
     refuse_other_model,
     save,
 )
+from runner_core.training.keeping import refuse_other_settings
 
 
 @dataclass
@@ -439,3 +442,9 @@ def test_a_setting_that_projects_had_is_answered() -> None:
     with pytest.raises(BadInput, match=r"the setting 'loss\.measure_every' is gone"):
         refuse_removed(WithLoss(), ["train.epochs", "loss.measure_every"])
     refuse_removed(WithLoss(), ["train.epochs", "loss.unknown"])
+
+
+def test_a_run_that_had_a_removed_setting_can_be_used_and_continued() -> None:
+    saved = SettingsFile(Path("config.yaml"), {"loss": {"measure_every": 5, "dice": 2.0}})
+    assert _without_removed(saved, WithLoss()).sections == {"loss": {"dice": 2.0}}
+    refuse_other_settings({"loss.measure_every": 5, "train.seed": 1}, {"train.seed": 1})

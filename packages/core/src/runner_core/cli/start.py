@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -12,7 +12,8 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
-from runner_core.config.values import overlay
+from runner_core.config import RunConfig
+from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
@@ -232,10 +233,19 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
 
 def _settings(project: type[Project], preset: str, saved: SettingsFile | None, file: SettingsFile | None) -> Any:
     settings = from_preset(project, preset)
-    for source in (saved, file):
+    for source in (saved and _without_removed(saved, settings), file):
         if source is not None:
             settings = from_file(settings, project, source)
     return settings
+
+
+def _without_removed(saved: SettingsFile, settings: RunConfig) -> SettingsFile:
+    """Return a run's settings without those that projects had when it was trained and have no more."""
+    sections = deepcopy(saved.sections)
+    for section, key in (name.split(".") for name in removed(flat(settings))):
+        if isinstance(sections.get(section), dict):
+            sections[section].pop(key, None)
+    return replace(saved, sections=sections)
 
 
 def _source(project: type[Project], data: Location | None, saved: SettingsFile | None) -> Location | None:

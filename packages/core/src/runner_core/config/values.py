@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -86,10 +86,15 @@ def plain(value: Any) -> Any:
 
 def refuse_removed(config: object, names: Iterable[str]) -> None:
     """Raise BadInput for a name of a setting that projects had before and `config` does not have."""
-    known = flat(config)
+    gone = removed(flat(config))
     for name in names:
-        if name in _REMOVED and name not in known:
+        if name in gone:
             raise BadInput(f"the setting {name!r} is gone: {_REMOVED[name]}")
+
+
+def removed(known: Container[str]) -> list[str]:
+    """Return the settings that projects had before 0.1.0 and that are not among those `known` now."""
+    return [name for name in _REMOVED if name not in known]
 
 
 def flat(config: object) -> dict[str, Any]:

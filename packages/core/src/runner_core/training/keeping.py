@@ -13,7 +13,7 @@ import xxhash
 
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
 from runner_core.config import RunConfig
-from runner_core.config.values import flat
+from runner_core.config.values import flat, removed
 from runner_core.contract import Json
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Data
@@ -60,11 +60,12 @@ def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json
 
 
 def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
-    """Raise BadInput that lists every difference."""
+    """Raise BadInput that lists every difference, except settings that no project has any more."""
+    gone = removed(now)
     changed = [
         f"  - {_NAMES.get(name, name)}: {_shown(saved, name)} in the run, {_shown(now, name)} now"
         for name in [*saved, *(n for n in now if n not in saved)]
-        if saved.get(name) != now.get(name)
+        if saved.get(name) != now.get(name) and name not in gone
     ]
     if changed:
         raise BadInput(
