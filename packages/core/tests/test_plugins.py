@@ -280,7 +280,10 @@ def test_an_old_hook_is_answered_with_the_new_one() -> None:
         Plugins().register(old, "e", kind="extension")
 
 
-@pytest.mark.parametrize("old", ["Fix", "Optimisation"])
-def test_an_old_name_of_the_face_is_answered_with_the_new_one(old: str) -> None:
-    with pytest.raises(ImportError, match=f"`{old}` is gone from runner_core: write `Remedy"):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Fix", "Remedy"), ("Optimisation", "Remedy"), ("Cost", r"Step\(loss, terms"), ("measured", r"term\(\)")],
+)
+def test_an_old_name_of_the_face_is_answered_with_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(ImportError, match=f"`{old}` is gone from runner_core: write `{new}"):
         exec(f"from runner_core import {old}")

@@ -15,6 +15,8 @@ from typing import Any
 _RENAMED = {
     "Fix": "Remedy(name, settings, why)",
     "Optimisation": "Remedy(name, off=SETTINGS, part=PART, why=SENTENCE)",
+    "Cost": "Step(loss, terms, prediction), without costs",
+    "measured": "term()",
 }
 """Public names before 0.1.0, and what to write now."""
 
