@@ -77,6 +77,20 @@ def test_outputs_say_where_gradients_are_measured():
             assert norms.take({})["gradient_norms"] == {"both": [1, pytest.approx(expected)]}
 
 
+def test_a_term_that_begins_late_is_measured_in_its_first_steps():
+    """Its health rule needs five measurements, whenever they are; a kill in between changes nothing."""
+    norms, measured = GradientNorms(toy.Toy(toy.small()), (), True), []
+    prediction = torch.ones(3, requires_grad=True)
+    for number in range(70):
+        late = {"late": 2 * prediction.sum()} if number > 20 and number % 7 == 6 else {}
+        norms.measure(number, Step(prediction.sum(), {"always": prediction.sum(), **late}, prediction), {})
+        if "late" in norms.take({}).get("gradient_norms", {}):
+            measured.append(number)
+        before, norms = norms, GradientNorms(toy.Toy(toy.small()), (), True)
+        norms.load(before.state())
+    assert measured == [27, 34, 41, 48, 55]
+
+
 # ---------------------------------------------------------------- from the step to the log
 
 

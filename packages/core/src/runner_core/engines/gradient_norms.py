@@ -19,6 +19,9 @@ from runner_core.engines.steplog import GRADIENT_NORM
 MEASURED_AT = frozenset({*range(5), *(first * 10**power - 1 for first in (1, 2, 5) for power in range(10))})
 """Finished steps before the steps in which it is measured: 1 … 5, 10, 20, 50, 100, 200, … It costs nothing in the
 average over a training, and is the same however often that is resumed."""
+FIRST = 5
+"""Number of first steps with a term in which it is measured too: a term may begin late, or come every so many steps,
+and the health rule needs as many measurements."""
 _MORE = 4
 """Steps that are needed beyond the number of terms, to say that the loss is their weighted sum."""
 HALF_SCALE = 2.0**15

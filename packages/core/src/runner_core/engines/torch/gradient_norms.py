@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner_core.contract import Metric, Progress, Step, Tensors
+from runner_core.contract import Json, Metric, Progress, Step, Tensors
 from runner_core.contract.project import Project
-from runner_core.engines.gradient_norms import HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
+from runner_core.engines.gradient_norms import FIRST, HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
 
 
 class GradientNorms(GradientLog):
-    """Measure at the steps `MEASURED_AT`, and wait for the device there.
+    """Measure at the steps `MEASURED_AT` and in the `FIRST` steps of each term, and wait for the device there.
 
     `metrics` are those of the validation; they are reset. Unless this process trains `alone`, only the norms are
     measured: for all else the processes would have to ask each other.
@@ -26,6 +26,8 @@ class GradientNorms(GradientLog):
         self._metrics, self._alone = metrics, alone
         self._marked = project.health().ignored
         self._measured: int | None = None
+        self._times: dict[str, int] = {}
+        """Number of measurements of each term."""
 
     def around(self, step: Callable[..., Step]) -> Callable[..., Step]:
         """Return a project's `step` that measures in training, for DDP, which hands on the loss's graph alone."""
@@ -40,15 +42,27 @@ class GradientNorms(GradientLog):
 
     def measure(self, number: int, step: Step, batch: Tensors) -> None:
         """Measure once in the step after `number` finished ones, on its first micro-batch. `step` keeps its graph."""
-        if number not in MEASURED_AT or number == self._measured:
+        if number == self._measured or not (number in MEASURED_AT or self._is_new(step)):
             return
         self._measured = number
+        for name in step.terms:
+            self._times[name] = self._times.get(name, 0) + 1
         try:
             self.add(self._measure(step, batch))
         except torch.OutOfMemoryError:  # the step itself may have enough
             if not self._alone:
                 raise
             torch.cuda.empty_cache()
+
+    def _is_new(self, step: Step) -> bool:
+        return any(self._times.get(name, 0) < FIRST for name in step.terms)
+
+    def state(self) -> Json:
+        return {**super().state(), "times": dict(self._times)}
+
+    def load(self, state: Mapping[str, Json]) -> None:
+        super().load(state)
+        self._times = dict(state.get("times", {}))
 
     def taught(self, number: int, network: nn.Module, trained: Sequence[nn.Parameter]) -> None:
         """Note once in the same steps, after the backward pass, which trained weights have no gradient.
