@@ -4,7 +4,7 @@ A `Format` writes a valid data set. A case changes one file of it: a field of it
 or what the file is at all (a folder, a link, a pipe). The real command line then reads it, and may end in two ways
 only: exit code 0, or exit code 2 with one message; within 20 s, within 2 GB, and with nothing written elsewhere.
 
-`bash .ci/run hostile` runs 1,000 cases and more; RUNNER_HOSTILE_SEED and RUNNER_HOSTILE_CASES choose others.
+`bash .ci/run hostile` runs about 600 cases; RUNNER_HOSTILE_SEED and RUNNER_HOSTILE_CASES choose others.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 def test_a_start_that_was_killed_before_its_settings_were_written_is_no_run(tmp_path: Path) -> None:
     first = RunFolder.create(None, "toy", tmp_path / "run")
     (first.path / ".lock").touch()
-    (first.path / ".config.yaml.4711").write_text("half", encoding="utf-8")
+    (first.path / ".4711.config.yaml").write_text("half", encoding="utf-8")
     again = RunFolder.create(None, "toy", tmp_path / "run")
     with again.lock():
         assert {found.name for found in again.path.iterdir()} == {".lock", "checkpoints", "figures"}
@@ -50,7 +50,7 @@ def test_a_start_that_was_killed_before_its_settings_were_written_is_no_run(tmp_
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    for name in (".log.jsonl.12", ".summary.json.3", ".report.html.99", ".streaming.json.ab_12xyz"):
+    for name in (".12.log.jsonl", ".3.summary.json", ".99.report.html", ".streaming.json.ab_12xyz"):
         (folder.path / name).write_text("half", encoding="utf-8")
     (folder.path / ".mine").write_text("mine", encoding="utf-8")
     with folder.lock():

@@ -69,9 +69,10 @@ def move(source: Path, target: Path) -> None:
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a hidden path beside `path` to write, renamed to `path` at the end, removed after an error.
 
-    An OSError names `path`, which is the name that the user knows.
+    The hidden name keeps the suffixes, by which libraries choose a format. An OSError names `path`, which is the name
+    that the user knows.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield temporary
         flush(temporary)

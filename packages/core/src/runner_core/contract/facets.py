@@ -72,7 +72,8 @@ class Learning:
     augment: Callable[[Arrays, np.random.Generator], None] | None = None
     """`augment(sample, rng)` changes one training sample in place, on the host.
 
-    It runs Python for each sample. Prefer `on_device`, unless a library for the host does what you need."""
+    It runs Python for each sample, in worker processes, which receive it pickled: take a method or a function of a
+    module, no lambda. Prefer `on_device`, unless a library for the host does what you need."""
     initialise: Callable[[Any], None] | None = None
     """`initialise(model)` loads the weights that a training starts from, if `model` does not set them: pretrained ones.
 

@@ -18,7 +18,7 @@ from runner_core.base.writing import lock, locked, make_folder, replace_json, re
 
 RUNS = Path("runs")
 _LOCK = ".lock"
-_LEFTOVER = re.compile(r"\.(\w+\.(yaml|jsonl|json|html|csv)\.\d+|streaming\.json\.\w{8})")
+_LEFTOVER = re.compile(r"\.(\d+\.\w+\.(yaml|jsonl|json|html|csv)|streaming\.json\.\w{8})")
 """Names of half-written files, from `whole_file` and `write_once`."""
 
 

@@ -304,9 +304,13 @@ def _refuse_moved(cls: type[Any], name: str) -> None:
 
 
 def _takes_more(cls: type[Any], method: str, count: int) -> bool:
-    """Return whether the class has the method, with more arguments than `count` and self."""
+    """Return whether the class has the method, with more arguments than `count` and self; `*args` do not count."""
     found = getattr(cls, method, None)
-    return callable(found) and len(inspect.signature(found).parameters) > 1 + count
+    if not callable(found):
+        return False
+    kinds = [parameter.kind for parameter in inspect.signature(found).parameters.values()]
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return len([kind for kind in kinds if kind not in several]) > 1 + count
 
 
 def refuse_incomplete(cls: type[Any]) -> None:

@@ -1,6 +1,6 @@
 """The step loop: takes the steps of a training, of any framework, from where it stands to its end.
 
-The run's log fixes what happens after a step, and in which order: train line, costs of losses, pictures of samples,
+The run's log fixes what happens after a step, and in which order: train line, gradient norms, pictures of samples,
 validation line, watched arrays, health findings, checkpoint. Everything that is not a function of settings, data and
 seed is logged under "timing".
 """

@@ -48,7 +48,7 @@ class _Lines:
                 self._file = self._open()
             self._empty(self._file)
             if flushed:
-                flush(self._path)
+                os.fsync(self._file.fileno())  # of this file, wherever its name is by now
                 flush(self._path.parent)
         except OSError as error:
             text = (
