@@ -220,8 +220,9 @@ class Sink(Protocol):
         - data: after train, if records are fetched as they are used: `bad`, the number of samples until now that were
           taken from another record because theirs could not be read (bad_samples.jsonl lists them); under `timing`, the
           data rate that training needs and the rate of the link;
-        - losses: after train, if gradients were measured since the last (in the steps 1 … 5, 10, 20, 50, 100, …; in torch
-          also in the first five steps of a term that begins late): `gradient_norm`, the largest norm of each term's unweighted gradient at the network's output;
+        - losses: after train, if gradients were measured since the last (in the steps 1 … 5, 10, 20, 50, 100, …; in
+          torch also in the first five steps of a term that begins late): `gradient_norm`, the largest norm of each
+          term's unweighted gradient at the network's output;
         - validation: the metrics, and whether they are the `best` so far;
         - watch: at the beginning and after a validation, the arrays of `Pictures.watch`: `arrays` by name, as nested
           lists;
