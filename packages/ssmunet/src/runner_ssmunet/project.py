@@ -107,7 +107,7 @@ class SSMUNet(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        """Return the cores with labels. `check_set` warns of cores without, which only `predict` takes.
+        """Return the cores with labels. `checks().records` warns of cores without, which only `predict` takes.
 
         Also finds the names of the classes, unless the settings have them. Raises BadInput if the data name other
         classes than those that the network was trained with.

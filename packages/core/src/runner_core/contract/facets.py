@@ -1,4 +1,4 @@
-"""What a project declares beyond the members of its class: one small frozen object for each matter.
+"""Facets: small frozen objects in which a project declares what few projects need.
 
 `Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `judging` and `pictures` of `Project`
 return the others. A field that a project leaves out has the core's behaviour, so a project names only what it needs:
@@ -27,7 +27,7 @@ from runner_core.contract.values import Array, Arrays, Json, Tensors
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Extra flags of `predict` for a project that has none."""
+    """The default of `Project.predict_options`: no extra flags."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Learning:
     splittable: bool = False
     """True if a batch can be cut into micro-batches without changing the objective.
 
-    It cannot with BatchNorm or with losses over the batch. If it can, `train.accumulate` may be more than 1, and the
-    micro-batch is halved when memory runs out. If it cannot, the run stops instead. If it depends on settings, let the
-    `faults` of `Config` refuse `train.accumulate` and name the setting that forbids it."""
+    False for a network with BatchNorm and for losses over the whole batch. If True, `train.accumulate` may be more than
+    1, and the micro-batch is halved when memory runs out. If False, the run stops when memory runs out. If only some
+    settings forbid it, let the `faults` of `Config` refuse `train.accumulate` and name the setting."""
     recompute: str = ""
     """Dotted name of the on/off setting with which the network keeps fewer activations and computes them again for the
-    gradient. The memory plan advises it."""
+    gradient. The memory plan suggests it."""
     optimisations: tuple[Remedy, ...] = ()
     """What makes this project fast beyond what the core does for all. `runner P ablate` measures each."""
     augment: Callable[[Arrays, np.random.Generator], None] | None = None
@@ -75,26 +75,26 @@ class Learning:
     It runs Python for each sample, in worker processes, which receive it pickled: take a method or a function of a
     module, no lambda. Prefer `on_device`, unless a library for the host does what you need."""
     initialise: Callable[[Any], None] | None = None
-    """`initialise(model)` loads the weights that a training starts from, if `model` does not set them: pretrained ones.
+    """`initialise(model)` loads pretrained weights into a network that `Project.model` returned.
 
-    It is not called for a network that gets a checkpoint's weights for prediction."""
+    Only a training calls it. A network that gets a checkpoint's weights for prediction does not need it."""
     parameter_groups: Callable[[Any], Any] | None = None
     """`parameter_groups(model)` returns parameter groups for the optimizer, in Keras the variables that it changes.
 
-    If there is none, or if it returns None: one group with all trainable parameters."""
+    Without it, or if it returns None, there is one group with all trainable parameters."""
     optimizer: Callable[[Any], Any] | None = None
     """`optimizer(groups)` returns the optimizer over `groups`.
 
-    If there is none, or if it returns None: AdamW with `train.learning_rate` and `train.weight_decay`."""
+    Without it, or if it returns None, the optimizer is AdamW with `train.learning_rate` and `train.weight_decay`."""
     schedule: Callable[[Progress], float | None] | None = None
     """`schedule(progress)` returns a factor on the learning rate.
 
-    If there is none, or if it returns None: `train.warmup` and `train.schedule`."""
+    Without it, or if it returns None, `train.warmup` and `train.schedule` give the factor."""
     adjust: Callable[[Sequence[dict[str, Any]], Progress], None] | None = None
-    """`adjust(groups, progress)` changes other values of the optimizer's groups over the training.
+    """`adjust(groups, progress)` changes other values of the optimizer's groups: lets weight decay rise, for example.
 
-    A weight decay, for example, or a group that starts later. It is called before each step, after the learning rates
-    (`lr`) were set, and must depend on `progress` alone. PyTorch only."""
+    It is called before each step, after the learning rates (`lr`) were set, and must depend on `progress` alone. Only
+    PyTorch has it."""
     after_step: Callable[[Any, Progress], None] | None = None
     """`after_step(model, progress)` does what follows each optimizer step: it updates an EMA teacher, for example.
 
@@ -102,8 +102,8 @@ class Learning:
     shard_units: Callable[[Any], Sequence[Any]] | None = None
     """`shard_units(model)` returns the submodules whose weights sharded training (fsdp) gathers one by one.
 
-    They come innermost first: the blocks of a transformer, for example. Each is called as a module, not by a method of
-    its own. If there is none, all weights are gathered for the whole step."""
+    The blocks of a transformer, for example; inner modules come before those that contain them. The network must call
+    each as a module, not by another of its methods. Without it, all weights are gathered for the whole step."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Health:
     chance_losses: Callable[[], Mapping[str, float]] | None = None
     """`chance_losses()` returns the loss and its terms for a network that ignores its input, by name: ln K, ln 2.
 
-    `loss` is the whole loss. A run in which all named losses stay there gets a warning. It is called when the
-    statistics are known."""
+    `loss` is the whole loss. A run in which all named losses stay at these values gets a warning. The function is
+    called when the statistics are known."""
     ignored: Callable[[Tensors], Any | None] | None = None
     """`ignored(batch)` returns a boolean tensor, True where loss and metrics must ignore the prediction, or None.
 
@@ -126,7 +126,7 @@ class Health:
     decision: Callable[[Any], Any] | None = None
     """`decision(prediction)` turns the prediction into what a user gets: a class, a mask, a dose.
 
-    A run whose decision never varies is stopped. If there is none, the prediction is looked at as it is."""
+    A run whose decision never varies is stopped. Without `decision`, the rule looks at the prediction itself."""
 
 
 @dataclass(frozen=True)
@@ -143,37 +143,36 @@ class Checks:
     prediction: Callable[[Any, Any], Iterable[Finding]] | None = None
     """`prediction(record, prediction)` returns notes and warnings about a prediction.
 
-    It is empty, absurd, or cannot be scored in part, for example."""
+    It may be empty or absurd, for example, or parts of it cannot be scored."""
     annotation: Callable[[Decoded], Annotation | None] | None = None
     """`annotation(decoded)` returns how a record is labelled: `runner P check` shows class balance and annotated share.
 
-    None if it has no labels, or none that are classes."""
+    It returns None for a record without labels, or whose labels are not classes."""
     plain_metrics: Callable[[Any, Arrays], Mapping[str, float]] | None = None
     """`plain_metrics(prediction, batch)` computes the metrics again in NumPy, directly from their definition.
 
-    The contract test compares both. `prediction` is what `step` returned and `batch` what it got, as arrays of all
-    validation samples."""
+    The contract test compares its result with that of `Project.metrics`. `prediction` is what `step` returned and
+    `batch` what it got, as arrays of all validation samples."""
     grid: Callable[[Path], Json] | None = None
-    """`grid(file)` returns shape and placement (affine, spacing) of a record's file, or of one that `write` wrote, as
-    JSON.
+    """`grid(file)` returns a file's shape and placement (affine, spacing) as JSON, or None if it has no grid.
 
-    None for files that have none. Only the contract test calls this, to compare the two."""
+    Only the contract test calls it, to compare a record's file with the file that `write` wrote."""
 
 
 @dataclass(frozen=True)
 class Judging:
-    """What is made of the predictions and the scores of a set of records: `Project.judging`."""
+    """Which records are scored, and how scores of a set are combined and shown: `Project.judging`."""
 
     scored: Callable[[Mapping[str, Sequence[AnyRecord]]], Sequence[AnyRecord]] | None = None
     """`scored(splits)` returns the records that the end of training and `evaluate` score by default.
 
-    `splits`: the records of train, validation and test as this run was split. If there is none: those of the validation
-    split."""
+    `splits`: the records of train, validation and test as this run was split. Without it, those of the validation split
+    are scored."""
     judge: Callable[[Sequence[Predicted]], Judgement | None] | None = None
     """`judge(predicted)` returns scores that need all predictions of a set at once: k-NN, a linear probe.
 
-    None if the set has too few. If a project has this, the predictions of all scored records are kept in memory:
-    embeddings, not volumes. Seed what is random."""
+    It returns None if the set is too small. The predictions of all scored records are kept in memory for it, so they
+    must be small: embeddings, not volumes. Seed what is random."""
     untrained: bool = False
     """True if `judge` also needs predictions of the untrained network. Each record is then predicted twice."""
     pooled: Callable[[Sequence[Mapping[str, float]]], Mapping[str, float]] | None = None
@@ -189,7 +188,7 @@ class Judging:
     collect: Callable[[Sequence[Path], Path], Sequence[Path]] | None = None
     """`collect(files, out)` combines the files that `write` wrote in one `predict` into fewer: one table of all.
 
-    It writes them into `out` and returns them; `files` are then removed. If there is none, `files` are kept."""
+    It writes them into `out` and returns them; `files` are then removed. Without it, `files` are kept."""
 
     def to_score(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return the records that `scored` names, or those of the validation split."""
@@ -205,8 +204,8 @@ class Pictures:
     watch: Callable[[Any], Mapping[str, Array]] | None = None
     """`watch(model)` returns small arrays of the network to watch over the training: filter positions, temperatures.
 
-    NumPy, finite, at most 10,000 numbers: the log keeps them from the start and every validation. `model` is the
-    network as validation sees it, in evaluation mode; with torch, without gradients."""
+    They are finite NumPy arrays of at most 10,000 numbers in all: the log keeps them for the start and for every
+    validation. `model` is the network as validation sees it, in evaluation mode; with torch, without gradients."""
     draw_watched: Callable[[Sequence[tuple[int, Mapping[str, Array]]]], Mapping[str, Array]] | None = None
     """`draw_watched(watched)` returns pictures by name, drawn once at the end of training into figures/NAME.png.
 

@@ -1,4 +1,4 @@
-"""Hooks: the functions by which a plugin gives the runner a project, or adds or replaces a part of the runner.
+"""Hooks: the functions by which a plugin provides a project, or adds or replaces a capability.
 
 A plugin is a module (or object) with functions of these names, each marked with `@hookimpl`. An entry point names it:
 `runner.projects` for a project (only the chosen project's plugin is loaded), `runner.extensions` for a plugin that adds
@@ -11,7 +11,7 @@ argument with a name that is not on this page is refused.
     def runner_sinks(folder):
         return [MySink(folder)]
 
-Hooks are factories: they return objects that the runner then uses directly, so no training step calls a hook.
+Hooks return objects, which runner then uses directly, so no training step calls a hook.
 
 Extensions are asked before the project, and the project before the core. There are two kinds of hooks:
 

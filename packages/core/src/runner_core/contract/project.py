@@ -58,8 +58,8 @@ class Project:
     config: RunConfig
     """The run's settings, an instance of `Config`."""
     statistics: Statistics
-    """What `fit` learned from the training records; empty before. It is set before `model` is called, also in every
-    command that uses a trained network."""
+    """What `fit` learned from the training records; empty until then. It is set before `model` is called, in training
+    and in every command that uses a trained network."""
     left_out: list[str]
     """One line for each file that the last `records` or `inputs` found but did not take, with the reason. `predict`
     shows them."""
@@ -112,7 +112,10 @@ class Project:
         return {}
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        """Return statistics of the training records (their numbers in `store`): z-scores, class weights."""
+        """Return statistics of the training records: means for z-scores, class weights.
+
+        `training`: the records' numbers in `store`.
+        """
         return {}
 
     # ------------------------------------------------------------ data: prepared arrays → batches
@@ -131,9 +134,9 @@ class Project:
         None in validation and inference: then nothing random may happen. `batch["record"]` (int64) holds the number of
         each sample's record in the store; inference has none.
 
-        In the input and in the result, the first axis of every tensor except 0-d ones counts the samples, so that a
-        batch can be cut into micro-batches. Constants belong in `statistics` or in the model. These are the same
-        statistics as `self.statistics`, as the engine holds them for the device.
+        In the input and in the result, every tensor that is not 0-d has the samples along its first axis, so that a
+        batch can be cut into micro-batches. Constants belong in `statistics` or in the model. `statistics` has the
+        values of `self.statistics` as the engine holds them for the device.
         """
         return batch
 
@@ -146,8 +149,9 @@ class Project:
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         """Return the loss, its named terms and the prediction of a batch, for training and validation alike.
 
-        With several devices the batch is one device's, and the loss should be a mean over its samples. If a loss looks
-        at the whole batch, gather it with `runner_core.ranks`. `model` is the network itself.
+        With several devices, `batch` is the part on one device, and the loss should be a mean over its samples. If a
+        loss needs the samples of all devices, gather them with `runner_core.ranks`. `model` has the attributes and
+        methods of the network that `Project.model` returned.
 
         In validation, `progress.fraction` is always 1. Loss weights that depend on progress are then the same in all
         validations, so their losses can be compared.
@@ -155,7 +159,7 @@ class Project:
         raise _not_written(self, "step")
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
-        """Return what prediction needs of a batch. Default: {"prediction": model(batch["image"])}."""
+        """Return the network's outputs that `predict` uses. Default: {"prediction": model(batch["image"])}."""
         return {"prediction": model(batch["image"])}
 
     def metrics(self) -> Sequence[Metric]:
@@ -189,7 +193,7 @@ class Project:
         return {}
 
     def baseline(self, record: Record) -> Any | None:
-        """Return a trivial method's prediction, to be scored beside the network's: Otsu, the mean dose of `fit`."""
+        """Return a trivial method's prediction, scored for comparison: Otsu's threshold, the mean dose of `fit`."""
         return None
 
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
@@ -201,7 +205,7 @@ class Project:
         return Checks()
 
     def judging(self) -> Judging:
-        """Return what is made of the predictions and scores of a set of records."""
+        """Return which records are scored, and how the scores of a set of records are combined and shown."""
         return Judging()
 
     def pictures(self) -> Pictures:
