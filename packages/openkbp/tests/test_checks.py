@@ -67,7 +67,7 @@ def test_a_region_below_a_tenth_of_a_millilitre(write_boxes: Write) -> None:
 def test_a_mask_without_voxels(write_boxes: Write) -> None:
     folder = write_boxes()
     (folder / "Larynx.csv").write_text(",data\n")
-    assert found(folder)["regions"] == "note: Larynx.csv holds no voxel, which is taken as a missing region"
+    assert found(folder)["regions"] == "note: Larynx.csv holds no voxel, so the region counts as missing"
 
 
 def test_left_and_right_exchanged(write_boxes: Write) -> None:
@@ -148,14 +148,18 @@ def test_a_misspelt_region(write_boxes: Write) -> None:
     folder = write_boxes()
     (folder / "Larinx.csv").write_text(",data\n5,\n")
     assert (
-        "Larinx.csv is no file of the challenge and is not read; did you mean 'Larynx.csv'?" in found(folder)["files"]
+        "Larinx.csv is not one of the challenge's files and is not read; did you mean 'Larynx.csv'?"
+        in found(folder)["files"]
     )
 
 
 def test_a_region_in_other_letters(write_boxes: Write) -> None:
     folder = write_boxes(without=("PTV70",))
     (folder / "ptv70.csv").write_text(",data\n5,\n")
-    assert "ptv70.csv is no file of the challenge and is not read; did you mean 'PTV70.csv'?" in found(folder)["files"]
+    assert (
+        "ptv70.csv is not one of the challenge's files and is not read; did you mean 'PTV70.csv'?"
+        in found(folder)["files"]
+    )
 
 
 @pytest.mark.parametrize("masked, dvh", [(True, 0.0), (True, 1.0), (False, 0.0)])

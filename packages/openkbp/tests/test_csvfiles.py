@@ -149,8 +149,8 @@ def test_a_byte_order_mark_before_the_voxel_size(tmp_path: Path) -> None:
 FAULTS = [
     (b"", "file is empty"),
     (b"\n \n", "file is empty"),
-    (b",data\n5,1.5\n9,2", "the last line, '9,2', has no end: the file was cut off"),
-    (b",data\n5,1.5\n9", "the last line, '9', has no end: the file was cut off"),
+    (b",data\n5,1.5\n9,2", "the last line, '9,2', does not end with a newline: the file was cut off"),
+    (b",data\n5,1.5\n9", "the last line, '9', does not end with a newline: the file was cut off"),
     (b",da", "not the header ',data'"),
     (b"5,1.5\n9,2.5\n", "header line ',data' is missing"),
     (b"<html>\n<body>not found</body>\n", "first line is '<html>', not the header"),

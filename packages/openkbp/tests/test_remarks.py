@@ -63,7 +63,7 @@ def test_an_organ_below_a_tenth_cc_is_noted() -> None:
     organ[0, 0, :3] = True
     (finding,) = outputs.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))
     assert finding.level == "note"
-    assert finding.message == "Larynx has 3 voxels, fewer than the 4 of 0.1 cm³: its D_0.1_cc is not scored"
+    assert finding.message == "Larynx has 3 voxels, fewer than the 4 in 0.1 cm³: its D_0.1_cc is not scored"
     organ[0, 0, 3] = True
     assert list(outputs.on_dose(patient(PTV70=target(), Larynx=organ), plan(70))) == []
 

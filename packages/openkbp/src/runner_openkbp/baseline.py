@@ -1,6 +1,7 @@
 """The trivial prediction: the voxel-wise mean of the training patients' doses, inside each patient's mask.
 
-It scores 10.7 Gy on the challenge's patients 201 to 203, with the mean over all patients that are shared with them.
+With the mean of all training patients that are shared beside them, it scores 10.7 Gy on the challenge's patients 201
+to 203.
 """
 
 from __future__ import annotations

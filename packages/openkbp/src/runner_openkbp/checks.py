@@ -29,9 +29,9 @@ _SIDES = (
 
 
 def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding]:
-    """Yield warnings about one patient, which is read unless it is given.
+    """Yield warnings about one patient, which is read from `record` if `patient` is None.
 
-    Raises BadInput as reading does.
+    Raises BadInput if a file cannot be read.
     """
     patient = patient or read_patient(record)
     masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
@@ -48,7 +48,7 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
 
 
 def smallest_region(voxel_mm: Array) -> int:
-    """Return the voxels in 0.1 cm³, at least one: the challenge's D0.1cc needs that many."""
+    """Return the number of voxels in 0.1 cm³, at least 1: the challenge's D0.1cc needs that many."""
     return max(1, round(100 / float(np.prod(voxel_mm))))
 
 
@@ -57,7 +57,7 @@ def _files(record: Record) -> Iterator[Finding]:
     for path in sorted(Path(record.files["ct"]).parent.glob("*.csv*")):
         if path.name not in known and path.name.removesuffix(".gz") not in known:
             yield _warning(
-                "files", f"{path.name} is no file of the challenge and is not read{_meant(path.name, known)}"
+                "files", f"{path.name} is not one of the challenge's files and is not read{_meant(path.name, known)}"
             )
 
 
@@ -83,9 +83,9 @@ def _regions(masks: Mapping[str, Array], voxel_mm: Array) -> Iterator[Finding]:
     for name, mask in masks.items():
         count = np.count_nonzero(mask)
         if not count:
-            yield Finding(REGIONS, "note", f"{name}.csv holds no voxel, which is taken as a missing region")
+            yield Finding(REGIONS, "note", f"{name}.csv holds no voxel, so the region counts as missing")
         elif count < least:
-            yield _warning(REGIONS, f"{name} has {count} voxels, fewer than the {least} that 0.1 cm³ (D0.1cc) takes")
+            yield _warning(REGIONS, f"{name} has {count} voxels, fewer than the {least} in 0.1 cm³ (D0.1cc)")
 
 
 def _targets(masks: Mapping[str, Array], possible: Array) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _targets(masks: Mapping[str, Array], possible: Array) -> Iterator[Finding]:
     """
     targets = [name for name in TARGETS if name in masks and masks[name].any()]
     if not targets:
-        yield _warning("targets", "there is no target (PTV56, PTV63, PTV70): nothing tells where the dose should be")
+        yield _warning("targets", "there is no target (PTV56, PTV63, PTV70): nothing shows where the dose should be")
     elif "PTV70" not in targets:
         yield _warning("targets", "PTV70 is missing, which every patient of the challenge has")
     for name in targets:
@@ -144,7 +144,7 @@ def _dose(record: Record, dose: Array, possible: Array) -> Iterator[Finding]:
             f"{count} voxels outside the possible-dose mask have a dose, up to {outside.max():.1f} Gy; the network's "
             "dose is set to 0 there, so they count as errors",
         )
-    if dose[possible].all():  # every voxel has its line: no need to read the file again
+    if dose[possible].all():  # every voxel has a line, so the file need not be read again
         return
     listed = np.zeros(GRID, bool)
     listed.reshape(-1)[read_values(record.files["dose"])[0]] = True
@@ -165,8 +165,8 @@ def _prescription(masks: Mapping[str, Array], dose: Array) -> Iterator[Finding]:
         if abs(mean / prescribed - 1) > OFF_PRESCRIPTION:
             yield _warning(
                 "prescription",
-                f"mean dose in {name}: {mean:.1f} Gy, {prescribed:g} were prescribed; do dose and masks belong to one "
-                "plan?",
+                f"the mean dose in {name} is {mean:.1f} Gy, {prescribed:g} were prescribed; do dose and masks belong "
+                "to one plan?",
             )
 
 

@@ -25,7 +25,7 @@ class DoseDataConfig(DataConfig):
     unpack: Literal["device", "host"] = "device"
     """Where to unpack stored CT and dose (16 bits) and masks (one bit each) for the network. host: fill batches with
     float32 and one channel per mask, as the challenge's loader does. This takes eight times the memory to fill and to
-    send, and is there to compare with."""
+    send; use it only to compare."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LossConfig:
 
 @dataclass
 class AugmentConfig:
-    """Random changes of every training sample, by amounts between ± the numbers given; 0 switches a change off."""
+    """Random changes of every training sample. Amounts lie between ± the given number; 0 switches a change off."""
 
     flip: bool = True
     """Mirror half of the samples left to right; the parotids exchange their names."""
@@ -74,7 +74,7 @@ class AugmentConfig:
 @dataclass
 class PredictConfig:
     flip: bool = True
-    """Average with the prediction of the mirrored patient; takes twice the time."""
+    """Average with the prediction of the mirrored patient. This takes twice the time."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class OpenKBPConfig(RunConfig):
     predict: PredictConfig = field(default_factory=PredictConfig)
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong with settings together; the bounds of each one stand at its field."""
+        """Yield faults that the bounds of a single field cannot express."""
         data, loss = self.data, self.loss
         if self.crop.mode not in ("auto", "none"):
             yield f"crop.mode is {self.crop.mode}; the network works on the challenge's whole grid: leave it at auto"

@@ -4,7 +4,7 @@ A file has a header line (",data"), then a line for each voxel: its flat index i
 lines of a mask have nothing after the comma. `voxel_dimensions.csv` holds three numbers (mm), one per line, and no
 header.
 
-pyarrow parses the files. If it fails, the fault is looked for line by line, so that the message can name the line.
+pyarrow parses the files. If it fails, the lines are read one by one, so that the message can name the faulty line.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ HEADER = ",data\n"
 VOXEL_MM = (0.001, 1000.0)
 """Smallest and largest side of a voxel that is accepted; `check` warns well before."""
 MOST_BYTES, MOST_MASK_BYTES, MOST_TEXT_BYTES = 64 * VOXELS, 16 * VOXELS, 10_000
-"""Most bytes of a file of values, of a mask (no numbers) and of voxel_dimensions.csv. An index, a comma and a number
-with all digits of float64 take 33 bytes."""
+"""Largest accepted size in bytes of a file of values, of a mask (no values) and of voxel_dimensions.csv. An index, a
+comma and a number with all digits of float64 take 33 bytes."""
 
 
 def read_values(path: Path, dtype: Any = np.float32) -> tuple[Array, Array]:
     """Read the flat indices (int32) and values of a sparse volume, in the file's order.
 
     Values that `write_values` wrote come back unchanged if `dtype` is theirs (float32 or float64). Raises BadInput,
-    with file, line, fault and remedy, if the file is missing, cut off or no such CSV, if an index lies outside the grid
-    or occurs twice, or if a value is NaN or infinite.
+    with file, line, fault and remedy, if the file is missing, cut off or in another format, if an index lies outside
+    the grid or occurs twice, or if a value is NaN or infinite.
     """
     index, values = _read(path, pa.from_numpy_dtype(np.dtype(dtype)))
     if not np.isfinite(values).all():
@@ -83,8 +83,8 @@ def read_voxels(path: Path) -> Array:
     if voxel.shape != (3,) or not ((voxel >= low) & (voxel <= high)).all():
         shown = " ".join(fields)[:60]
         raise BadInput(
-            f"{path}: holds '{shown}', not three numbers from {low:g} to {high:g} (a voxel's size in mm, one a line); "
-            "restore the file"
+            f"{path}: holds '{shown}', not three numbers from {low:g} to {high:g} (a voxel's size in mm, one per "
+            "line); restore the file"
         )
     return voxel
 
@@ -174,8 +174,8 @@ def _check_indices(path: Path, content: bytes, index: Array, valued: bool) -> No
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
         raise BadInput(
-            f"{path}: index {twice[0]} is there twice ({twice.size} repeated lines), and nothing says which one holds; "
-            "export the file again"
+            f"{path}: index {twice[0]} is there twice ({twice.size} repeated lines), and nothing shows which one is "
+            "right; export the file again"
         )
 
 
@@ -210,7 +210,9 @@ def _header_end(path: Path, content: bytes) -> int:
         raise BadInput(f"{path}: the header line ',data' is missing (the first line holds data); put it back")
     if not content.endswith((b"\n", b"\r")):
         last = content[content.rfind(b"\n") + 1 :].decode(errors="replace")
-        raise BadInput(f"{path}: the last line, '{last[:60]}', has no end: the file was cut off; copy it again")
+        raise BadInput(
+            f"{path}: the last line, '{last[:60]}', does not end with a newline: the file was cut off; copy it again"
+        )
     return end
 
 

@@ -51,7 +51,7 @@ def _dataset(dose: Array, grid: Geometry, key: str) -> Any:
     dataset.DoseComment = "predicted by a network" if grid.header is not None else SYNTHETIC
     dataset.DoseUnits, dataset.DoseType, dataset.DoseSummationType = "GY", "PHYSICAL", "PLAN"
     dataset.TissueHeterogeneityCorrection = "IMAGE"
-    plan = Dataset()  # PLAN requires one; a predicted dose has none, so this one exists nowhere
+    plan = Dataset()  # a dose of type PLAN must name a plan; this plan does not exist
     plan.ReferencedSOPClassUID, plan.ReferencedSOPInstanceUID = RTPlanStorage, _uid("no plan", key, content)
     dataset.ReferencedRTPlanSequence = [plan]
     _place(dataset, grid)

@@ -38,7 +38,7 @@ COLOURS: dict[str, Colour] = {
     "Mandible": (110, 120, 130),
 }
 _SHARES = (0.15, 0.5, 0.85)
-"""The slices that are shown have these shares of the targets' voxels above them."""
+"""Each slice that is shown has one of these shares of the targets' voxels above it."""
 _HEAD, _NAMES, _GAP = 62, 24, 8
 _TALLEST = 0.85
 """Largest height of a tile, as a share of its width."""
@@ -54,7 +54,7 @@ def figure(patient: Patient, prediction: Array, key: str) -> Array:
 
     Args:
         patient: the patient.
-        prediction: (128, 128, 128), Gy; it counts inside the possible-dose mask.
+        prediction: (128, 128, 128), Gy; it is shown as 0 outside the possible-dose mask.
         key: the patient's key, for the title.
     """
     title = f"{key}: {_title(patient, prediction)}"
@@ -86,7 +86,7 @@ def _title(patient: Patient, prediction: Array) -> str:
 
 
 def _slices(patient: Patient, prediction: Array) -> Image.Image:
-    """Draw a row per slice with reference, prediction and difference; without a reference one row of predictions."""
+    """Draw reference, prediction and difference in one row per slice; without a reference, predictions in one row."""
     places = _places(patient)
     if patient.dose is None:
         view = _View.of(patient, places, bars=1)
@@ -104,7 +104,7 @@ def _slices(patient: Patient, prediction: Array) -> Image.Image:
 def _grid(names: Sequence[str], rows: Sequence[Sequence[Array]], scales: dict[int, Scale]) -> Image.Image:
     """Arrange pictures of one size in rows.
 
-    Each column has its name above it, and its colour scale behind it if it has one.
+    Each column has its name above it, and its colour scale to its right if it has one.
     """
     high, wide = rows[0][0].shape[:2]
     picture = Image.new("RGB", (WIDTH, _NAMES + len(rows) * (high + _GAP)), drawing.WHITE)

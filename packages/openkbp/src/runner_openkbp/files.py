@@ -4,7 +4,7 @@
     [provided-data/]validation-pats/pt_201/…
     [provided-data/]test-pats/pt_241/…
 
-Patients' folders of any name below one folder are found too, and so is a single one.
+Patients' folders of any name below one folder are found too, and so is a single patient's folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimens
 """Files that every patient must have, by role; `dose` too, except for prediction."""
 DOSE = "dose.csv"
 LAYOUT = (
-    "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and a CSV a region (PTV70.csv, "
-    "SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder"
+    "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and one CSV per region "
+    "(PTV70.csv, SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder"
 )
 _KNOWN = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
 _SPLIT = re.compile(r"(?P<name>train|training|val|valid|validation|test|testing)([-_ ](pats|patients|data))?$", re.I)
@@ -35,7 +35,7 @@ _PATIENT = re.compile(r"pt_\d+$", re.I)
 MOST_GY = 120.0
 """Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
 BEHIND = 0.01
-"""Share of the possible-dose mask that may lie behind the last voxel of a file (0 in the challenge's files)."""
+"""Largest share of the possible-dose mask after the last voxel of a file (0 in the challenge's files)."""
 _INT16 = np.iinfo(np.int16)
 
 
@@ -59,9 +59,9 @@ class Patient:
 def find_records(root: Path) -> list[Record]:
     """Find every patient below `root`, for training and evaluation.
 
-    A required file that is missing is listed where it should be, so that decoding reports it for all patients at once.
-    If no patient of a folder has a dose, its patients can only be predicted and are left out (the challenge once gave
-    out its validation and test sets so). Raises BadInput if there is no patient, or none has a dose.
+    A record names a required file even if it is missing, so that decoding reports missing files of all patients at
+    once. If no patient of a folder has a dose, its patients can only be predicted and are left out (the challenge once
+    published its validation and test sets without doses). Raises BadInput if there is no patient, or none has a dose.
     """
     found = _patient_folders(root)
     sets = defaultdict(list)
@@ -205,13 +205,13 @@ def _read_dose(path: Path, possible: Array) -> Array:
 
 
 def _refuse_cut_off(path: Path, index: Array, possible: Array) -> None:
-    """Raise BadInput if the file ends well before the mask: a cut between two lines shows no other fault."""
+    """Raise BadInput if the file ends well before the mask. A file cut off between two lines shows no other fault."""
     flat, last = possible.reshape(-1), int(index.max())
     behind = np.count_nonzero(flat[last + 1 :]) / np.count_nonzero(flat)
     if behind > BEHIND:
         raise BadInput(
-            f"{path}: seems cut off: it ends at index {last}, and {behind:.0%} of the possible-dose mask lies behind; "
-            "copy or export it again"
+            f"{path}: seems cut off: it ends at index {last}, and {behind:.0%} of the possible-dose mask lies behind "
+            "it; copy or export it again"
         )
 
 

@@ -33,7 +33,7 @@ def dvh_distance(dose: Any, reference: Any, rois: Any) -> Any:
     A sigmoid decides whether a voxel counts as above a dose, which makes the histogram differentiable (Nguyen et al.
     2020, 10.1002/mp.13955). The area between two such curves is the mean distance of their quantiles, which the DVH
     score samples. Unlike the squared difference it is in Gy, as the other losses are. `rois` are masks (B, S, S, S, R);
-    empty ones do not count. A volume for each of the 40 doses is kept until the gradient is computed.
+    empty ones do not count. One volume for each of the 40 doses is kept until the gradient is computed.
     """
     count, channels = dose.shape[0], rois.shape[-1]
     masks = ops.reshape(rois, (count, -1, channels))

@@ -75,7 +75,7 @@ def _unet(image: Any, config: ModelConfig, prefix: str) -> Any:
         skips.append(_down(skips[-1], width, f"{prefix}down{level}", config, norm=level < len(widths)))
     inputs = [skips.pop()]
     for level in range(len(widths) - 1, 0, -1):
-        # the second and the fourth from below
+        # dropout in the second and the fourth block, counted from the coarsest
         dropout = config.dropout if (len(widths) - level) % 2 == 0 else 0.0
         inputs = [_up(inputs, widths[level - 1], f"{prefix}up{level}", config, dropout), skips.pop()]
     return _head(inputs, f"{prefix}head", config)
@@ -92,9 +92,9 @@ def _down(x: Any, width: int, name: str, config: ModelConfig, norm: bool) -> Any
 def _up(inputs: Sequence[Any], width: int, name: str, config: ModelConfig, dropout: float) -> Any:
     """Return one upsampling block, followed by dropout.
 
-    The dropout follows the ReLU and not, as in the challenge's code, precedes it. The function is the same, because
-    dropout scales by numbers that are not negative. Outside the block, dropout is not drawn again when the block is
-    computed again.
+    Dropout follows the ReLU here and precedes it in the challenge's code. The function is the same, because dropout
+    scales by numbers that are not negative. Dropout stays outside the block, so that it is not drawn a second time when
+    the block is computed again.
     """
     parts = [
         layers.Conv3DTranspose(width, 4, 2, "same", use_bias=False, name=f"{name}_conv"),

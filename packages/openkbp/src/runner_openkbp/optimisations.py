@@ -9,13 +9,14 @@ OPTIMISATIONS = (
         "packed",
         off={"data.unpack": "host"},
         part="data",
-        why="Batches hold 16-bit CT and dose and a bit a mask, which the device unpacks; without, float32 and a "
-        "channel a mask.",
+        why="Batches hold CT and dose in 16 bits and each mask in one bit, and the device unpacks them; without, they "
+        "hold float32 and one channel per mask.",
     ),
     Remedy(
         "recompute",
         off={"model.recompute": False},
         part="network",
-        why="Activations are computed again for the gradient; without, all of them are kept: faster, in more memory.",
+        why="Activations are computed again for the gradient; without, all are kept, which is faster and takes more "
+        "memory.",
     ),
 )

@@ -16,9 +16,9 @@ from runner_openkbp.rois import OARS, POSSIBLE, TARGETS, Array, unpack
 from runner_openkbp.scores import voxels_in_tenth_cc
 
 HOTTEST = 1.3
-"""No plan gives a voxel more than this share of the highest prescribed dose."""
+"""No plan gives a voxel more than this multiple of the highest prescribed dose."""
 TARGET_SHARES = (0.75, 1.25)
-"""In any plan a target's mean dose lies between these shares of its prescription."""
+"""In any plan a target's mean dose lies between these multiples of its prescription."""
 
 
 def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> None:
@@ -35,10 +35,10 @@ def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> Non
 def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -> Sequence[Path]:
     """Write a predicted dose (128, 128, 128) float32 in Gy in the formats of the options, and return the files.
 
-    Raises BadInput for a dose that is not finite, a folder that cannot be written and an unfit reference.
+    Raises BadInput for a dose that is not finite, a folder that cannot be written, or a reference that does not fit.
     """
     if not np.isfinite(dose).all():
-        raise BadInput(f"{record.key}: the predicted dose is NaN or infinite in places and is not written; train anew")
+        raise BadInput(f"{record.key}: the predicted dose is NaN or infinite in places and is not written; train again")
     patient = read_patient(record)
     grid = geometry.synthetic(patient.voxel_mm)
     if options.reference is not None:  # before anything is written: it may be refused
@@ -80,7 +80,7 @@ def on_dose(patient: Patient, prediction: Array) -> Iterator[Finding]:
     yield from _impossible(patient, prediction)
     for roi, count in too_small(patient).items():
         needed = voxels_in_tenth_cc(patient.voxel_mm)
-        text = f"{roi} has {_voxels(count)}, fewer than the {needed} of 0.1 cm³: its D_0.1_cc is not scored"
+        text = f"{roi} has {_voxels(count)}, fewer than the {needed} in 0.1 cm³: its D_0.1_cc is not scored"
         yield Finding("small ROI", "note", text)
 
 
@@ -101,10 +101,10 @@ def too_small(patient: Patient) -> dict[str, int]:
 def _impossible(patient: Patient, prediction: Array) -> Iterator[Finding]:
     inside = prediction[unpack(patient.masks, POSSIBLE)]
     if bad := inside.size - int(np.count_nonzero(np.isfinite(inside))):
-        yield Finding("dose", "warning", f"the predicted dose is NaN or infinite in {_voxels(bad)}: it is of no use")
+        yield Finding("dose", "warning", f"the predicted dose is NaN or infinite in {_voxels(bad)}: it cannot be used")
         return
     if not inside.any():
-        yield Finding("dose", "warning", "the predicted dose is 0 Gy everywhere: it is of no use")
+        yield Finding("dose", "warning", "the predicted dose is 0 Gy everywhere: it cannot be used")
         return
     prescribed = {roi: float(roi.removeprefix("PTV")) for roi in TARGETS}
     if inside.max() > HOTTEST * max(prescribed.values()):

@@ -47,9 +47,10 @@ def prepare(decoded: Decoded, size: int) -> Arrays:
 
     dose_step is (1, 1) float32, Gy per unit. Without a dose, `dose` and `dose_step` are absent.
 
-    If `size` (128, 64, 32) is below the grid's, CT is the mean of the replaced voxels and a region their majority (half
-    or more). A coarse voxel can receive dose if any of its voxels can, and its dose is the mean over those that can. If
-    the zeros outside the mask counted, patients brought back to 128³ would lack up to 1.3 Gy.
+    If `size` (128, 64, 32) is below the grid's, a coarse voxel has the mean CT of the voxels that it replaces, and a
+    region contains it if it contains at least half of them. A coarse voxel can receive dose if any of these voxels can,
+    and its dose is the mean over those that can. If the zeros outside the mask counted, patients brought back to 128³
+    would lack up to 1.3 Gy.
     """
     factor = decoded.arrays["ct"].shape[0] // size
     whole = decoded.arrays
@@ -65,7 +66,10 @@ def prepare(decoded: Decoded, size: int) -> Arrays:
 
 
 def _mean(array: Array, factor: int, where: Array | None = None) -> Array:
-    """Return rounded means over blocks of factor³, of the voxels in `where` only; 0 in blocks without any."""
+    """Return rounded means over blocks of factor³ voxels.
+
+    With `where`, a mean is over the block's voxels in it, and 0 if there are none.
+    """
     if where is None:
         return np.rint(block_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
     counts = block_sums(where.astype(np.int32), factor)
@@ -76,7 +80,7 @@ def _mean(array: Array, factor: int, where: Array | None = None) -> Array:
 def pool_masks(masks: Array, factor: int) -> Array:
     """Pool mask bits (S, S, S) to (S/factor, …).
 
-    A bit is set if half or more of the voxels have it; the bit of the possible dose, if any voxel has it.
+    A bit is set if half or more of the voxels have it; the bit of the possible-dose mask is set if any voxel has it.
     """
     smaller = np.zeros([side // factor for side in masks.shape], np.uint16)
     counter = np.min_scalar_type(factor**3)

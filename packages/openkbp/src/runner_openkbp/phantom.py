@@ -1,4 +1,6 @@
-"""Generated head-and-neck patients in the challenge's files: body, organs, targets at three levels and a plan's dose.
+"""Generated head-and-neck patients in the challenge's file format.
+
+They have a body, organs, targets at three dose levels, and the dose of a plan.
 
 Lengths are millimetres in the patient's frame (x to the patient's left, y to the back, z to the feet; the origin is the
 middle of the neck). Surfaces are ellipsoids and tubes roughened by smooth noise. Sizes, doses and the frequency of
@@ -49,7 +51,7 @@ class Anatomy:
     slope: float
     """Distance from the origin down to where the shoulders begin."""
     drift: float
-    """Distance that the spine moves back towards the feet."""
+    """Distance by which the spine bends towards the back on its way to the feet."""
     fat: float
     lumps: Array
     """(88, 128, 128) smooth noise of unit variance."""
@@ -221,7 +223,7 @@ def _targets(person: Anatomy, at: Places, depth: Array, cord: Array, rng: np.ran
 
 
 def _possible(depth: Array, targets: dict[str, Array], between: float, rng: np.random.Generator) -> Array:
-    """Return the part of the body for which dose was computed, up and down."""
+    """Return the voxels for which a dose is computed: the body, from a margin above the targets to one below them."""
     slices = np.flatnonzero(np.logical_or.reduce(list(targets.values())).any(axis=(0, 1)))
     margin = rng.uniform(5, 50, 2) / between
     mask = depth > 0

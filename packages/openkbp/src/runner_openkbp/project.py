@@ -87,10 +87,10 @@ class OpenKBP(Project):
         return {"size": self.config.data.size}
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        """Return the trivial prediction and the error of a constant dose, both of the training patients.
+        """Return the trivial prediction and the error of a constant dose, both computed from the training patients.
 
         - mean_dose: (32, 32, 32) float32, Gy, the mean of the doses.
-        - constant_error: mean absolute error (Gy) of the best dose that is the same everywhere.
+        - constant_error: mean absolute error (Gy) of the best constant dose.
         """
         from runner_openkbp.statistics import fit
 

@@ -1,6 +1,6 @@
-"""Batches unpacked on the host, as the challenge's own loader fills them: `data.unpack: host`.
+"""Samples that are unpacked on the host, as the challenge's own loader does it: `data.unpack: host`.
 
-They are there to compare with: `runner openkbp ablate` measures what unpacking on the device saves.
+They exist for comparison: `runner openkbp ablate` measures what unpacking on the device saves.
 """
 
 from __future__ import annotations

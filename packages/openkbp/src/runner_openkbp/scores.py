@@ -64,7 +64,7 @@ def target_metrics(values: Array) -> dict[str, float]:
 
 
 def voxels_in_tenth_cc(voxel_mm: Sequence[float] | Array) -> int:
-    """Return the number of voxels nearest to 0.1 cm³ = 100 mm³, one at least; `voxel_mm` are their sides."""
+    """Return the number of voxels nearest to 0.1 cm³ = 100 mm³, at least 1; `voxel_mm` are a voxel's sides."""
     return max(1, round(100 / float(np.prod(voxel_mm))))
 
 
@@ -98,7 +98,10 @@ def dvh_score(scores: Sequence[Mapping[str, float]]) -> float:
 
 
 def pooled(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the DVH score over all metrics, which is no mean over patients: absent ROIs weigh nothing."""
+    """Return the DVH score over all metrics of all patients.
+
+    It is not the mean of the patients' scores, because patients have different numbers of ROIs.
+    """
     return {"dvh_score": dvh_score(scores)}
 
 

@@ -11,7 +11,8 @@ from runner_openkbp.packing import block_sums
 from runner_openkbp.rois import POSSIBLE, Array, unpack
 
 SIDE = 32
-"""Voxels per side of the mean dose, which every checkpoint holds. 128 would be no better: 10.71 Gy for 10.72."""
+"""Voxels per side of the mean dose, which every checkpoint holds. 128 would hardly be better: the baseline scores
+10.72 Gy with 32 and 10.71 Gy with 128."""
 BIN = 0.1
 """Width (Gy) of the bins in which doses are counted."""
 
