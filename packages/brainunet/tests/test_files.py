@@ -8,15 +8,23 @@ import pytest
 from runner_brainunet import files
 from runner_brainunet.config import BrainConfig, BrainDataConfig
 from runner_brainunet.project import BrainUNet
-from runner_core import LEFT_OUT, BadInput, Record
+from runner_core import LEFT_OUT, BadInput, Record, collect_left_out
 
 
 def find_records(root: Path, said: list[str] | None = None, **data: object) -> list[Record]:
-    return files.find_records(root, BrainDataConfig(**data), (said if said is not None else []).append)  # type: ignore[arg-type]
+    with collect_left_out() as left_out:
+        records = files.find_records(root, BrainDataConfig(**data))  # type: ignore[arg-type]
+    if said is not None:
+        said += [finding.message for finding in left_out]
+    return records
 
 
 def find_inputs(root: Path, said: list[str] | None = None, **data: object) -> list[Record]:
-    return files.find_inputs(root, BrainDataConfig(**data), (said if said is not None else []).append)  # type: ignore[arg-type]
+    with collect_left_out() as left_out:
+        records = files.find_inputs(root, BrainDataConfig(**data))  # type: ignore[arg-type]
+    if said is not None:
+        said += [finding.message for finding in left_out]
+    return records
 
 
 def found(root: Path, said: list[str] | None = None, **data: object) -> dict[str, tuple[str, str]]:
@@ -323,6 +331,8 @@ def test_a_training_says_who_counts_as_a_person(tmp_path: Path) -> None:
     """No name says it: a wrong guess would let one person train and validate."""
     touch(tmp_path, *(f"{folder}/P{n}_{scan}.nii" for folder in ("images", "masks") for n in (1, 2) for scan in "ab"))
     project = BrainUNet(BrainConfig())
-    (note,) = project.checks().records(project.records(tmp_path))
+    with collect_left_out() as left_out:
+        project.records(tmp_path)
+    (note,) = left_out
     assert (note.rule, note.level) == (LEFT_OUT, "note")  # which a training prints
     assert "before their first _ or - counts as the person (P1, P2)" in note.message

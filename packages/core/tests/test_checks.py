@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import BadInput, Finding, Record
+from runner_core import LEFT_OUT, BadInput, Finding, Record, collect_left_out, leave_out
 from runner_core.cli import main
 
 
@@ -87,3 +88,50 @@ def test_check_names_a_record_once(
     monkeypatch.setattr(Toy, "decode", decode)
     assert main(["toy", "check", "--cache.workers", "1"]) == 2
     assert "error    p0_a: no image\n" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_what_records_leave_out_is_shown_by_check_training_and_predict(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The project needs no check of its own for it; each line is shown once, although `inputs` calls `records`."""
+    from toy_project import Toy
+
+    find = Toy.records
+
+    def records(self: Any, root: Any) -> Sequence[Record]:
+        leave_out("x.tif left out: no mask")
+        leave_out("1 of 7 files has no known name", "warning")
+        return find(self, root)
+
+    monkeypatch.setattr(Toy, "records", records)
+    assert main(["toy", "phantom", "data"]) == 0
+    assert "left out" not in capsys.readouterr().out
+    assert main(["toy", "check", "--data", "data", "--out", "audit"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("note     x.tif left out: no mask\nwarning  1 of 7 files has no known name\n") == 1
+    assert said.count("x.tif") == 1
+    found = json.loads((here / "audit" / "check.json").read_text())["findings"]
+    assert {"record": None, "level": "note", "rule": LEFT_OUT, "message": "x.tif left out: no mask"} in found
+    words = ["--data", "data", "--train.epochs", "1", "--train.steps-per-epoch", "2", "--health.mode", "off"]
+    assert main(["toy", "train", *words, "--cache.workers", "1", "--run-dir", "run"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("NOTE: x.tif left out: no mask\n") == 1
+    assert said.count("WARNING: 1 of 7 files has no known name\n") == 1
+    assert main(["toy", "predict", "run", "data", "--out", "out"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("note: x.tif left out: no mask\nnote: 1 of 7 files has no known name\n") == 1
+    assert said.count("x.tif") == 1
+    assert main(["toy", "evaluate", "run"]) == 0
+    assert "x.tif" not in capsys.readouterr().out
+
+
+def test_a_block_keeps_what_is_left_out_in_it() -> None:
+    leave_out("nobody listens")
+    with collect_left_out() as outer:
+        leave_out("a")
+        with collect_left_out() as inner:
+            leave_out("b")
+        leave_out("c")
+    assert [finding.message for finding in outer] == ["a", "c"]
+    assert [finding.message for finding in inner] == ["b"]

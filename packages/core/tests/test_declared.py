@@ -47,3 +47,23 @@ def test_members_that_have_moved_are_named_with_their_places(toy: None, monkeypa
         Plugins.load("toy").project()
     assert f"project toy: members of Toy have new places: {found}" in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+def test_an_attribute_that_is_gone_is_named_with_what_to_write_now(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def records(self: Any, root: Any) -> Any:
+        self.left_out = []
+        return ()
+
+    monkeypatch.setattr(toy_class(), "records", records)
+    with pytest.raises(BadInput, match=r"`left_out` is `runner_core\.leave_out\(text\)`"):
+        Plugins.load("toy").project()
+
+
+def test_an_attribute_of_another_object_may_have_a_name_that_is_gone(
+    toy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records(self: Any, root: Any) -> Any:
+        return root.left_out
+
+    monkeypatch.setattr(toy_class(), "records", records)
+    assert Plugins.load("toy").project() is toy_class()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import BadInput, Url
+from runner_core import BadInput, Url, collect_left_out
 from runner_core.testing import changed
 from runner_dinocell import phantom, sources
 from runner_dinocell.config import CellConfig, CellDataConfig
@@ -161,13 +161,13 @@ def test_plates_without_a_common_channel(tmp_path: Path, config: CellConfig) -> 
 
 def test_brightfield_is_taken_where_it_is_asked_for(tmp_path: Path, config: CellConfig) -> None:
     root = make(tmp_path / "P1" / "Images", *(f"r01c01f01p01-ch{n}sk1fk1fl1.tiff" for n in range(1, 9)))
-    said: list[str] = []
-    (field,) = find_records(root, config, say=said.append)
-    assert field.channels == ("1", "2", "3", "4", "5")
-    assert "6, 7, 8" in said[0]
-    assert "--data.channels 1 2 3 4 5 6 7 8" in said[0]
-    config.data.channels = ("1", "7")
-    (field,) = find_records(root, config, say=said.append)
+    with collect_left_out() as said:
+        (field,) = find_records(root, config)
+        assert field.channels == ("1", "2", "3", "4", "5")
+        assert "6, 7, 8" in said[0].message
+        assert "--data.channels 1 2 3 4 5 6 7 8" in said[0].message
+        config.data.channels = ("1", "7")
+        (field,) = find_records(root, config)
     assert (field.channels, len(said)) == (("1", "7"), 1)
 
 

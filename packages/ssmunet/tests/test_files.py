@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import BadInput, DataErrors, PairsConfig
+from runner_core import BadInput, DataErrors, PairsConfig, collect_left_out
 from runner_ssmunet.classes import Classes
 from runner_ssmunet.files import find_inputs, find_records, identity, labelled, read_core, read_outline, stored_labels
 
@@ -475,6 +475,6 @@ def test_labels_that_lie_elsewhere(write_core, make_core, tmp_path: Path) -> Non
 def test_predict_says_which_archives_it_leaves_out(write_core, tmp_path: Path) -> None:
     core = write_core()
     core.with_name("mean.npz").write_bytes(b"")
-    said: list[str] = []
-    find_inputs(tmp_path, say=said.append)
-    assert said == [f"{tmp_path}: 1 npz file left out, not named core_*.npz: mean.npz"]
+    with collect_left_out() as said:
+        find_inputs(tmp_path)
+    assert [finding.message for finding in said] == [f"{tmp_path}: 1 npz file left out, not named core_*.npz: mean.npz"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from runner_core import BadInput, PairsConfig
+from runner_core import LEFT_OUT, BadInput, PairsConfig, collect_left_out
 from runner_vesuvius import phantom
 from runner_vesuvius.config import ScrollConfig
 from runner_vesuvius.files import deprecated, find_inputs, find_records
@@ -298,14 +298,17 @@ def test_a_manifest_that_patterns_leave_unread_is_said(tmp_path: Path) -> None:
     config = ScrollConfig()
     config.data.pattern = data.pattern
     project = Vesuvius(config)
-    assert [record.group for record in project.records(tmp_path)] == ["A"]
-    (said,) = project.left_out
-    assert re.search(f"{unread} The files' names say the scrolls", said)
-    assert said in [finding.message for finding in project.checks().records([])]
+    with collect_left_out() as left_out:
+        assert [record.group for record in project.records(tmp_path)] == ["A"]
+    (said,) = left_out
+    assert (said.rule, said.level) == (LEFT_OUT, "note")
+    assert re.search(f"{unread} The files' names say the scrolls", said.message)
 
 
 def test_predict_says_what_it_leaves_out(tmp_path: Path) -> None:
-    said: list[str] = []
     make(tmp_path, "images/A_1.tif", "labels/A_1.tif", "x.tif")
-    find_inputs(tmp_path, say=said.append)
-    assert said == [f"{tmp_path}: 2 volumes left out, in no folder of images: x.tif, labels/A_1.tif"]
+    with collect_left_out() as said:
+        find_inputs(tmp_path)
+    assert [finding.message for finding in said] == [
+        f"{tmp_path}: 2 volumes left out, in no folder of images: x.tif, labels/A_1.tif"
+    ]

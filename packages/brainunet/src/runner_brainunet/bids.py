@@ -8,10 +8,10 @@ other scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner_core import BadInput, counted, first_few
+from runner_core import BadInput, counted, first_few, leave_out
 
 from runner_brainunet.named import MASK
 from runner_brainunet.nifti import stem
@@ -40,7 +40,7 @@ _SUFFIXES = (
 """Suffixes of other modalities. In the name of a mask they name the modality that it was made from."""
 
 
-def pairs(root: Path, paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Path]:
+def pairs(root: Path, paths: Sequence[Path]) -> dict[Path, Path]:
     """Return the mask of every T1 scan: by NFBS's name beside it, or by entities. Raises BadInput if several fit."""
     scans = [p for p in paths if stem(p).endswith("_T1w") and "derivatives" not in p.relative_to(root).parts[:-1]]
     masks = [p for p in paths if MASK.search(stem(p)) and not other_modality(p.relative_to(root))]
@@ -63,7 +63,7 @@ def pairs(root: Path, paths: Sequence[Path], say: Callable[[str], None]) -> dict
         if mask not in used and name.endswith("_T1w_brainmask"):
             found[mask.with_name(name.removesuffix("_brainmask") + mask.name[len(name) :])] = mask
     if unused := [mask.relative_to(root).as_posix() for mask in masks if mask not in set(found.values())]:
-        say(f"{root}: {counted(len(unused), 'mask')} left out, of no T1 scan that is there: {first_few(unused)}")
+        leave_out(f"{root}: {counted(len(unused), 'mask')} left out, of no T1 scan that is there: {first_few(unused)}")
     return found
 
 

@@ -23,6 +23,7 @@ from runner_core import (
     find_folder_pairs,
     first_few,
     is_table,
+    leave_out,
     list_inputs,
     list_pairs,
     split_of_folder,
@@ -42,30 +43,29 @@ LAYOUT = (
     "both; or NAME.nii.gz with NAME_mask.nii.gz (_brain_mask, _staple, _ss). Other names: a table (data.manifest) or "
     "patterns (data.pattern)"
 )
-Say = Callable[[str], None]
 _OTHER_FORMATS = (".mgz", ".mgh", ".nrrd", ".nhdr", ".mha", ".mhd", ".dcm", ".ima", ".mnc")
 
 
-def find_records(root: Path, data: BrainDataConfig, say: Say = lambda text: None) -> list[Record]:
+def find_records(root: Path, data: BrainDataConfig) -> list[Record]:
     """Return every scan below `root` with its brain mask.
 
-    `say` gets messages: which files are left out, and which scans count as one person. A missing scan or mask stays in
-    the record, at its expected path, so that decoding reports all missing files at once. Raises BadInput if there is
-    no scan with a mask, or if several masks could belong to one scan.
+    `leave_out` gets messages: which files are left out, and which scans count as one person. A missing scan or mask
+    stays in the record, at its expected path, so that decoding reports all missing files at once. Raises BadInput if
+    there is no scan with a mask, or if several masks could belong to one scan.
     """
     pairs = list_pairs(root, data, is_nifti, stem)
     if pairs is None:
-        pairs = _known_layouts(root, say)
-    who = persons([(pair.image, pair.group) for pair in pairs], root, say)
+        pairs = _known_layouts(root)
+    who = persons([(pair.image, pair.group) for pair in pairs], root)
     records = [Record(pair.key, group, _files(pair), pair.split) for pair, group in zip(pairs, who, strict=True)]
     return sorted(records, key=lambda record: record.key)
 
 
-def find_inputs(path: Path, data: BrainDataConfig, say: Say = lambda text: None) -> list[Record]:
+def find_inputs(path: Path, data: BrainDataConfig) -> list[Record]:
     """Return the scans to predict: one file, those that a table or `data.pattern` names, or all below a folder.
 
-    In a folder where some names mark T1 scans, files without such names are left out. `say` gets the files that are
-    left out and the reason.
+    In a folder where some names mark T1 scans, files without such names are left out. `leave_out` gets the files
+    that are left out and the reason.
     """
     if path.is_file() and not is_table(path):
         if not is_nifti(header_of(path)[0]):
@@ -73,26 +73,26 @@ def find_inputs(path: Path, data: BrainDataConfig, say: Say = lambda text: None)
         path = header_of(path)[0]
         return [Record(stem(path), person(path) or stem(path), {"image": path})]
     _must_be_there(path)
-    if (pairs := list_inputs(path, data, is_nifti, stem, say)) is not None:
+    if (pairs := list_inputs(path, data, is_nifti, stem)) is not None:
         return [Record(pair.key, pair.group or pair.key, {"image": pair.image}) for pair in pairs]
     _must_be_folder(path)
-    scans = list(_scans_alone(path, say))
+    scans = list(_scans_alone(path))
     if not scans:
         raise BadInput(f"{path}: no NIfTI file below it (.nii, .nii.gz, or .img with .hdr; masks are left out).")
     keys = unique_keys(scans, path, _id)
     return sorted((Record(keys[p], person(p) or keys[p], {"image": p}) for p in scans), key=lambda record: record.key)
 
 
-def _known_layouts(root: Path, say: Say) -> list[Pair]:
+def _known_layouts(root: Path) -> list[Pair]:
     _must_be_folder(root)
     paths = list(_nifti_below(root))
     found: dict[Path, Path] = {}
     if any(stem(path).endswith(("_T1w", "_T1w_brainmask")) for path in paths):
-        found = bids.pairs(root, paths, say)
+        found = bids.pairs(root, paths)
     if not any(mask.exists() for mask in found.values()):
         if beside := find_folder_pairs(root, is_nifti, _id, _label_id):
             return beside
-        found = named.pairs(root, paths, say) or found
+        found = named.pairs(root, paths) or found
     if not found:
         there = (
             f" ({counted(len(paths), 'NIfTI file')} there, none with a mask that is named after it)" if paths else ""
@@ -110,8 +110,8 @@ def _files(pair: Pair) -> dict[str, Path]:
     return files | headers
 
 
-def _scans_alone(root: Path, say: Say) -> Iterator[Path]:
-    """Yield the scans to predict below `root`; `say` gets the reason for all other files."""
+def _scans_alone(root: Path) -> Iterator[Path]:
+    """Yield the scans to predict below `root`; `leave_out` gets the reason for all other files."""
     others = [folder / name for folder, _, names in walk(root) for name in names]
     left = [path for path in others if is_nifti(path)]
     reasons: list[tuple[str, Callable[[Path], bool]]] = [
@@ -124,17 +124,17 @@ def _scans_alone(root: Path, say: Say) -> Iterator[Path]:
     for reason, out in reasons:
         kept = [path for path in left if not out(path)]
         if kept and len(kept) < len(left):
-            _tell(say, [path for path in left if out(path)], reason, root)
+            _tell([path for path in left if out(path)], reason, root)
         left = kept or (left if reason != reasons[0][0] else [])
-    _tell(say, [p for p in others if p.suffix.lower() == ".img" and not is_nifti(p)], "without their .hdr", root)
-    _tell(say, [p for p in others if p.name.lower().endswith(_OTHER_FORMATS)], "not NIfTI (convert them first)", root)
+    _tell([p for p in others if p.suffix.lower() == ".img" and not is_nifti(p)], "without their .hdr", root)
+    _tell([p for p in others if p.name.lower().endswith(_OTHER_FORMATS)], "not NIfTI (convert them first)", root)
     yield from left
 
 
-def _tell(say: Say, paths: Sequence[Path], why: str, root: Path) -> None:
+def _tell(paths: Sequence[Path], why: str, root: Path) -> None:
     if paths:
         names = first_few([path.relative_to(root).as_posix() for path in paths])
-        say(f"{root}: {counted(len(paths), 'file')} left out, {why}: {names}")
+        leave_out(f"{root}: {counted(len(paths), 'file')} left out, {why}: {names}")
 
 
 def _id(path: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from runner_core import BadInput, counted, first_few
+from runner_core import BadInput, counted, first_few, leave_out
 
 from runner_brainunet.nifti import stem
 
@@ -21,12 +21,12 @@ _MODALITY = re.compile(r"(?:^|[-_])(T1w?|T2w?|PDw?|FLAIR|MRA|DTI(?:-\d+)?|gfc)$"
 """The end of a scan's name that says its modality. gfc is OASIS's, corrected for the field."""
 
 
-def pairs(root: Path, paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, Path]:
+def pairs(root: Path, paths: Sequence[Path]) -> dict[Path, Path]:
     """Return the mask of every scan that has one, anywhere below `root`.
 
     A scan without a mask is included, with the expected path of its mask, if other scans of its modality in its folder
-    have masks. All other files are left out, and `say` gets their names. Raises BadInput if several masks could belong
-    to one scan.
+    have masks. All other files are left out, and `leave_out` gets their names. Raises BadInput if several masks could
+    belong to one scan.
     """
     by_stem: defaultdict[str, list[Path]] = defaultdict(list)
     for path in paths:
@@ -46,7 +46,7 @@ def pairs(root: Path, paths: Sequence[Path], say: Callable[[str], None]) -> dict
             found[path] = _expected(path, masks)
     if found and rest:
         names = first_few([path.relative_to(root).as_posix() for path in rest])
-        say(f"{root}: {counted(len(rest), 'NIfTI file')} left out, without a mask named after it: {names}")
+        leave_out(f"{root}: {counted(len(rest), 'NIfTI file')} left out, without a mask named after it: {names}")
     return found
 
 

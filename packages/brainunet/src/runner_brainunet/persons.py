@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from runner_core import IMAGE_FOLDERS, first_few
+from runner_core import IMAGE_FOLDERS, first_few, leave_out
 
 from runner_brainunet.nifti import stem
 
@@ -28,11 +28,11 @@ def person(path: Path) -> str | None:
     return None
 
 
-def persons(scans: Sequence[tuple[Path, str | None]], root: Path, say: Callable[[str], None]) -> list[str]:
+def persons(scans: Sequence[tuple[Path, str | None]], root: Path) -> list[str]:
     """Return the person of every scan: the given one, else one by a known kind of name, else a guess.
 
     The guess is the folder of each scan, or its name up to the first _ or -. If that is equal for all scans, each scan
-    is a person of its own. `say` gets the guess.
+    is a person of its own. `leave_out` gets the guess.
     """
     found = [group or person(path) for path, group in scans]
     unknown = [path for (path, _), who in zip(scans, found, strict=True) if who is None]
@@ -47,7 +47,7 @@ def persons(scans: Sequence[tuple[Path, str | None]], root: Path, say: Callable[
         names = {path: stem(path) for path in unknown}
         how = "each scan counts as a person of its own, since no name says whose it is"
     if len(unknown) > 1:
-        say(f"{root}: {how} ({first_few(sorted(set(names.values())), 3)}). {_SAY}")
+        leave_out(f"{root}: {how} ({first_few(sorted(set(names.values())), 3)}). {_SAY}")
     return [who or names[path] for (path, _), who in zip(scans, found, strict=True)]
 
 

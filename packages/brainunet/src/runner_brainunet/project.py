@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 from runner_core import (
-    LEFT_OUT,
     Annotation,
-    AnyRecord,
     Array,
     Arrays,
     BadInput,
@@ -71,12 +69,10 @@ class BrainUNet(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        self.left_out = []
-        return files.find_records(root, self.config.data, self.left_out.append)
+        return files.find_records(root, self.config.data)
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        self.left_out = []
-        return files.find_inputs(path, self.config.data, self.left_out.append)
+        return files.find_inputs(path, self.config.data)
 
     def decode(self, record: Record) -> Decoded:
         """Return the scan, its head (all but air: the cropper's guide) and its mask, in RAS at `data.spacing`."""
@@ -219,9 +215,6 @@ class BrainUNet(Project):
         truth = ras.to_ras(self._truth(record, image)) if "mask" in record.files else None
         return figure(ras.to_ras(scan), ras.to_ras(prediction), truth, ras.spacing)
 
-    def _left_out(self, records: Sequence[AnyRecord]) -> Sequence[Finding]:
-        return [Finding(LEFT_OUT, "note", text) for text in self.left_out]
-
     def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count voxels of the network's grid: brain, and all others."""
         mask = decoded.arrays.get("mask")
@@ -238,7 +231,6 @@ class BrainUNet(Project):
     def checks(self) -> Checks:
         return Checks(
             record=lambda record: checks.findings(record.files["image"], record.files.get("mask")),
-            records=self._left_out,
             prediction=self._remarks,
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,

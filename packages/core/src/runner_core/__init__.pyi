@@ -85,6 +85,8 @@ from runner_core.contract.run import Precision as Precision
 from runner_core.contract.run import Remedy as Remedy
 from runner_core.contract.run import Sink as Sink
 from runner_core.contract.run import State as State
+from runner_core.contract.run import collect_left_out as collect_left_out
+from runner_core.contract.run import leave_out as leave_out
 from runner_core.contract.values import Array as Array
 from runner_core.contract.values import Arrays as Arrays
 from runner_core.contract.values import HostBatch as HostBatch

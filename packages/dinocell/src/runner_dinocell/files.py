@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner_core import BadInput, Location, counted, did_you_mean, location
+from runner_core import BadInput, Location, collect_left_out, counted, did_you_mean, leave_out, location
 
 from runner_dinocell import labels, manifest, names, sources
 from runner_dinocell.config import CellConfig
@@ -32,7 +32,6 @@ def find_records(
     config: CellConfig,
     channels: Sequence[str] = (),
     labelled: bool = True,
-    say: Callable[[str], None] = lambda text: None,
 ) -> list[Field]:
     """Find every field below `root`, a folder or a URL, or in a manifest that `root` is.
 
@@ -44,12 +43,11 @@ def find_records(
         config: the run's settings.
         channels: those to take (a network's); empty: `data.channels`.
         labelled: read labels too.
-        say: receives a note about images that are left out.
     """
     table = _manifest(root, config)
     top = root.parent if _is_table(root) else root
     if table is None:
-        images = _named(root, config, say)
+        images = _named(root, config)
     else:
         images = manifest.images(table, top, config.data.label)
     found, own = _collected(str(table.where if table else root), images)
@@ -57,7 +55,7 @@ def find_records(
     if mixed and channels:
         chosen = _places(root, found, tuple(channels), config.model.channels)
     else:
-        chosen = _chosen(root, found, tuple(channels or config.data.channels), mixed, say)
+        chosen = _chosen(root, found, tuple(channels or config.data.channels), mixed)
     in_table = not labelled or (table is not None and config.data.label in table.names)
     label = own.get if in_table else _labels(top, config)
     records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
@@ -65,13 +63,11 @@ def find_records(
         return records
     if without := [record.key for record in records if not record.files]:
         count = counted(len(without), "field")
-        say(f"{count} with none of the channels {', '.join(chosen)}: left out, {without[0]} for one.")
+        leave_out(f"{count} with none of the channels {', '.join(chosen)}: left out, {without[0]} for one.", "warning")
     return [replace(record, partial=True) for record in records if record.files]
 
 
-def find_inputs(
-    path: Location, config: CellConfig, channels: Sequence[str], say: Callable[[str], None] = lambda text: None
-) -> list[Field]:
+def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> list[Field]:
     """Find fields to predict: all below a folder or URL, or in a table, or the field of one image.
 
     Their `channels` are the network's. `data.manifest` is ignored, because it belongs to the training data; labels are
@@ -80,8 +76,9 @@ def find_inputs(
     pattern = None if _is_table(path) else config.data.pattern
     config = replace(config, data=replace(config.data, manifest=None, pattern=pattern))
     if not (isinstance(path, Path) and path.is_file() and path.suffix.lower() in names.SUFFIXES):
-        return find_records(path, config, channels, labelled=False, say=say)
-    beside = find_records(path.parent, config, channels, labelled=False)
+        return find_records(path, config, channels, labelled=False)
+    with collect_left_out():  # nobody asked for the other images
+        beside = find_records(path.parent, config, channels, labelled=False)
     fields = [field for field in beside if path in field.files.values()]
     if not fields:
         raise BadInput(f"{path}: its name does not say which field it is of, or it is of another channel.")
@@ -100,7 +97,7 @@ def _is_table(place: Location) -> bool:
     return place.name.lower().endswith(manifest.SUFFIXES)
 
 
-def _named(root: Location, config: CellConfig, say: Callable[[str], None]) -> Iterator[Image]:
+def _named(root: Location, config: CellConfig) -> Iterator[Image]:
     """Yield images below `root` whose name follows a known scheme, or that `data.pattern` finds."""
     pattern = config.data.pattern
     read = names.own(pattern) if pattern else names.known
@@ -124,8 +121,8 @@ def _named(root: Location, config: CellConfig, say: Callable[[str], None]) -> It
         )
     if others and known:
         what = "not found by data.pattern" if pattern else "of no known name"
-        say(f"{others} of {counted(known + others, 'TIFF file')} {'are' if others > 1 else 'is'} {what}, {example} for "
-            "one: left out.")  # fmt: skip
+        there = f"{others} of {counted(known + others, 'TIFF file')} {'are' if others > 1 else 'is'} {what}"
+        leave_out(f"{there}, {example} for one: left out.", "warning")
     if pictures and not known:
         raise BadInput(
             f"{root}: no TIFF file below it, but {counted(pictures, 'PNG or JPEG file')}. TIFF is read, with the "
@@ -157,9 +154,7 @@ def _twice(where: str, name: Name, one: Location, other: Location) -> str:
     )
 
 
-def _chosen(
-    root: Location, found: _Images, wanted: tuple[str, ...], mixed: bool, say: Callable[[str], None]
-) -> tuple[str, ...]:
+def _chosen(root: Location, found: _Images, wanted: tuple[str, ...], mixed: bool) -> tuple[str, ...]:
     """Return `wanted`, or the channels that every plate has, without brightfield beside fluorescence.
 
     If plates may be `mixed`, a channel of any plate is enough. A plate has a channel if most of its fields do, so that
@@ -182,9 +177,10 @@ def _chosen(
             "network for data of several kinds: model.channels subset or bag."
         )
     if light := names.in_order(_transmitted(found, common)):
-        say(
+        leave_out(
             f"{counted(len(light), 'channel')} of brightfield left out beside fluorescence: {', '.join(light)}. To "
-            f"take {'them' if len(light) > 1 else 'it'} too: --data.channels {' '.join(names.in_order(common))}"
+            f"take {'them' if len(light) > 1 else 'it'} too: --data.channels {' '.join(names.in_order(common))}",
+            "warning",
         )
     return names.in_order(common - set(light))
 

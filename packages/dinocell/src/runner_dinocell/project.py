@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from runner_core import (
     Checks,
     DataSet,
     Decoded,
-    Finding,
     Health,
     Infer,
     Json,
@@ -66,14 +65,12 @@ class DinoCell(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Location) -> Sequence[fields.Field]:
-        self.left_out = []
-        found = files.find_records(root, self.config, self._channels, say=self.left_out.append)
+        found = files.find_records(root, self.config, self._channels)
         self._places = next((field.channels for field in found if field.partial), ())
         return found
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:
-        self.left_out = []
-        return files.find_inputs(path, self.config, self._channels, say=self.left_out.append)
+        return files.find_inputs(path, self.config, self._channels)
 
     def decode(self, record: Record) -> Decoded:
         return fields.decode(record)
@@ -242,10 +239,6 @@ class DinoCell(Project):
             "scale": self.config.data.scale,
         }
 
-    def _check_set(self, records: Sequence[AnyRecord]) -> Iterator[Finding]:
-        yield from (Finding("names", "warning", text) for text in self.left_out)
-        yield from checks.set_findings(records)
-
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_dinocell.export import export
 
@@ -254,7 +247,7 @@ class DinoCell(Project):
     def checks(self) -> Checks:
         return Checks(
             record=partial(checks.findings, window=self.config.data.window),
-            records=self._check_set,
+            records=checks.set_findings,
             prediction=lambda record, prediction: checks.stains(record, self._channels),
             plain_metrics=self._plain_metrics,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from runner_core import (
     Record,
     counted,
     first_few,
+    leave_out,
     list_inputs,
     list_pairs,
     split_of_folder,
@@ -85,14 +86,12 @@ def labelled(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return kept, [record for record in records if "labels" not in record.files]
 
 
-def find_inputs(
-    path: Path, data: PairsConfig | None = None, say: Callable[[str], None] = lambda text: None
-) -> list[Record]:
+def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
     """Return the cores to predict: a file, or those of a table, of `data.pattern` or below a folder.
 
     Labels and ids are not needed. Each core is a group of its own.
     """
-    pairs = list_inputs(path, data or PairsConfig(), readers.could_be, stem, say)
+    pairs = list_inputs(path, data or PairsConfig(), readers.could_be, stem)
     if pairs is not None:
         paths, keys = [pair.image for pair in pairs], {pair.image: pair.key for pair in pairs}
     elif path.is_file():
@@ -100,7 +99,7 @@ def find_inputs(
     else:
         paths = _cores_below(path)
         if others := [p.name for p in _below(path) if p.suffix == ".npz" and p not in set(paths)]:
-            say(f"{path}: {counted(len(others), 'npz file')} left out, not named core_*.npz: {first_few(others)}")
+            leave_out(f"{path}: {counted(len(others), 'npz file')} left out, not named core_*.npz: {first_few(others)}")
         keys = unique_keys(paths, path, stem)
     records = []
     for core in paths:

@@ -125,8 +125,7 @@ class SSMUNet(Project):
         return records
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        self.left_out = []
-        return files.find_inputs(path, self.config.data, self.left_out.append)
+        return files.find_inputs(path, self.config.data)
 
     def decode(self, record: Record) -> Decoded:
         """Return spectra (H, W, C) as the file has them, tissue (the cropper's guide) and labels."""

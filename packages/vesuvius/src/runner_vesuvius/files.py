@@ -13,7 +13,7 @@ too widely still keeps training and validation apart, a scroll taken too narrowl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner_core import (
@@ -25,6 +25,7 @@ from runner_core import (
     Record,
     counted,
     first_few,
+    leave_out,
     list_inputs,
     list_pairs,
     match_by_name,
@@ -47,18 +48,16 @@ _DEPRECATED = "deprecated_"
 """Prefix of the folders with volumes and labels that the challenge's hosts took back."""
 
 
-def find_records(
-    root: Path, data: PairsConfig | None = None, say: Callable[[str], None] = lambda text: None
-) -> list[Record]:
+def find_records(root: Path, data: PairsConfig | None = None) -> list[Record]:
     """Find every volume with its label below `root`, or in a table or by patterns (`data`); the group is the scroll.
 
-    A missing partner is listed where it should be, so that decoding reports it for every record at once. `say` receives
-    a note if a train.csv is not read. Raises BadInput if there is no such volume, or if a scroll is not known.
+    A missing partner is listed where it should be, so that decoding reports it for every record at once. `leave_out`
+    receives a note if a train.csv is not read. Raises BadInput if there is no such volume, or if a scroll is not known.
     """
     if (pairs := list_pairs(root, data or PairsConfig(), is_volume, stem)) is not None:
         for text in dict.fromkeys(_unread(own.image) for own in pairs if own.group is None):
             if text:
-                say(f"{text} The files' names say the scrolls.")
+                leave_out(f"{text} The files' names say the scrolls.")
         return [
             Record(own.key, own.group or _named_scroll(own.image), {"image": own.image, "label": own.label}, own.split)
             for own in pairs
@@ -82,14 +81,12 @@ def find_records(
     return sorted(records, key=lambda record: record.key)
 
 
-def find_inputs(
-    path: Path, data: PairsConfig | None = None, say: Callable[[str], None] = lambda text: None
-) -> list[Record]:
+def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
     """Find volumes to predict: a file, the files of a table or of `data.pattern`, or the volumes below a folder.
 
-    If some volumes below a folder lie in folders of images, the others are left out, and `say` receives a note.
+    If some volumes below a folder lie in folders of images, the others are left out: `leave_out` receives a note.
     """
-    if (own := list_inputs(path, data or PairsConfig(), is_volume, stem, say)) is not None:
+    if (own := list_inputs(path, data or PairsConfig(), is_volume, stem)) is not None:
         return [Record(pair.key, pair.group or pair.key, {"image": pair.image}) for pair in own]
     if path.suffix.lower() in SUFFIXES:
         volumes = [path]
@@ -102,7 +99,7 @@ def find_inputs(
         volumes = named or [p for p in below if not p.parent.name.lower().endswith(LABEL_FOLDERS)]
         if left := [p.relative_to(path).as_posix() for p in below if p not in set(volumes)]:
             why = "in no folder of images" if named else "in folders of labels"
-            say(f"{path}: {counted(len(left), 'volume')} left out, {why}: {first_few(left)}")
+            leave_out(f"{path}: {counted(len(left), 'volume')} left out, {why}: {first_few(left)}")
         volumes += _missing_tests(volumes)
     if not volumes:
         raise BadInput(f"{path}: no volume below it ({', '.join(SUFFIXES)}; folders of labels are left out).")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from runner_core import (
-    LEFT_OUT,
     Annotation,
     Array,
     Arrays,
@@ -20,7 +19,6 @@ from runner_core import (
     Checks,
     DataSet,
     Decoded,
-    Finding,
     Health,
     Infer,
     Json,
@@ -76,12 +74,10 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        self.left_out = []
-        return files.find_records(root, self.config.data, self.left_out.append)
+        return files.find_records(root, self.config.data)
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        self.left_out = []
-        found = files.find_inputs(path, self.config.data, self.left_out.append)
+        found = files.find_inputs(path, self.config.data)
         if self.predict_options.probability:
             outputs.refuse_overlap(path, {record.key for record in found})
         return found
@@ -256,10 +252,6 @@ class Vesuvius(Project):
         background, surface, ignored = (int(np.count_nonzero(label == value)) for value in values)
         return Annotation({"background": background, "surface": surface}, ignored)
 
-    def _check_set(self, records: Sequence[Record]) -> Iterator[Finding]:
-        yield from (Finding(LEFT_OUT, "note", text) for text in self.left_out)
-        yield from checks.set_findings(records)
-
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_vesuvius.export import export
 
@@ -268,7 +260,7 @@ class Vesuvius(Project):
     def checks(self) -> Checks:
         return Checks(
             record=partial(checks.findings, patch=self.config.data.patch),
-            records=self._check_set,
+            records=checks.set_findings,
             prediction=lambda record, prediction: [*checks.remarks(record), *outputs.remarks(prediction)],
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,

@@ -9,6 +9,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.text import counted
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
+from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, tool_folder
@@ -27,9 +28,10 @@ def check(name: str, arguments: Sequence[str]) -> int:
 
 def _check(setup: Setup, options: CheckOptions) -> int:
     folder = data_folder(setup, print)
-    records = read_records(setup, folder, print)
+    with collect_left_out() as left_out:
+        records = read_records(setup, folder, print)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
-    auditor = Auditor(setup, records)
+    auditor = Auditor(setup, records, left_out)
     auditor.each()
     auditor.together()
     if options.fit:

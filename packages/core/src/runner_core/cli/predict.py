@@ -18,6 +18,7 @@ from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import load_network, load_state, refuse_url, start_from_run
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
+from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import local
 from runner_core.output.evaluations import remove_leftovers, write_whole
@@ -109,10 +110,11 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
                 refuse_url(setup.project, place)
             elif not refuse_special_file(place).exists():
                 raise BadInput(f"{place}: there is no such file or folder")
-            for record in setup.project.inputs(place):
-                _add(records, record, options.out)
-            for line in setup.project.left_out:
-                print(f"note: {line}")
+            with collect_left_out() as left_out:
+                for record in setup.project.inputs(place):
+                    _add(records, record, options.out)
+            for finding in left_out:
+                print(f"note: {finding.message}")
         except BadInput as error:
             failed += 1
             print(f"warning: not predicted: {error}", file=sys.stderr)

@@ -60,9 +60,6 @@ class Project:
     statistics: Statistics
     """What `fit` learned from the training records; empty until then. It is set before `model` is called, in training
     and in every command that uses a trained network."""
-    left_out: list[str]
-    """One line for each file that the last `records` or `inputs` found but did not take, with the reason. `predict`
-    shows them."""
     pipeline: Pipeline
     """Decodes and crops a record as for training: `pipeline.decode_cropped(record)`. For use in `predict`."""
 
@@ -74,7 +71,6 @@ class Project:
         self.config = config
         self.predict_options = copy(self.predict_options)
         self.statistics = {}
-        self.left_out = []
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -82,7 +78,8 @@ class Project:
         """Return every record below `root`; read no more than names and headers.
 
         `root` is a Path, or a Url if the project is `remote` and the user named one. Raises BadInput that names the
-        folder and the expected layout if there is no record.
+        folder and the expected layout if there is no record. Files that are found but not taken:
+        `runner_core.leave_out`.
         """
         raise _not_written(self, "records")
 

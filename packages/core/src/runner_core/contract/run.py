@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -112,7 +114,32 @@ class Finding:
 
 
 LEFT_OUT = "left out"
-"""Rule of the notes about data that exist but are not used; a training shows these notes too."""
+"""Rule of the findings about data that exist but are not used; a training shows these notes too."""
+_collected: ContextVar[list[Finding] | None] = ContextVar("left_out", default=None)
+
+
+def leave_out(text: str, level: Literal["note", "warning"] = "note") -> None:
+    """Say that `records` or `inputs` found something but did not take it, and why: one line.
+
+    `check`, `predict` and the start of a training show the line; other commands drop it. Use the level "warning" if the
+    user should probably mend the data.
+    """
+    if (found := _collected.get()) is not None:
+        found.append(Finding(LEFT_OUT, level, text))
+
+
+@contextmanager
+def collect_left_out() -> Iterator[list[Finding]]:
+    """Collect what `leave_out` is given in this block.
+
+    A block within another keeps its own lines: a project may look through files for another purpose without a word.
+    """
+    found: list[Finding] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ and finds their implementations. Its own call, order and `check_pending` do less
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -290,6 +291,8 @@ _MOVED = {
     **{"faults": "Config.faults", "PredictOptions": "predict_options"},
 }
 """Members of a project by their names before 0.1.0, which nothing would call now, and their places."""
+_GONE = {"left_out": "runner_core.leave_out(text)"}
+"""Attributes that a project's own methods used before 0.1.0, and what to write now."""
 
 
 def _refuse_moved(cls: type[Any], name: str) -> None:
@@ -298,9 +301,20 @@ def _refuse_moved(cls: type[Any], name: str) -> None:
         moved["pictures"] = "pictures().draw_watched"
     if _takes_more(cls, "baseline", 1) or _takes_more(cls, "export", 2):
         moved["statistics"] = "self.statistics` in `baseline(record)` and `export(model, folder)"
+    moved |= {old: place for old, place in _GONE.items() if _uses(cls, old)}
     if moved:
         places = ", ".join(f"`{old}` is `{place}`" for old, place in moved.items())
         raise BadInput(f"project {name}: members of {cls.__name__} have new places: {places} (runner_core.Project)")
+
+
+def _uses(cls: type[Any], attribute: str) -> bool:
+    """Return whether a method of the class has `self.` and this attribute in its source."""
+    methods = [m for c in cls.__mro__ if c is not Project for m in vars(c).values() if inspect.isfunction(m)]
+    named = [method for method in methods if attribute in method.__code__.co_names]
+    try:  # another object may have an attribute of that name
+        return any(re.search(rf"\bself\.{attribute}\b", inspect.getsource(method)) for method in named)
+    except (OSError, TypeError):  # no source
+        return False
 
 
 def _takes_more(cls: type[Any], method: str, count: int) -> bool:

@@ -25,6 +25,7 @@ from runner_core.config.values import flat
 from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, at_url
+from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.cache import is_streaming
 from runner_core.data.cache.build import run_all
@@ -109,16 +110,23 @@ class _Check:
             return number, [str(error)]
 
 
-def warn(setup: Setup, records: Sequence[AnyRecord], say: Callable[[str], None], *, each: bool = True) -> None:
-    """Print which records are left out, the first warnings, and the command that lists all of them.
+def warn(
+    setup: Setup,
+    records: Sequence[AnyRecord],
+    left_out: Sequence[Finding],
+    say: Callable[[str], None],
+    *,
+    each: bool = True,
+) -> None:
+    """Print which data are left out, the first warnings, and the command that lists all of them.
 
     `each` adds the warnings of each single record.
     """
     checks = setup.project.checks()
-    if setup.source is None or (checks.record is None and checks.records is None):
+    if setup.source is None or (checks.record is None and checks.records is None and not left_out):
         return
     command = f"runner {setup.name} check --data {shell_word(setup.source)}"
-    of_set = set_faults(setup.project, records)
+    of_set = [*left_out, *set_faults(setup.project, records)]
     for finding in of_set:
         if finding.rule == LEFT_OUT and finding.level == "note":
             say(f"NOTE: {finding.message}")
@@ -220,7 +228,8 @@ def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
     its own split.
     """
     folder = data_folder(setup, say)
-    records = read_records(setup, folder, say)
+    with collect_left_out() as left_out:
+        records = read_records(setup, folder, say)
     config = setup.config
     kept = None if run is None else kept_split(run, records)
     splits = split(records, config.data, config.train.seed) if kept is None else kept
@@ -241,9 +250,9 @@ def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
         say(line)
     used = [records[n] for side in ("train", "validation") for n in splits[side]]
     if plan.mode == "stream":  # it is unknown if they are new, and none is fetched for a check
-        warn(setup, used, say, each=False)
+        warn(setup, used, left_out, say, each=False)
     elif plan.ready < plan.records and plan.mode != "off":  # new records only: a warning at every start would annoy
-        warn(setup, used, say)
+        warn(setup, used, left_out, say)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
     return Data(records, splits, store, statistics, validated=validated, plan=plan)

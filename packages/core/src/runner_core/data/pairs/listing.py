@@ -14,6 +14,7 @@ from runner_core.base.files import split_named, split_of_folder, unique_keys, wa
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.config import PairsConfig
+from runner_core.contract.run import leave_out
 from runner_core.data.pairs.table import SUFFIXES, Pattern, Table, read_table
 
 _PARTS = ("id", "group", "split")
@@ -82,18 +83,17 @@ def list_inputs(
     config: PairsConfig,
     is_image: Callable[[Path], bool],
     stem: Callable[[Path], str],
-    say: Callable[[str], None],
 ) -> list[Pair] | None:
     """Return images to predict from the table `path` or by `data.pattern`; None if the project should find them itself.
 
-    The pattern may belong to the folder that the network was trained on; if it fits nothing, `say` gets a message.
+    The pattern may belong to the folder that the network was trained on; if it fits nothing, `leave_out` says so.
     """
     if is_table(path):
         return list_pairs(path, PairsConfig(), is_image, stem, labelled=False)
     try:
         return list_pairs(path, PairsConfig(pattern=config.pattern[:1]), is_image, stem, labelled=False)
     except BadInput as error:
-        say(f"{error} Images are found by their names instead.")
+        leave_out(f"{error} Images are found by their names instead.")
         return None
 
 

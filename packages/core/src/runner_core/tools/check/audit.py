@@ -139,8 +139,9 @@ _REFUSALS = 5
 class Auditor:
     """A running audit; it prints each finding at once."""
 
-    def __init__(self, setup: Setup, records: Sequence[AnyRecord]) -> None:
-        self.setup, self.records = setup, records
+    def __init__(self, setup: Setup, records: Sequence[AnyRecord], left_out: Sequence[Finding] = ()) -> None:
+        """`left_out` holds what `records` found but did not take."""
+        self.setup, self.records, self.left_out = setup, records, left_out
         self.streaming = is_streaming(setup.config, records)
         self.findings: list[tuple[str | None, Finding]] = []
         self.lines: list[str] = []
@@ -173,7 +174,7 @@ class Auditor:
         if set_findings and self.faulty:
             text = f"checks of the whole set leave out {counted(self.faulty, 'faulty record')}"
             set_findings.insert(0, Finding("together", "note", f"{text}: it may contain what the others lack"))
-        for finding in [*duplicates, *set_findings]:
+        for finding in [*duplicates, *self.left_out, *set_findings]:
             self.report(finding)
 
     def fit(self) -> None:
