@@ -30,7 +30,7 @@ def test_every_project_is_held_to_the_contract_and_says_what_its_metrics_should_
         if folder.name != "core":
             test = (folder / "tests" / "test_contract.py").read_text()
             assert f'class TestContract(ProjectContract):\n    project = "{folder.name}"' in test
-            assert "def plain_metrics(" in (folder / "src" / f"runner_{folder.name}" / "project.py").read_text()
+            assert "plain_metrics=" in (folder / "src" / f"runner_{folder.name}" / "project.py").read_text()
 
 
 def test_the_root_depends_on_every_member() -> None:

@@ -412,7 +412,7 @@ def test_a_cache_damaged_at_sight_is_built_anew(place, how):
         (entry,) = manage.entries(place.cache)
         assert "is damaged" in entry.problem
     assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
-    assert any("built anew" in s for s in place.said)
+    assert any("is built again" in s for s in place.said)
     assert manage.verify(place.cache) == []
 
 
@@ -472,7 +472,7 @@ def test_an_extension_keeps_the_arrays_in_its_own_storage(place):
     assert damaged.folder == own.folder
     place.capability().open(place.pipeline, place.records, place.said.append)  # the core leaves it alone
     cache.open(place.pipeline, place.records, place.said.append)
-    assert any("built anew" in said for said in place.said)
+    assert any("is built again" in said for said in place.said)
     assert manage.verify(place.cache) == []
 
 

@@ -78,7 +78,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         flush(temporary)
         move(temporary, path)
     except OSError as error:
-        error.filename = str(path)
+        if error.errno is not None:  # else the message is all it says
+            error.filename = str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -270,5 +270,5 @@ def _versions(summary: Event) -> Iterator[Block]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # no such file, a link to itself, no JSON: it is left out
         return {}
