@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,6 +28,9 @@ def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     try:
         done = runner("openkbp", "train", "--run-dir", run, fresh=True)
     except subprocess.TimeoutExpired as error:  # TensorFlow's 3-D convolutions are 10 times slower on some CPUs
+        steps = re.findall(r"step (\d+)/600", f"{error.stdout}{error.stderr}")
+        if len(set(steps)) < 10:  # it does not train slowly: it hangs
+            raise
         pytest.skip(f"this machine is too slow for 600 steps of 3-D convolutions: {error}")
     assert done.returncode == 0, done.stderr
     summary = summary_of(run)

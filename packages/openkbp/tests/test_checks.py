@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_openkbp.checks import findings, smallest_region
+from runner_openkbp.checks import findings
 from runner_openkbp.config import demo
 from runner_openkbp.csvfiles import write_values, write_voxels
 from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.project import OpenKBP
+from runner_openkbp.scores import voxels_in_tenth_cc
 
 Write = Callable[..., Path]
 REAL = Path(os.environ.get("RUNNER_TEST_DATA", Path(__file__).resolve().parents[4] / "shared" / "data")) / "openkbp"
@@ -58,8 +59,8 @@ def test_targets_that_overlap(write_boxes: Write) -> None:
 
 
 def test_a_region_below_a_tenth_of_a_millilitre(write_boxes: Write) -> None:
-    assert smallest_region(np.array([4.0, 4.0, 2.5])) == 2  # 100 mm³ / 40 mm³, to the nearest even
-    assert smallest_region(np.array([10.0, 10.0, 10.0])) == 1
+    assert voxels_in_tenth_cc(np.array([4.0, 4.0, 2.5])) == 2  # 100 mm³ / 40 mm³, to the nearest even
+    assert voxels_in_tenth_cc(np.array([10.0, 10.0, 10.0])) == 1
     folder = write_boxes(boxes={"Larynx": (50, 51, 60, 61, 60, 61)})
     assert "warning: Larynx has 1 voxels, fewer than the 2" in found(folder)["regions"]
 

@@ -11,6 +11,7 @@ from runner_core import Finding, Record, did_you_mean
 from runner_openkbp.csvfiles import read_values
 from runner_openkbp.files import DOSE, REQUIRED, Patient, read_patient
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, unpack
+from runner_openkbp.scores import voxels_in_tenth_cc
 
 VOXEL_MM = (1.0, 10.0)
 """Smallest and largest plausible side of a voxel. The challenge's are 2.3 … 5.5 mm."""
@@ -47,11 +48,6 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
         yield from _prescription(masks, patient.dose)
 
 
-def smallest_region(voxel_mm: Array) -> int:
-    """Return the number of voxels in 0.1 cm³, at least 1: the challenge's D0.1cc needs that many."""
-    return max(1, round(100 / float(np.prod(voxel_mm))))
-
-
 def _files(record: Record) -> Iterator[Finding]:
     known = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
     for path in sorted(Path(record.files["ct"]).parent.glob("*.csv*")):
@@ -79,7 +75,7 @@ def _voxels(patient: Patient) -> Iterator[Finding]:
 
 
 def _regions(masks: Mapping[str, Array], voxel_mm: Array) -> Iterator[Finding]:
-    least = smallest_region(voxel_mm)
+    least = voxels_in_tenth_cc(voxel_mm)
     for name, mask in masks.items():
         count = np.count_nonzero(mask)
         if not count:

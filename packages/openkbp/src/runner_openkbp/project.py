@@ -247,12 +247,12 @@ class OpenKBP(Project):
         )
 
     def judging(self) -> Judging:
-        from runner_openkbp.scores import pooled, roi_table
+        from runner_openkbp.scores import SHOWN, pooled, roi_table
 
         return Judging(
             pooled=pooled,
             tables=lambda scores, baseline: (roi_table(scores, baseline),),
-            shown=("dose_score", "dvh_score"),
+            shown=SHOWN,
         )
 
     def pictures(self) -> Pictures:
