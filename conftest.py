@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     threads = str(max(1, min(4, len(os.sched_getaffinity(0)) // workers)))
     for library in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "BLOSC_NTHREADS"):
         os.environ.setdefault(library, threads)
+    # As the Keras engine sets it: some tests import TensorFlow first, which reads it then.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     # One GPU among several processes: none takes all of its memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -230,6 +231,18 @@ def test_channels_last_is_not_for_keras():
 def test_strategies_of_several_devices_are_not_for_keras():
     with pytest.raises(BadInput, match=r"train\.strategy fsdp is for PyTorch"):
         made(train__strategy="fsdp").engine  # noqa: B018
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN on x86 only")
+@pytest.mark.parametrize(("chosen", "on"), [(None, "True"), ("0", "False")])
+def test_convolutions_use_onednn_on_every_x86_processor(chosen, on):
+    """Without AVX-512 TensorFlow leaves it off, and a 3-D network takes fifty times as long."""
+    code = "import runner_core.engines.keras\nfrom tensorflow.python.util._pywrap_util_port import IsMklEnabled\n"
+    env = {name: value for name, value in os.environ.items() if name != "TF_ENABLE_ONEDNN_OPTS"}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | ({"TF_ENABLE_ONEDNN_OPTS": chosen} if chosen else {})
+    words = [sys.executable, "-c", f"{code}print(IsMklEnabled())"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [on], done.stderr
 
 
 def test_another_backend_is_refused():

@@ -16,7 +16,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 
 Config = TypeVar("Config")
 
-_REMOVED = {
+REMOVED = {
     "loss.measure_every": "every run logs the gradient norms of its loss terms, and `profile` times them: leave it out"
 }
 """Settings that projects had before 0.1.0, with the answer to those who set them."""
@@ -33,7 +33,7 @@ def overlay(base: Config, values: Mapping[str, Any], where: str, path: str = "")
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in hints:
-            if gone := _REMOVED.get(_dotted(path, key)):
+            if gone := REMOVED.get(_dotted(path, key)):
                 raise BadInput(f"{where}: the setting {_dotted(path, key)!r} is gone: {gone}")
             known = [f.name for f in dataclasses.fields(base)]
             raise BadInput(
@@ -89,12 +89,12 @@ def refuse_removed(config: object, names: Iterable[str]) -> None:
     gone = removed(flat(config))
     for name in names:
         if name in gone:
-            raise BadInput(f"the setting {name!r} is gone: {_REMOVED[name]}")
+            raise BadInput(f"the setting {name!r} is gone: {REMOVED[name]}")
 
 
 def removed(known: Container[str]) -> list[str]:
     """Return the settings that projects had before 0.1.0 and that are not among those `known` now."""
-    return [name for name in _REMOVED if name not in known]
+    return [name for name in REMOVED if name not in known]
 
 
 def flat(config: object) -> dict[str, Any]:
