@@ -5,7 +5,7 @@ import os
 # Keras and TensorFlow read these when they are imported, so they are set first.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else TensorFlow reports on the terminal that there is no GPU
-# On x86 processors without AVX-512, TensorFlow leaves oneDNN off: its own 3-D convolutions take one core, 50 times as long.
+# Without AVX-512, TensorFlow leaves oneDNN off on x86, and its own 3-D convolutions take 50 times as long.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from runner_core.engines.keras.engine import KerasEngine
