@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core.base.errors import BadInput
 from runner_core.data.sampling import stream_seed
+from runner_core.training import loop
 from runner_core.training.cadence import Cadence
 
 cadences = st.builds(
@@ -57,6 +58,60 @@ def test_what_is_due_within_a_block_happens_at_its_end(cadence):
             due = any(getattr(plain, name)(s) for s in range(step + 1, event + 1))
             assert getattr(cadence, name)(event) == due
         step = event
+
+
+@given(cadences)
+def test_the_validations_to_come_are_counted(cadence):
+    for step in range(cadence.steps + 1):
+        coming = sum(cadence.validates(later) for later in range(step + 1, cadence.steps + 1))
+        assert cadence.validations_after(step) == coming
+
+
+@pytest.mark.torch
+def test_the_screen_shows_the_loss_of_now_and_every_validation(tmp_path, monkeypatch):
+    """Each loss on the screen is the mean since the last train line; each validation has a line."""
+    shown, said = [], []
+
+    class Recorded(toy.Quiet):
+        def update(self, step, epoch, values, validations=0.0):
+            shown.append((step, values["loss"], validations))
+
+        def print(self, text):
+            said.append(text)
+
+    monkeypatch.setattr(loop, "SHOW_EVERY", -1)
+    steps: list[float] = []
+    read = loop.Loop._log
+
+    def keep(self):
+        steps.append(self.trainer.losses())
+        return read(self)
+
+    monkeypatch.setattr(loop.Loop, "_log", keep)
+    toy.run(toy.small(train__epochs=4, validate__every=2, log__every=5), tmp_path, display=Recorded())
+    by_step = [loss for window in steps for loss in window]
+    begins = {1: 0, 5: 1, 10: 5, 12: 10}  # train lines
+    for step, loss, _ in shown:
+        first = begins.get(step, max(line for line in begins if line <= step))
+        assert loss == pytest.approx(sum(by_step[first:step]) / (step - first)), step
+    assert [step for step, _, _ in shown] == list(range(1, 13))
+    validations = [text for text in said if text.startswith("validation after epoch")]
+    found = lines(tmp_path, "validation")
+    assert [text.split()[3] for text in validations] == ["2", "4"]
+    for text, event in zip(validations, found, strict=True):
+        assert f"{event[toy.Toy.monitor[0]]:.4g}" in text
+        assert ("(best so far)" in text) == event["best"]
+    times = [seconds for _, _, seconds in shown]
+    assert times[0] == times[-1] == 0
+    assert times[7] > 0  # one validation was timed, one is to come
+
+
+def test_a_validation_on_the_screen():
+    monitor, metrics = loop.Monitor("dice", "max"), {"loss": 0.61278, "dice": 0.95491, "iou": 0.9137}
+    assert monitor.line(metrics, 2.74, True, None) == "dice ↑ 0.9549 (best so far)  loss ↓ 0.6128  iou 0.9137  in 2.7 s"
+    text = monitor.line(metrics, 61, False, {"value": 0.96, "step": 70})
+    assert text == "dice ↑ 0.9549 (best: 0.96, step 70)  loss ↓ 0.6128  iou 0.9137  in 1:01"
+    assert loop.Monitor("loss", "min").line({"loss": 1.0}, 0.04, True, None) == "loss ↓ 1 (best so far)  in 0.0 s"
 
 
 @pytest.mark.torch

@@ -210,6 +210,51 @@ def test_elsewhere_there_are_plain_lines() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["plain", "bar"])
+def test_other_work_is_shown_and_is_not_counted_as_steps(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO) -> None:
+    """Steps take a second, a validation 60 s: the time to the end is that of the steps and of validations to come."""
+    clock = [0.0]
+    monkeypatch.setattr("runner_core.output.display.time.monotonic", lambda: clock[0])
+    display = Display(stream=stream)
+    display.start(20, 0, "toy")
+    for step in range(1, 11):
+        clock[0] += 1
+        display.update(step, 0, {})
+    with display.aside("validation", 3) as advance:
+        for _ in range(3):
+            clock[0] += 20
+            advance()
+    display._plain_at = -math.inf
+    display.update(10, 1, {}, validations=60)
+    if display._bar is not None:
+        display._bar.refresh()
+        assert len(display._bar.tasks) == 1
+    assert re.findall(r"ETA ([\d:]+)", stream.getvalue())[-1] == "1:10"
+    assert "validation" in stream.getvalue()
+    display.stop()
+
+
+def test_an_error_of_other_work_is_not_taken_for_a_lost_terminal() -> None:
+    display = Display(stream=Terminal())
+    display.start(20, 0, "toy")
+    with pytest.raises(FileNotFoundError), display.aside("validation", 3):
+        raise FileNotFoundError("scan.nii")
+    assert display._bar is not None
+    assert len(display._bar.tasks) == 1
+    display.stop()
+
+
+def test_a_silent_display_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(silent=True)
+    display.start(2, 0, "toy")
+    with display.aside("validation", 1) as advance:
+        advance()
+    assert not display.due(2)
+    display.update(2, 1, {})
+    display.say("words")
+    assert capsys.readouterr().out == ""
+
+
 def test_a_slow_run_shows_its_speed_in_two_digits() -> None:
     stream = io.StringIO()
     display = Display(stream=stream)

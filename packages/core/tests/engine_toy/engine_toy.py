@@ -24,6 +24,7 @@ from runner_core.contract.team import ALONE, Team
 from runner_core.data.samples import RowSamples
 from runner_core.engines.device import default_precision
 from runner_core.health import default_rules
+from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import JsonlSink, Sinks
 
@@ -223,24 +224,22 @@ class ToySetup:
         return default_rules(self.project, self.config) if self.rules is None else self.rules
 
 
-class Quiet:
-    """A display that remembers what was said."""
+class Quiet(Display):
+    """A display that shows nothing and remembers what was said."""
 
     def __init__(self):
+        super().__init__(silent=True)
         self.said: list[str] = []
         self.updates = 0
 
-    def start(self, total_steps, first_step, title):
-        pass
+    def due(self, step):
+        return True
 
-    def update(self, step, epoch, values):
+    def update(self, step, epoch, values, validations=0.0):
         self.updates += 1
 
     def say(self, text):
         self.said.append(text)
-
-    def stop(self):
-        pass
 
 
 def make_data(project, store=None, validation=True) -> Data:

@@ -76,7 +76,7 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
     """Train with the first process, and write nothing (the other processes)."""
     from runner_core.training.run import train as run_training
 
-    setup, silent = started.setup, Display()  # its output goes nowhere
+    setup, silent = started.setup, Display(silent=True)
     try:
         with noticing(setup.team):
             setup.team.share(None)  # the first prepares the data

@@ -79,7 +79,7 @@ class Trainer(Protocol):
         ...
 
     def losses(self) -> list[float]:
-        """Return the loss of each step since the last `read_log`; waits for the device. Only measurements call it."""
+        """Return the loss of each step since the last `read_log`, for the screen; waits for the device."""
         ...
 
     def notes(self) -> list[str]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from runner_core.base.progress import progress
 from runner_core.base.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -27,13 +28,16 @@ _RECENT_SECONDS = 15.0
 
 
 class Display:
-    """Prints lines with `say`; between `start` and `stop`, `update` shows the progress of training."""
+    """Prints lines with `say`; between `start` and `stop`, `update` shows the progress of training.
 
-    def __init__(self, log: Path | None = None, stream: TextIO | None = None) -> None:
+    A `silent` display shows nothing: that of every process but the first.
+    """
+
+    def __init__(self, log: Path | None = None, stream: TextIO | None = None, *, silent: bool = False) -> None:
         self._stream = stream or sys.stdout
         self._log = log
         self._late: list[str] = []
-        self._gone = False
+        self._gone = silent
         self._bar: Progress | None = None
         self._console: Console | None = None
         self._plain_at = 0.0
@@ -95,44 +99,79 @@ class Display:
         self._bar.add_task(title, total=total_steps, completed=first_step, numbers="")
         self._bar.start()
 
-    def update(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        """Show that `step` steps are done.
+    def due(self, step: int) -> bool:
+        """Return True if the next `update` is to be seen; what it shows may cost time to find out."""
+        if self._gone or self._bar is not None:
+            return not self._gone
+        now = time.monotonic()
+        pause = max(_PLAIN_SECONDS, (now - self._pace.began) / 20)  # a run of days must not fill logs
+        return now - self._plain_at >= pause or step >= self._total
+
+    def update(self, step: int, epoch: int, values: Mapping[str, Any], validations: float = 0.0) -> None:
+        """Show that `step` steps are done; `validations` is the time in seconds that those to come will take.
 
         Shows these of `values`: loss, samples_per_second, data_wait_share (0 to 1).
         """
-        now = time.monotonic()
-        remaining = duration(self._pace.seconds_a_step(step, now) * (self._total - step))
-        shown = f"epoch {epoch + (step < self._total)}  {_numbers(values)}  ETA {remaining}"
-        if self._bar is not None:
-            try:
-                self._bar.update(self._bar.task_ids[0], completed=step, numbers=shown)
-            except OSError:
-                self._gone = True
+        if not self.due(step):
             return
-        pause = max(_PLAIN_SECONDS, (now - self._pace.began) / 20)  # a run of days must not fill logs
-        if now - self._plain_at >= pause or step >= self._total:
-            self._plain_at = now
-            self.print(f"step {step}/{self._total}  {shown}")
+        now = time.monotonic()
+        remaining = duration(self._pace.seconds_a_step(step, now) * (self._total - step) + validations)
+        shown = f"epoch {epoch + (step < self._total)}  {_numbers(values)}  ETA {remaining}"
+        bar = self._bar
+        if bar is not None:
+            self._draw(lambda: bar.update(bar.task_ids[0], completed=step, numbers=shown))
+            return
+        self._plain_at = now
+        self.print(f"step {step}/{self._total}  {shown}")
+
+    @contextmanager
+    def aside(self, title: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show other work than steps, `total` pieces of it; the function that is yielded is called after each.
+
+        The pace of the steps does not count the time that it takes.
+        """
+        began, bar = time.monotonic(), self._bar
+        try:
+            if self._gone:
+                yield lambda: None
+            elif bar is None:
+                with progress(title, total, self.print) as advance:
+                    yield advance
+            else:
+                self._draw(lambda: bar.add_task(title, total=total, numbers=""))
+                yield lambda: self._draw(lambda: bar.advance(bar.task_ids[-1]))
+        finally:
+            if bar is not None and len(bar.tasks) > 1:
+                self._draw(lambda: bar.remove_task(bar.task_ids[-1]))
+            self._pace.leave_out(time.monotonic() - began)
+
+    def _draw(self, change: Callable[[], object]) -> None:
+        """Change the bar, unless the terminal is gone."""
+        try:
+            change()
+        except OSError:
+            self._gone = True
 
     def stop(self) -> None:
         """End the display after training; safe to call twice."""
         if self._bar is not None:
-            try:
-                self._bar.stop()
-            except OSError:
-                self._gone = True
+            self._draw(self._bar.stop)
         self._bar = self._console = None
 
 
 class _Pace:
     """The recent speed of a run, over its last twentieth and at least `_RECENT_SECONDS`.
 
-    A standstill (a suspended computer, a stopped process) is soon forgotten; validation, which recurs, is not.
+    A standstill (a suspended computer, a stopped process) is soon forgotten; what recurs, such as saving, is not.
     """
 
     def __init__(self, step: int) -> None:
         self.began = time.monotonic()
         self._seen = deque([(self.began, step)])
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count the last `seconds`: no steps were taken."""
+        self._seen = deque((seen + seconds, step) for seen, step in self._seen)
 
     def seconds_a_step(self, step: int, now: float) -> float:
         """Return the seconds per step, given that `step` steps are done `now`, on the monotonic clock."""

@@ -50,6 +50,12 @@ class Cadence:
     def validates(self, step: int) -> bool:
         return self._epoch_event(step, self.validate_every)
 
+    def validations_after(self, step: int) -> int:
+        """Return how many validations are still to come after `step`."""
+        epoch, every = step // self.steps_per_epoch, self.validate_every
+        done = epoch // every + (epoch >= self.epochs and self.epochs % every > 0)
+        return -(-self.epochs // every) - done
+
     def draws(self, step: int) -> bool:
         return self.snapshots_every is not None and self._due(step, self.snapshots_every)
 

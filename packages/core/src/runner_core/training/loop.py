@@ -8,9 +8,10 @@ seed is logged under "timing".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from signal import Signals as Signal
+from statistics import fmean
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unh
 from runner_core.contract import Finding, HealthEvent, HostBatch, Json, is_streamed
 from runner_core.engines.steplog import not_finite
 from runner_core.health import Health
-from runner_core.output.display import Display
+from runner_core.output.display import Display, duration
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
 from runner_core.training.keeping import Keeper, LoopState
@@ -49,8 +50,26 @@ class Monitor:
             return best is None or not math.isnan(value)
         return value > best if self.mode == "max" else value < best
 
+    def line(self, metrics: Mapping[str, float], seconds: float, improved: bool, best: Mapping[str, Any] | None) -> str:
+        """Return a validation for the screen: this metric with the best so far, then the others.
 
-SHOW_EVERY = 250_000_000  # ns between two updates of the display
+        Where an arrow stands, it points to better values. `best` is what was the best before.
+        """
+        arrows = {name: " ↓" for name in metrics if name.split("_")[-1] == "loss"}
+        arrows[self.name] = " ↑" if self.mode == "max" else " ↓"
+        shown = [f"{name}{arrows.get(name, '')} {metrics[name]:.4g}" for name in sorted(metrics, key=self._later)]
+        if improved:
+            shown[0] += " (best so far)"
+        elif best is not None:
+            shown[0] += f" (best: {best['value']:.4g}, step {best['step']})"
+        return "  ".join([*shown, f"in {duration(seconds)}" if seconds >= 60 else f"in {seconds:.1f} s"])
+
+    def _later(self, name: str) -> bool:
+        return name != self.name
+
+
+SHOW_EVERY = 500_000_000
+"""Nanoseconds between two updates of the display. Each waits for the device, to show the loss of the last steps."""
 
 
 class Loop:
@@ -89,7 +108,8 @@ class Loop:
         self.watching = DeviceUsage(setup.device)
         self.unsaved: str | None = None  # why the newest checkpoint could not be saved
         self._recalls = keeper.recalls
-        self._shown: dict[str, Any] = {}
+        self._loss: float | None = None  # of the last train line
+        self._validation_seconds = 0.0  # of the last validation
         self.restore(LoopState(), Timing())
 
     @property
@@ -186,8 +206,20 @@ class Loop:
         if self.snapshots is not None and self.cadence.draws(self.state.step):
             self.snapshots.draw(self.trainer, self.state.step)
         self._finish_step(errors)
-        rates = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
-        self.display.update(self.state.step, self.epoch, {**self._shown, **rates})
+        if self.display.due(self.state.step):
+            self._show()
+
+    def _show(self) -> None:
+        """Show the mean loss since the last train line, the pace, and the time to the end."""
+        begun = perf_counter_ns()
+        losses = self.trainer.losses()
+        waited = perf_counter_ns() - begun
+        self.timing.compute += waited  # the device was computing meanwhile
+        self.timing.total += waited
+        values = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
+        values["loss"] = fmean(losses) if losses else self._loss
+        later = self.cadence.validations_after(self.state.step) * self._validation_seconds
+        self.display.update(self.state.step, self.epoch, values, later)
 
     def _finish_step(self, errors: list[Unhealthy]) -> None:
         """Validate and save if due, then end the run if something asks for it."""
@@ -225,7 +257,7 @@ class Loop:
             self._first_step(seen)
         window = self.timing.since(self._logged)
         self._logged = replace(self.timing)
-        self._shown = values
+        self._loss = values.get("loss")
         self._event("train", {**values, "timing": window.shown()})
         if self.fetching is not None:
             self.state.bad += self.fetching.collect()
@@ -268,7 +300,8 @@ class Loop:
             self.state.bad += self.fetching.collect()
         batches = self.signals.between(self.loaders.validation.batches(0))
         try:
-            facts = self.trainer.validate(self._until_signal(batches))
+            with self.display.aside("validation", self.loaders.validation.steps_per_epoch) as advance:
+                facts = self.trainer.validate(self._until_signal(batches, advance))
         except _Interrupted:
             return False
         finally:
@@ -286,7 +319,10 @@ class Loop:
         improved = self.monitor.better(value, None if state.best is None else state.best["value"])
         state.without_progress = 0 if improved else state.without_progress + 1
         seconds = round((perf_counter_ns() - begun) / 1e9, 6)
+        self._validation_seconds = seconds
         self._event("validation", {**metrics, "best": improved, "timing": {"seconds": seconds}})
+        line = self.monitor.line(metrics, seconds, improved, state.best)
+        self.display.print(f"validation after epoch {self.epoch}  {line}")  # train.log has the event
         self.watch()
         error = self._observe("validation", seen)
         if error is not None:
@@ -306,12 +342,13 @@ class Loop:
         if arrays:
             self._event("watch", {"arrays": {name: array.tolist() for name, array in arrays.items()}})
 
-    def _until_signal(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+    def _until_signal(self, batches: Iterator[HostBatch], advance: Callable[[], None]) -> Iterator[HostBatch]:
         for batch in batches:
             if self.signals.pending:
                 batch.release()
                 raise _Interrupted
             yield batch
+            advance()
 
     def _save(self, improved: bool, ends: bool) -> None:
         """Save a checkpoint.
