@@ -509,14 +509,14 @@ def test_no_retry_once_the_update_has_begun(monkeypatch):
 
 def test_validation_goes_on_in_parts():
     ours, plain = trainer(Normalized), trainer(Normalized)
-    compute = ours._validated._compute
+    compute = ours._validation._compute
 
     def limited(batch):
         if batch.count > 3:
             raise OutOfDeviceMemory("no")
         return compute(batch)
 
-    ours._validated._compute = limited
+    ours._validation._compute = limited
     one, other = ours.validate([host_batch()[0]]), plain.validate([host_batch()[0]])
     assert one == pytest.approx(other, rel=1e-5)
     assert "in validation" in ours.notes()[0]

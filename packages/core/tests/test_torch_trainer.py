@@ -19,7 +19,7 @@ from runner_core.contract.run import matches
 
 torch = pytest.importorskip("torch")
 from runner_core.engines.torch import engine, memory, precision, transfer  # noqa: E402
-from runner_core.engines.torch.steplog import Weights  # noqa: E402
+from runner_core.engines.torch.weights import Weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402

@@ -1,63 +1,16 @@
-"""Handle a lack of device memory, for any engine: validation in parts, and helpful messages."""
+"""What a trainer says when the device's memory does not suffice, for any engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
-from runner_core.contract import HostBatch, Step, Tensors
 from runner_core.contract.project import Project
 
 
 class NoRoom(BadInput):
     """The device's memory does not suffice."""
-
-
-class ValidationParts:
-    """Validation batches, in parts once memory has run out; in evaluation mode samples do not affect each other."""
-
-    def __init__(
-        self,
-        compute: Callable[[HostBatch], tuple[Tensors, Step]],
-        out_of_memory: type[Exception],
-        free: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        """Store the functions that compute and free.
-
-        `compute` takes a batch (or a part of it) to the device and through the network. `free` gives unused memory back
-        to the device.
-        """
-        self._compute, self._out_of_memory, self._free, self._say = compute, out_of_memory, free, say
-        self._size: int | None = None
-
-    def __call__(self, batch: HostBatch) -> Iterator[tuple[Tensors, Step, int]]:
-        """Yield tensors, step and number of samples of each part; raise BadInput if one sample is too large."""
-        begin = 0
-        while begin < batch.count:
-            end = batch.count if self._size is None else min(batch.count, begin + self._size)
-            arrays = {name: array[begin:end] for name, array in batch.arrays.items()}
-            try:
-                tensors, step = self._compute(HostBatch(arrays, end - begin, batch.release))
-            except self._out_of_memory:
-                pass  # retried outside this block: the exception keeps the failed step's memory alive
-            else:
-                yield tensors, step, end - begin
-                del tensors, step  # the next part needs their memory
-                begin = end
-                continue
-            self._shrink(end - begin)
-
-    def _shrink(self, tried: int) -> None:
-        self._free()
-        if tried == 1:
-            raise BadInput("out of device memory in validation, with validate.batch_size 1 too: use a smaller model")
-        self._size = (tried + 1) // 2
-        self._say(
-            f"out of device memory with {tried} samples at once in validation; from here on it goes in batches of "
-            f"{self._size} (validate.batch_size)"
-        )
 
 
 def too_large(count: int, fits: int | None) -> BadInput:

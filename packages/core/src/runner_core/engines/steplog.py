@@ -1,24 +1,22 @@
-"""Losses by step, kept on the device until they are read, for any engine."""
+"""What a trainer of any engine keeps until it is read: losses by step, on the device, and messages to the user."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runner_core.base.errors import Unhealthy
 from runner_core.contract import Json
 
 GRADIENT_NORM = "gradient_norm"
 
-Read = Callable[[Sequence[Any]], list[float]]
-"""Reads the numbers of an engine's 0-d tensors, with one wait for the device."""
 
+class StepLog(ABC):
+    """Values of steps; `add` costs a list append per value, and `settle` reads all of them at once."""
 
-class StepLog:
-    """Values of steps; `add` costs a list append per value, and `settle` reads all tensors at once with `read`."""
-
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {}
         self._steps: dict[str, list[int]] = {}
 
@@ -30,14 +28,9 @@ class StepLog:
             self._values[name].append(value)
             self._steps[name].append(step + 1)
 
+    @abstractmethod
     def settle(self) -> None:
-        """Convert tensors to numbers, with one wait for the device."""
-        tensors = [v for values in self._values.values() for v in values if not isinstance(v, (int, float))]
-        if not tensors:
-            return
-        numbers = iter(self._read(tensors))
-        for values in self._values.values():
-            values[:] = [v if isinstance(v, (int, float)) else next(numbers) for v in values]
+        """Make numbers of all values, with one wait for the device."""
 
     def first_nonfinite(self) -> tuple[int, str] | None:
         """Return (step, name) of the first NaN or infinite value, a term's name rather than the whole loss's.
@@ -85,6 +78,20 @@ class StepLog:
         self._values = {name: list(values) for name, (_, values) in state.items()}
 
 
+def refuse_nonfinite(log: StepLog, bad_weight: Callable[[], str | None]) -> None:
+    """Raise Unhealthy if a loss in the log or a weight is NaN or infinite; waits for the device.
+
+    `bad_weight` returns the name of such a weight. It is called if all losses are finite.
+    """
+    log.settle()
+    bad = log.first_nonfinite()
+    if bad is not None:
+        raise Unhealthy(not_finite(*bad))
+    name = bad_weight()
+    if name is not None:
+        raise Unhealthy(weight_not_finite(name))
+
+
 def not_finite(step: int, term: str) -> str:
     """Return the message for a loss that became NaN or infinite in optimizer step `step` (from 1)."""
     return (
@@ -100,3 +107,18 @@ def weight_not_finite(name: str) -> str:
         f"{name} (a weight) became NaN or infinite while the loss was finite: a gradient overflowed. No "
         "checkpoint holds such weights; set train.clip or a lower train.learning_rate"
     )
+
+
+class Notes:
+    """An engine's messages to the user (out of memory, for example), until they are read."""
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+
+    def add(self, text: str) -> None:
+        self._unread.append(text)
+
+    def __call__(self) -> list[str]:
+        """Return the messages since the last call."""
+        unread, self._unread = self._unread, []
+        return unread

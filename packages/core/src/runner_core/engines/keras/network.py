@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from runner_core.contract import Array, Precision, Step
 from runner_core.contract.project import Project
 from runner_core.contract.run import OtherWeights
 from runner_core.engines.keras import precision
+from runner_core.engines.weights import MovingAverage
 
 
 class Bound:
@@ -106,12 +106,8 @@ def is_float(variable: keras.Variable) -> bool:
     return "float" in str(variable.dtype)
 
 
-class Average:
-    """Moving average of the weights and floating-point state (BatchNorm's), updated after each step.
-
-    average ← d·average + (1 − d)·weights, with d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's
-    average forgets the initial weights (tf.train.ExponentialMovingAverage).
-    """
+class Average(MovingAverage):
+    """Moving average of the weights and of floating-point state (BatchNorm's)."""
 
     def __init__(self, network: keras.Model, decay: float) -> None:
         self.decay = decay
@@ -137,15 +133,6 @@ class Average:
             weight = ops.where(finite, weight, 0.0)
         for name, average in self._kept.items():
             average.assign(average + ops.cast(weight, average.dtype) * (self._live[name] - average))
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the average into the network inside this context, and its own weights back afterwards."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
 
     def _swap(self) -> None:
         for name, average in self._kept.items():
@@ -197,24 +184,7 @@ def _equal(one: Array | None, other: Array | None) -> bool:
     return one is not None and other is not None and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
-def distance(one: Step, other: Step) -> float:
-    """Return the largest difference between two predictions (or losses), as a share of the first one's range.
-
-    It is infinite if their shapes differ.
-    """
-    first, second = (_compared(step) for step in (one, other))
-    if [a.shape for a in first] != [a.shape for a in second]:
-        return math.inf
-    return max((_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-
-
-def _compared(step: Step) -> list[Array]:
+def compared(step: Step) -> list[Array]:
+    """Return the prediction's tensors, or else the loss, as float64 on the host: what `distance` compares."""
     tensors = [t for t in keras.tree.flatten(step.prediction) if keras.ops.is_tensor(t)] or [step.loss]
     return [np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(tensor, "float32")), np.float64) for tensor in tensors]
-
-
-def _difference(one: Array, other: Array) -> float:
-    if not one.size or np.array_equal(one, other):
-        return 0.0
-    span: Any = np.ptp(one) or np.abs(one).max() or 1.0
-    return float(np.abs(one - other).max() / span)

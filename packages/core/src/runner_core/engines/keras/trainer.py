@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.base.errors import BadInput
 from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, unnoticed
@@ -28,16 +28,17 @@ from runner_core.engines.keras.network import (
     assign,
     build,
     checksum,
-    distance,
+    compared,
     is_float,
     named,
     other_weights,
 )
 from runner_core.engines.keras.validation import Totals, Validating
-from runner_core.engines.memory import NoRoom, ValidationParts, no_room
+from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.schedule import Schedule
-from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
-from runner_core.engines.validation import read_metrics
+from runner_core.engines.steplog import GRADIENT_NORM, Notes, StepLog, refuse_nonfinite
+from runner_core.engines.validation import Validation
+from runner_core.engines.weights import distance
 
 
 class KerasTrainer:
@@ -63,20 +64,19 @@ class KerasTrainer:
         )
         self._schedule = Schedule(project, config)
         self._rate = 0.0
-        self._metrics = setup.metrics()
-        self._log = StepLog(_numbers)
-        self._norms = GradientNorms(project, self.network, data.statistics, backend, self._metrics, gather)
-        self._unread: list[tuple[int, Any]] = []  # (steps before, numbers (terms,) or (steps, terms))
+        metrics = setup.metrics()
+        self._log = _CompiledLog(self._learning)
+        self._norms = GradientNorms(project, self.network, data.statistics, backend, metrics, gather)
         self._seen: Counter[str] | None = None
-        self._notes: list[str] = []
-        self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self._notes.append)
+        self.notes = Notes()
+        self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self.notes.add)
         self._step = self._compile()
         self._waiting: list[tuple[Arrays, Any, float]] = []
         over = Progress(steps, steps, config.epochs)
         self._validating = Validating(project, self.network, data.statistics, over, gather)
         read = [*self.network.variables, *([] if gather is None else gather.variables)]
         self._validate = backend.compiled(self._validating, read, xla)
-        self._validated = ValidationParts(self._compute, OutOfDeviceMemory, backend.free, self._notes.append)
+        self._validation = Validation(metrics, self._compute, OutOfDeviceMemory, backend.free, self.notes.add)
         floats = {n: v for n, v in named(self.network.variables).items() if is_float(v)}
         self._weights = list(floats)
         self._finite = backend.compiled(_all_finite(list(floats.values())), self.network.variables, False)
@@ -117,7 +117,7 @@ class KerasTrainer:
             for number, (arrays, *_) in enumerate(taken, step + 1 - len(taken)):
                 if self._norms.due(number):
                     self._measure_gradients(host_arrays(arrays, self._backend), number)
-        self._unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
+        self._log.unread.append((step + 1 - (1 if numbers.ndim == 1 else len(numbers)), numbers))
         if self._device.kind == "cuda":
             self._computed = self._backend.watch(numbers)
         self.phase(OPTIMIZER)
@@ -178,7 +178,7 @@ class KerasTrainer:
 
     def read_log(self) -> dict[str, Any]:
         """Return means since the last call; waits for the device."""
-        self._settle()
+        self._log.settle()
         bad = self._log.first_nonfinite()
         facts: dict[str, Any] = dict(self._norms.take(self._log.every()))
         if self.config.clip is not None:
@@ -190,12 +190,6 @@ class KerasTrainer:
             values["precision_seen"] = dict(self._seen)
         return values
 
-    def _settle(self) -> None:
-        unread, self._unread = self._unread, []
-        for step, numbers in unread:
-            for offset, row in enumerate(np.atleast_2d(keras.ops.convert_to_numpy(numbers)).tolist()):
-                self._log.add(step + offset, dict(zip(self._learning.names, row, strict=True)))
-
     def checksum(self) -> int | None:
         """Return a number that changes with any bit of the trained weights, or None while the learning rate is 0.
 
@@ -205,32 +199,14 @@ class KerasTrainer:
 
     def losses(self) -> list[float]:
         """Return the loss of each step since the last `read_log`; waits for the device."""
-        self._settle()
         self._log.settle()
         return self._log.of("loss")
 
-    def notes(self) -> list[str]:
-        """Return messages for the user since the last call."""
-        told = self._notes.copy()
-        self._notes.clear()
-        return told
-
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
-        for metric in self._metrics:
-            metric.reset()
-        totals = Totals()
         try:
             with self._undisturbed():
-                for batch in batches:
-                    for tensors, step, count in self._validated(batch):
-                        totals.add(step, count)
-                        if step.prediction is not None:
-                            for metric in self._metrics:
-                                metric.update(step.prediction, tensors)
-                        del tensors, step  # the next part needs their memory
-                    batch.release()
-                return read_metrics(self._metrics if totals.predicted else (), totals.read(self._validating.names))
+                return self._validation(batches, Totals(self._validating), lambda batch: batch.release())
         except OutOfDeviceMemory:
             raise no_room("validation", self.config.batch_size) from None
 
@@ -282,7 +258,7 @@ class KerasTrainer:
             with apart(), self._undisturbed(), self._backend.allocating():
                 network = setup.engine.load(setup, state).network
                 loaded = self._validating.of(setup.project, network)
-                different = distance(step(self._validating), step(loaded))
+                different = distance(compared(step(self._validating)), compared(step(loaded)))
                 return {"weights_differ": other_weights(self.network, network), "prediction_differs": different}
         except (OutOfDeviceMemory, NoRoom):
             return None
@@ -327,14 +303,12 @@ class KerasTrainer:
         self.statistics.update(saved["statistics"])
 
     def _refuse_nonfinite(self) -> None:
-        self._settle()
-        bad = self._log.first_nonfinite()
-        if bad is not None:
-            raise Unhealthy(not_finite(*bad))
-        finite = self._finite_weights()
-        for name, before, now in zip(self._weights, self._initially, finite, strict=True):
-            if before and not now:
-                raise Unhealthy(weight_not_finite(name))
+        refuse_nonfinite(self._log, self._bad_weight)
+
+    def _bad_weight(self) -> str | None:
+        """Return the first weight that was finite at the start and is not any more, or None."""
+        found = zip(self._weights, self._initially, self._finite_weights(), strict=True)
+        return next((name for name, before, now in found if before and not now), None)
 
     def _finite_weights(self) -> list[bool]:
         return np.asarray(keras.ops.convert_to_numpy(self._finite())).tolist()
@@ -365,5 +339,17 @@ def _all_finite(variables: list[keras.Variable]) -> Callable[[], Any]:
     return lambda: ops.stack([ops.all(ops.isfinite(variable.value)) for variable in variables])
 
 
-def _numbers(tensors: Any) -> list[float]:
-    return [float(keras.ops.convert_to_numpy(tensor)) for tensor in tensors]
+class _CompiledLog(StepLog):
+    """Log of compiled steps, each of which returns all its numbers in one tensor."""
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__()
+        self._learning = learning
+        self.unread: list[tuple[int, Any]] = []
+        """(steps before, numbers): the numbers of a step are (terms,), those of a block (steps, terms)."""
+
+    def settle(self) -> None:
+        unread, self.unread = self.unread, []
+        for step, numbers in unread:
+            for offset, row in enumerate(np.atleast_2d(keras.ops.convert_to_numpy(numbers)).tolist()):
+                self.add(step + offset, dict(zip(self._learning.names, row, strict=True)))

@@ -76,7 +76,8 @@ class Validating:
 class Totals:
     """Mean loss and terms weighted by samples, and the extremes of the decision over all batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, validating: Validating) -> None:
+        self._validating = validating
         self._numbers: list[Any] = []
         self._counts: list[int] = []
         self.predicted = False
@@ -88,11 +89,11 @@ class Totals:
         self._counts.append(count)
         self.predicted |= step.prediction is not None
 
-    def read(self, names: list[str]) -> dict[str, float]:
+    def read(self) -> dict[str, float]:
         """Return the values by name; waits for the device."""
         table = np.asarray(keras.ops.convert_to_numpy(keras.ops.stack(self._numbers)), np.float64)
         found: dict[str, float] = {}
-        for name, column in zip(names, table.T, strict=True):
+        for name, column in zip(self._validating.names, table.T, strict=True):
             match name:
                 case "decision_mark_min" | "decision_mark_max" if sum(self._counts) < 2:
                     pass

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Step, Tensors
+from runner_core.contract import Step
 from runner_core.contract.project import Project
 from runner_core.contract.team import Team
-from runner_core.engines.torch.parallel import own
+from runner_core.engines.steplog import StepLog
 from runner_core.engines.validation import mark_weights
+
+Read = Callable[[Sequence[torch.Tensor]], list[float]]
+"""Reads the numbers of 0-d tensors, with one wait for the device."""
+
+
+class TensorLog(StepLog):
+    """Log whose values are 0-d tensors until `settle` reads them."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        self._read = read
+
+    def settle(self) -> None:
+        tensors = [v for values in self._values.values() for v in values if not isinstance(v, (int, float))]
+        if not tensors:
+            return
+        numbers = iter(self._read(tensors))
+        for values in self._values.values():
+            values[:] = [v if isinstance(v, (int, float)) else next(numbers) for v in values]
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -37,22 +56,6 @@ class Means:
                 "batch: give one that there is nothing to compute from as 0"
             )
         return [sum(values) / len(values) for values in zip(*every, strict=True)]
-
-
-class Weights:
-    """Tensors that were finite at the start and should stay so (a mask of −inf may be a buffer by design)."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        parts = {name: own(t.detach()) for name, t in tensors.items()}
-        self._tensors = {name: t for name, t in parts.items() if t.numel() and bool(t.isfinite().all())}
-
-    def first_nonfinite(self) -> str | None:
-        """Return the name of the first tensor with NaN or an infinity, or None; waits for the device once."""
-        if not self._tensors:
-            return None
-        largest = torch._foreach_norm(list(self._tensors.values()), float("inf"))
-        finite = torch.stack([norm.isfinite() for norm in largest]).tolist()
-        return None if all(finite) else list(self._tensors)[finite.index(False)]
 
 
 class Totals:

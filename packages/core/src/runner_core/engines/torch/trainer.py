@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core.base.errors import Unhealthy
 from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import AUGMENT, MOVE, OPTIMIZER, WAIT, unnoticed
@@ -19,18 +18,19 @@ from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.sampling import stream_seed
 from runner_core.engines import returned
-from runner_core.engines.memory import NoRoom, ValidationParts, no_room
+from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.returned import snapshots
-from runner_core.engines.steplog import GRADIENT_NORM, StepLog, not_finite, weight_not_finite
+from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
 from runner_core.engines.torch.checkpoint import flatten, unflatten
 from runner_core.engines.torch.inference import evaluating, undisturbed
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.memory import Never, footprint, free, part
-from runner_core.engines.torch.steplog import Means, Totals, Weights, read
+from runner_core.engines.torch.steplog import Means, TensorLog, Totals, read
 from runner_core.engines.torch.transfer import DeviceRows, feed
-from runner_core.engines.torch.weights import averaged, checksum, distance, other_weights
-from runner_core.engines.validation import read_metrics
+from runner_core.engines.torch.weights import Weights, averaged, checksum, compared, other_weights
+from runner_core.engines.validation import Validation
+from runner_core.engines.weights import distance
 
 
 class TorchTrainer:
@@ -44,18 +44,18 @@ class TorchTrainer:
         self.statistics = project.statistics = data.statistics
         self.device, self.steps = device, steps
         self._per_epoch = max(1, steps // config.epochs)
-        self._notes: list[str] = []
-        self._metrics = setup.metrics()
-        self.learning = learning = Learning(setup, self._metrics, device, self._notes.append)
+        self.notes = Notes()
+        metrics = setup.metrics()
+        self.learning = learning = Learning(setup, metrics, device, self.notes.add)
         self.network, self.optimizer = learning.network, learning.optimizer
         self.strategy = learning.parallel.name
         self._weights = Weights(averaged(self.network))
         self._feed = feed(device)
         self._gather = DeviceRows(data.samples["train"], device) if data.store.device else None
         self._rng = torch.Generator(device) if overrides(project, "on_device") else None
-        self._log = StepLog(read if team.count == 1 else Means(project, team))
+        self._log = TensorLog(read if team.count == 1 else Means(project, team))
         run_out = torch.OutOfMemoryError if team.count == 1 else Never
-        self._validated = ValidationParts(self._compute, run_out, partial(free, device), self._notes.append)
+        self._validation = Validation(metrics, self._compute, run_out, partial(free, device), self.notes.add)
         self.phase: Callable[[str], None] = unnoticed
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -138,29 +138,13 @@ class TorchTrainer:
         progress = Progress(step, self.steps, step // self._per_epoch)
         return Replay(self.project, self.network, few, progress, self.learning.cast), -(-count // size)
 
-    def notes(self) -> list[str]:
-        """Return messages for the user since the last call."""
-        told = self._notes.copy()
-        self._notes.clear()
-        return told
-
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
-        for metric in self._metrics:
-            metric.reset()
-        totals = Totals(self.project)
         try:
             with undisturbed(self.network, self.learning.average, self.device):
-                for batch in batches:
-                    for tensors, step, count in self._validated(batch):
-                        totals.add(step, count)
-                        if step.prediction is not None:
-                            for metric in self._metrics:
-                                metric.update(step.prediction, tensors)
-                    self._feed.done(batch)
+                found = self._validation(batches, Totals(self.project), self._feed.done)
         except torch.OutOfMemoryError:
             raise no_room("validation", self.config.batch_size) from None
-        found = read_metrics(self._metrics if totals.predicted else (), totals.read())
         shared: dict[str, float] = self._team.share(found)
         return shared
 
@@ -220,7 +204,7 @@ class TorchTrainer:
         try:
             with eager, undisturbed(self.network, self.learning.average, self.device):
                 network = setup.engine.load(setup, state).network
-                apart = distance(step(self.project, self.network), step(setup.project, network))
+                apart = distance(compared(step(self.project, self.network)), compared(step(setup.project, network)))
                 return {"weights_differ": other_weights(self.network, network), "prediction_differs": apart}
         except (torch.OutOfMemoryError, NoRoom):
             return None
@@ -243,12 +227,11 @@ class TorchTrainer:
         self.learning.load(saved, state.values.get("loop", {}).get("step", 0))
 
     def _refuse_nonfinite(self) -> None:
-        self._log.settle()
-        bad = self._log.first_nonfinite()
-        if bad is not None:
-            raise Unhealthy(not_finite(*bad))
-        for name in filter(None, self._team.every(self._weights.first_nonfinite())):
-            raise Unhealthy(weight_not_finite(name))
+        refuse_nonfinite(self._log, self._bad_weight)
+
+    def _bad_weight(self) -> str | None:
+        """Return the first weight of any process that was finite at the start and is not any more, or None."""
+        return next(filter(None, self._team.every(self._weights.first_nonfinite())), None)
 
     # ------------------------------------------------------------ the device
 

@@ -1,28 +1,22 @@
-"""The network's weights: their moving average, their checksum, and how two networks differ."""
+"""The network's weights: their moving average, whether they are finite, their checksum, and how two networks differ."""
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runner_core.contract import Step, Tensors
+from runner_core.contract import Array, Step, Tensors
 from runner_core.engines.torch.gradient_norms import tensors_in
 from runner_core.engines.torch.parallel import divided, own
+from runner_core.engines.weights import MovingAverage
 
 
-class Average:
-    """Moving average of the parameters and floating-point buffers, updated after each step.
-
-    average ← d·average + (1 − d)·weights, with d = min(decay, (1 + t) / (10 + t)) after t steps, so that a short run's
-    average forgets the initial weights (tf.train.ExponentialMovingAverage). Other buffers (counters) are the network's
-    own.
-    """
+class Average(MovingAverage):
+    """Moving average of the parameters and floating-point buffers; other buffers (counters) are the network's own."""
 
     def __init__(self, network: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -40,15 +34,6 @@ class Average:
             return
         for one, other in zip(average, live, strict=True):
             one.copy_(torch.where(skipped.bool(), one, one.lerp(other, weight)))
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Put the average into the network inside this context, and its own weights back afterwards."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
 
     def _swap(self) -> None:
         average, live = self._pair
@@ -75,6 +60,22 @@ def put(network: nn.Module, tensors: Tensors) -> None:
     with torch.no_grad():
         for name, tensor in averaged(network).items():
             tensor.copy_(tensors[name])
+
+
+class Weights:
+    """Tensors that were finite at the start and should stay so (a mask of −inf may be a buffer by design)."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        parts = {name: own(t.detach()) for name, t in tensors.items()}
+        self._tensors = {name: t for name, t in parts.items() if t.numel() and bool(t.isfinite().all())}
+
+    def first_nonfinite(self) -> str | None:
+        """Return the name of the first tensor with NaN or an infinity, or None; waits for the device once."""
+        if not self._tensors:
+            return None
+        largest = torch._foreach_norm(list(self._tensors.values()), float("inf"))
+        finite = torch.stack([norm.isfinite() for norm in largest]).tolist()
+        return None if all(finite) else list(self._tensors)[finite.index(False)]
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -105,20 +106,7 @@ def _equal(one: Any, other: Any) -> bool:
     return same and bool(torch.equal(one, other.to(one.device)))
 
 
-def distance(one: Step, other: Step) -> float:
-    """Return the largest difference between two predictions (or losses), as a share of the first one's range.
-
-    It is infinite if their shapes differ.
-    """
-    first, second = ([*tensors_in(step.prediction)] or [step.loss] for step in (one, other))
-    if [t.shape for t in first] != [t.shape for t in second]:
-        return math.inf
-    return max((_difference(a, b) for a, b in zip(first, second, strict=True)), default=0.0)
-
-
-def _difference(one: Tensor, other: Tensor) -> float:
-    if not one.numel() or torch.equal(one, other):
-        return 0.0
-    one, other = one.double(), other.double()
-    span = float(one.max() - one.min()) or float(one.abs().max()) or 1.0
-    return float((one - other).abs().max()) / span
+def compared(step: Step) -> list[Array]:
+    """Return the prediction's tensors, or else the loss, as float64 on the host: what `distance` compares."""
+    tensors = [*tensors_in(step.prediction)] or [step.loss]
+    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
