@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -195,3 +196,16 @@ def test_a_training_stops_with_the_file_and_the_next_one_is_sound(
     assert "It was deleted and is built again" in capsys.readouterr().out
     assert manage.verify() == []
     assert not [thread for thread in threading.enumerate() if thread.name == "cache verification"]
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_is_answered_at_once(capfd: pytest.CaptureFixture[str], number: signal.Signals, again: bool) -> None:
+    with Signals(answers=True) as signals:
+        signal.raise_signal(number)
+    said = capfd.readouterr().err
+    assert f"runner: {number.name} received: the run ends after this step" in said
+    assert ("a second Ctrl-C" in said) == again
+    assert signals.pending == number
+    with Signals() as signals:  # another process than the first
+        signal.raise_signal(number)
+    assert capfd.readouterr().err == ""

@@ -65,7 +65,7 @@ class _Run:
     def __init__(self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: Display) -> None:
         begun = time.monotonic()
         self.setup, self.data, self.folder, self.team = setup, data, folder, setup.team
-        self.sinks, self.display, self.signals = sinks, display, Signals()
+        self.sinks, self.display, self.signals = sinks, display, Signals(answers=setup.team.first)
         self.verification: Verification | None = getattr(data.store, "verification", None)
         for text in _announcements(setup):
             display.say(text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
@@ -25,10 +26,11 @@ class Signals:
     """Context in which SIGINT and SIGTERM ask the run to end, and SIGHUP (a lost terminal) does not.
 
     A second SIGINT aborts at once (KeyboardInterrupt). Outside the main thread, where Python delivers no signals, the
-    context does nothing.
+    context does nothing. A step may take long: with `answers`, stderr says at once that the signal was received.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answers: bool = False) -> None:
+        self.answers = answers
         self.hung_up = False
         self.pending = 0
         """Number of the signal that asked, DAMAGED, or 0; an attribute, because every training step reads it."""
@@ -62,8 +64,17 @@ class Signals:
             raise KeyboardInterrupt
         else:
             self._number = self.pending = number
+            if self.answers:
+                self._answer(number)
             if self.damage:  # looked at last: the thread may have set it meanwhile
                 self.pending = DAMAGED
+
+    @staticmethod
+    def _answer(number: int) -> None:
+        again = ", a second Ctrl-C ends the run without saving" if number == signal.SIGINT else ""
+        text = f"{signal.Signals(number).name} received: the run ends after this step and saves a checkpoint{again}"
+        with suppress(OSError):  # not by `print`, which the signal may have interrupted
+            os.write(2, f"\nrunner: {text}\n".encode())
 
 
 @contextmanager
