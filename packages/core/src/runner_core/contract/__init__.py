@@ -18,7 +18,6 @@ from runner_core.contract.data import (
     StreamedSamples,
     is_streamed,
 )
-from runner_core.contract.engines import Engine, Infer, Progress, Step, Trained, Trainer
 from runner_core.contract.run import (
     LEFT_OUT,
     CheckpointFormat,
@@ -32,7 +31,8 @@ from runner_core.contract.run import (
     Sink,
     State,
 )
-from runner_core.contract.values import Array, Arrays, HostBatch, Json, Tensors
+from runner_core.contract.setup import Engine, Trained, Trainer
+from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Progress, Step, Tensors
 
 __all__ = [
     "LEFT_OUT",

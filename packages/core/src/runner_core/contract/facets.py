@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.contract.engines import Progress
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
 from runner_core.contract.run import Finding, Remedy
-from runner_core.contract.values import Array, Arrays, Json, Tensors
+from runner_core.contract.values import Array, Arrays, Json, Progress, Tensors
 
 
 @dataclass(frozen=True)

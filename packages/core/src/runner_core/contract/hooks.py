@@ -31,10 +31,10 @@ import pluggy
 if TYPE_CHECKING:
     from runner_core.config import RunConfig
     from runner_core.contract.data import Cache, Cropper
-    from runner_core.contract.engines import Engine
     from runner_core.contract.project import Project
     from runner_core.contract.records import AnyRecord
     from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Remedy, Sink
+    from runner_core.contract.setup import Engine
 
 hookspec = pluggy.HookspecMarker("runner")
 hookimpl = pluggy.HookimplMarker("runner")

@@ -30,11 +30,10 @@ from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.contract.data import Pipeline, Samples, Store
-from runner_core.contract.engines import Infer, Progress, Step
 from runner_core.contract.facets import Checks, DataSet, Health, Judging, Learning, NoOptions, Pictures
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
 from runner_core.contract.run import Metric, Precision
-from runner_core.contract.values import Arrays, Json, Tensors
+from runner_core.contract.values import Arrays, Infer, Json, Progress, Step, Tensors
 
 
 class Project:

@@ -1,22 +1,25 @@
-"""A project with its settings, capabilities and data, as engines and commands get it."""
+"""A project with its settings, capabilities and data, as engines and commands get it, and what an engine must do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from runner_core.base.location import Location
 from runner_core.config import RunConfig
 from runner_core.contract.data import Cache, CachePlan, Cropper, Samples, Store
-from runner_core.contract.engines import Engine
+from runner_core.contract.footprint import Footprint
+from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Statistics
-from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Sink
-from runner_core.contract.team import ALONE, Team
-from runner_core.contract.values import Json
+from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Sink, State
+from runner_core.contract.team import ALONE, Place, Team
+from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json
 
 
 class Hooks(Protocol):
@@ -138,3 +141,159 @@ class Data:
             for split, numbers in self.splits.items()
             if numbers
         }
+
+
+class Trainer(Protocol):
+    """A model under training, which the core's loop calls; all that is specific to a framework is behind it."""
+
+    block: int
+    """Number of steps that go to the device at once; 1 if each goes alone."""
+    strategy: str
+    """single, or the way in which several processes share a network: ddp, fsdp."""
+
+    def train_step(self, batch: HostBatch, step: int) -> None:
+        """Run one optimizer step (all its micro-batches) and release the batch. Does not wait for the device."""
+        ...
+
+    def read_log(self) -> dict[str, Any]:
+        """Return the values of a train line; waits for the device.
+
+        They are the mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`, and the
+        `facts` that only health rules read (`HealthEvent`, log). `nonfinite_step` and `nonfinite_term` are present when
+        a loss was NaN or infinite.
+        """
+        ...
+
+    def losses(self) -> list[float]:
+        """Return the loss of each step since the last `read_log`, for the screen; waits for the device."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Return the engine's messages to the user since the last call (out of memory, for example)."""
+        ...
+
+    def checksum(self) -> int | None:
+        """Return a number that changes with any bit of the trained weights; waits for the device.
+
+        Returns None while every learning rate is 0.
+        """
+        ...
+
+    def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
+        """Return metrics and mean loss over the split, with EMA weights if the run keeps them."""
+        ...
+
+    def watch(self) -> Arrays:
+        """Return the arrays of `Pictures.watch`, with EMA weights if the run keeps them; copies on the host."""
+        return {}
+
+    def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
+        """Return the pictures that `Pictures.snapshots` draws of these host arrays (a batch of samples).
+
+        Uses EMA weights if the run keeps them, and runs in the first of several processes. It changes nothing that
+        affects training. Raises BadInput if the results are no pictures, Unhealthy when a loss or a weight is not
+        finite.
+        """
+        return {}
+
+    def state(self) -> State:
+        """Return everything needed to continue training exactly.
+
+        Raises Unhealthy when a loss or a weight is not finite: no checkpoint ever holds NaN.
+        """
+        ...
+
+    def load_state(self, state: State) -> None:
+        """Continue from a checkpoint as if training had never stopped."""
+        ...
+
+    def recalled(self, setup: Setup, state: State, arrays: Arrays) -> dict[str, Any] | None:
+        """Compare the network that `Engine.load` makes of `state` with the one that validation saw.
+
+        Returns `HealthEvent`'s facts of a checkpoint, on these samples; None if memory does not suffice for both
+        networks. `setup` has a project of its own. Training is not affected.
+        """
+        ...
+
+    def idle(self) -> bool:
+        """Return True when the device has nothing queued, so that waiting for a batch costs time (always on a CPU)."""
+        ...
+
+    def footprint(self, arrays: Arrays) -> Footprint:
+        """Return the memory that training takes, found out before the first step.
+
+        `arrays` are a few samples in host memory, which an engine may try. It changes nothing that affects training.
+        """
+        ...
+
+    def peak_memory(self) -> int:
+        """Return the peak device memory in bytes; 0 if the host is the device."""
+        ...
+
+
+class Trained(NamedTuple):
+    """The network of a checkpoint, with the `statistics` that the project's `fit` learned from its training records."""
+
+    network: Any
+    infer: Infer
+    statistics: dict[str, Any]
+
+
+class Engine(Protocol):
+    """A framework: makes trainers and predictors of a project's network.
+
+    Before it calls the project's `model` it sets `Project.statistics`: in a training to the statistics of the training
+    data, otherwise to the statistics in the checkpoint.
+    """
+
+    name: str
+    """torch or keras, for messages and summaries."""
+
+    def device(self) -> Device:
+        """Return the device that `train.device` names. Raises BadInput if it does not exist."""
+        ...
+
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return host memory that copies to the device fast (page-locked on CUDA)."""
+        ...
+
+    def join(self, place: Place) -> Team:
+        """Meet the other processes of a training; each calls this first and waits for all.
+
+        Raises BadInput if there is no device for each.
+        """
+        ...
+
+    def pin(self, memory: Array) -> None:
+        """Page-lock existing memory (uint8, shared with worker processes) if that makes copies faster."""
+        ...
+
+    def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
+        """Return a fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        ...
+
+    def phases(self, trainer: Any) -> Phases | None:
+        """Return the object that times the parts of this trainer's steps, for `profile` and `ablate`; None if none can.
+
+        `trainer` is one of this engine's own.
+        """
+        return None
+
+    def load(self, setup: Setup, state: State) -> Trained:
+        """Return the network of a checkpoint (with EMA weights if there are any), ready to predict."""
+        ...
+
+    def untrained(self, setup: Setup, state: State) -> Trained:
+        """Return the network before the first step of this checkpoint's run, made anew from its seed."""
+        ...
+
+    def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:
+        """Write the network of a checkpoint for use without runner, and return the files written.
+
+        Calls the project's own `Project.export`, or else writes the engine's format (weights and a JSON description).
+        """
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return versions of the framework and of the libraries it computes with, for summaries and checkpoints."""
+        ...

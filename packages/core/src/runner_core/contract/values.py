@@ -1,8 +1,8 @@
-"""Types of plain values: arrays, batches of them, an engine's tensors, and JSON."""
+"""Types of plain values: arrays, batches of them, an engine's tensors, JSON, and what a step gets and returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,3 +23,39 @@ class HostBatch(NamedTuple):
     arrays: Arrays
     count: int  # type: ignore[assignment]  # a tuple has a method of this name
     release: Callable[[], None]
+
+
+class Progress(NamedTuple):
+    """Position in the training: `step` of `steps` optimizer steps are done, in `epoch` (0-based).
+
+    In a compiled step (Keras) `step` and `epoch` are 0-d float32 tensors: compute with them, do not branch on them.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+
+    @property
+    def fraction(self) -> float:
+        return self.step / max(1, self.steps)
+
+
+class Step(NamedTuple):
+    """Result of a project's `step`: the loss, its named terms (unweighted), and the prediction that metrics read.
+
+    `prediction` is None if the project does not score batches.
+
+    In torch `outputs` may name the tensors that the terms are computed from (one, or several in a mapping or sequence),
+    where the prediction is not all of them: the terms' gradient norms are measured there. Keras measures them at all
+    outputs of the network, and ignores it.
+    """
+
+    loss: Any
+    terms: Mapping[str, Any] = {}
+    prediction: Any = None
+    outputs: Any = None
+
+
+Infer = Callable[[Arrays], Arrays]
+"""Runs the trained network on host arrays of any batch length: `on_device`, then `Project.infer`, in evaluation
+mode, under the run's precision. Returns host arrays (float32 if the network computed in a smaller type)."""
