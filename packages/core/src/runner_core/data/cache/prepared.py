@@ -39,7 +39,7 @@ from runner_core.data.cache.folder import (
 )
 from runner_core.data.cache.identity import FileMark, Identities, Known, identify
 from runner_core.data.cache.storage import LiveArray, LiveRecords, PreparedStore, Storage, store_identity
-from runner_core.data.cache.verification import AT_OPEN, refuse_stale
+from runner_core.data.cache.verification import AT_OPEN, differing, stale
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
@@ -210,7 +210,7 @@ class PreparedCache:
             try:
                 if store.verification is not None:
                     store.verification.for_seconds(math.inf if store.device else AT_OPEN)
-                refuse_stale(pipeline, records[0], store, 0)
+                _refuse_stale(pipeline, records[0], store, 0)
             except BaseException:
                 store.close()
                 raise
@@ -256,7 +256,7 @@ class PreparedCache:
         )
         try:
             for number, (store, there) in islice(reuse.items(), 1):
-                refuse_stale(pipeline, records[number], store, there)
+                _refuse_stale(pipeline, records[number], store, there)
             return builder.build(say)
         finally:
             for store in stores.values():
@@ -322,3 +322,19 @@ def _marks_if_readable(record: Record) -> Sequence[FileMark]:
         return identify(record).marks
     except BadInput:
         return []  # preparing it reports the fault
+
+
+def _refuse_stale(pipeline: Pipeline, record: Record, store: PreparedStore, number: int) -> None:
+    """Raise BadInput if `record`, number `number` of the cache `store`, gives other arrays today.
+
+    Raises Damaged if the cache's files cause the difference. A record whose files cannot be read is ignored.
+    """
+    try:
+        prepared = pipeline(record).arrays
+    except (BadInput, OSError):
+        return
+    stored = {name: array.read(number) for name, array in store.arrays.items()}
+    if other := differing(prepared, stored):
+        assert store.folder is not None
+        verify(store.folder)
+        raise stale(store.folder, pipeline, record, other)

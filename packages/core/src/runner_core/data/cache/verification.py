@@ -16,18 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.contract import Array, Pipeline
-from runner_core.contract.records import AnyRecord, Record
-from runner_core.data.cache.folder import Block, Damaged, check_block, verify
-
-if TYPE_CHECKING:
-    from runner_core.data.cache.storage import PreparedStore
+from runner_core.contract.records import AnyRecord
+from runner_core.data.cache.folder import Block, Damaged, check_block
 
 PLACE = "verified"
 """File in a cache's folder with the number of the block at which the next run continues."""
@@ -110,22 +106,6 @@ _SHARE = 1e-4
 """Share of an array's values that may differ, because library versions round voxels at an edge differently."""
 _FEW = 16
 """Integers with a range no larger than this are labels, in which a difference of 1 is not rounding."""
-
-
-def refuse_stale(pipeline: Pipeline, record: Record, store: PreparedStore, number: int) -> None:
-    """Raise BadInput if `record`, number `number` of the cache `store`, gives other arrays today.
-
-    Raises Damaged if the cache's files cause the difference. A record whose files cannot be read is ignored.
-    """
-    try:
-        prepared = pipeline(record).arrays
-    except (BadInput, OSError):
-        return
-    stored = {name: array.read(number) for name, array in store.arrays.items()}
-    if other := differing(prepared, stored):
-        assert store.folder is not None
-        verify(store.folder)
-        raise stale(store.folder, pipeline, record, other)
 
 
 def differing(prepared: Mapping[str, Array], stored: Mapping[str, Array]) -> list[str]:
