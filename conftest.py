@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import hypothesis
 import psutil
 import pytest
 
@@ -27,6 +28,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # No test asserts a time: a busy machine needs long for an example that takes no time on an idle one.
+    hypothesis.settings.register_profile(
+        "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any machine")
     # Tests start hundreds of processes: where nothing is kept, each compiles all of torch or TensorFlow anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     workers = len(getattr(config.option, "tx", None) or ())

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from runner_core import Project, RunConfig, flat
 from runner_core.cli import PROJECT_COMMANDS, options
+from runner_core.cli.options import ALIASES
 from runner_core.config.values import REMOVED
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins
@@ -36,7 +37,6 @@ OWN_FLAGS = {
     "new": {"--framework", "--into"},
 }
 """Flags of `runner`'s own commands, which take no settings."""
-SHORT = {"--devices": "--train.devices"}
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -107,8 +107,13 @@ def _commands(text: str) -> Iterator[str]:
 def _understood(line: str, made: set[str]) -> bool:
     """`made`: names of projects that the page itself makes."""
     words = shlex.split(line)
-    flags = {word.partition("=")[0] for word in words if word.startswith("-")} - {"-h", "--help", "--debug"}
-    flags = {SHORT.get(flag, flag) for flag in flags}
+    flags = {word.partition("=")[0] for word in words if word.startswith("-")} - {
+        "-h",
+        "--help",
+        "--help-all",
+        "--debug",
+    }
+    flags = {ALIASES.get(flag, flag) for flag in flags}
     if words[0] in ("--help", "--version"):
         return len(words) == 1
     if words[0] in OWN_FLAGS:
@@ -116,7 +121,7 @@ def _understood(line: str, made: set[str]) -> bool:
     if words[0] == "verify-resume":  # comes before the project, and takes the flags of a training
         words = [*words[1:2], words[0], *words[2:]]
         return bool(words[1:]) and not flags - _flags(_projects().get(words[0]), words[1])
-    command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help")), None)
+    command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help", "--help-all")), None)
     if command not in PROJECT_COMMANDS:
         return command is None and not flags and (words[0].isupper() or words[0] in {*_projects(), *made})
     kind = _projects().get(words[0])  # None: a name that stands for any project, or one that the page itself makes

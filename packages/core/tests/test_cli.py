@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -116,7 +117,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(runner: Runner, tm
 
 
 def test_help_lists_every_setting_with_its_default(runner: Runner) -> None:
-    done = runner("toy", "train", "--help")
+    done = runner("toy", "train", "--help-all")
     assert done.returncode == 0
     for part in (
         "--train.batch-size INT ≥1",
@@ -127,6 +128,23 @@ def test_help_lists_every_setting_with_its_default(runner: Runner) -> None:
         "--resume",
     ):
         assert part in done.stdout, part
+
+
+def test_help_shows_the_common_settings_and_counts_the_others(runner: Runner) -> None:
+    short, whole = (runner("toy", "train", words).stdout for words in ("--help", "--help-all"))
+    of = {shown: set(re.findall(r"│ (--[a-z][\w.-]+)", shown)) for shown in (short, whole)}
+    assert of[short] < of[whole]
+    for common in ("--resume", "--data.split", "--train.learning-rate", "--precision.mode"):
+        assert common in of[short]
+    settings = len({flag for flag in of[whole] - of[short] if "." in flag})
+    assert f"{settings} more settings: --help-all shows them." in " ".join(short.split())
+    assert "--lr = --train.learning-rate" in " ".join(short.split())
+
+
+def test_the_usual_words_stand_for_settings(runner: Runner) -> None:
+    words = ["--epochs", "3", "--lr=0.5", "--batch_size", "4", "--device", "cpu"]
+    train = yaml.safe_load(runner("toy", "config", *words).stdout)["train"]
+    assert (train["epochs"], train["learning_rate"], train["batch_size"], train["device"]) == (3, 0.5, 4, "cpu")
 
 
 def test_help_says_whose_defaults_it_shows(runner: Runner, tmp_path: Path) -> None:

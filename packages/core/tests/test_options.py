@@ -45,7 +45,7 @@ def test_other_settings_may_be_called_true() -> None:
 
 def test_help_says_what_data_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parsed("--help")
+        parsed("--help-all")
     shown = capsys.readouterr().out
     assert "--data FOLDER|URL" in shown
     assert "--log.snapshots-every INT ≥1" in shown

@@ -6,28 +6,35 @@ The docstring under each field is its help text.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import inspect
-import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from typing_extensions import Doc
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
 
 from runner_core.base.errors import BadInput
 from runner_core.base.location import Location, location
+from runner_core.cli.help_text import common, complete_help
 from runner_core.config import RunConfig
-from runner_core.config.bounds import Bounds, bounds_of
 from runner_core.config.values import refuse_removed
 
 LATEST = "latest"
+
+ALIASES = {
+    "--epochs": "--train.epochs",
+    "--lr": "--train.learning-rate",
+    "--batch-size": "--train.batch-size",
+    "--workers": "--train.workers",
+    "--device": "--train.device",
+    "--devices": "--train.devices",
+    "--precision": "--precision.mode",
+}
+"""Usual words for common settings."""
 
 Place = Annotated[str | None, tyro.conf.arg(metavar="FOLDER|URL")]
 """A folder, or a URL if the project supports URLs."""
@@ -217,7 +224,7 @@ class Peek:
     run: Path | None
     """First word if it is not a flag: the run, for commands that take one."""
     arguments: tuple[str, ...]
-    """The command line, with a bare `--resume`, and `--devices`, spelled out."""
+    """The command line, with a bare `--resume` and the words of `ALIASES` spelled out."""
 
 
 def peek(arguments: Sequence[str]) -> Peek:
@@ -231,7 +238,7 @@ def peek(arguments: Sequence[str]) -> Peek:
     parser.add_argument("--data", type=location)
     for name in ("--extension", "--no-extension"):
         parser.add_argument(name, action="append", default=[])
-    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-h", "--help", "--help-all", action="store_true")
     try:
         known, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -267,13 +274,19 @@ def parse(
     refuse_removed(settings, flags)
     for value in nested.values():
         _refuse_values(value, arguments)
-    if {"-h", "--help"} & set(arguments):
+    about = [inspect.cleandoc(kind.__doc__ or "")]
+    if {"-h", "--help", "--help-all"} & set(arguments):
         for shown in (kind, *map(type, nested.values())):
-            _complete_help(shown)
+            complete_help(shown)
+        about.append("Short for common settings: " + ", ".join(f"{short} = {long}" for short, long in ALIASES.items()))
+        if "--help-all" not in arguments:
+            nested["settings"], left_out = common(settings)
+            about.append(f"{left_out} more settings: --help-all shows them.")
+        about.append(f"The defaults of the settings below are those of {defaults}.")
+        arguments = ["--help"]
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
-    about = f"{inspect.cleandoc(kind.__doc__ or '')}\n\nThe defaults of the settings below are those of {defaults}."
-    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description=about)
+    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description="\n\n".join(about))
     return parsed, parsed.settings, getattr(parsed, "extra", None)
 
 
@@ -297,50 +310,6 @@ def _switches(settings: Any, prefix: str = "--") -> Iterator[tuple[str, tuple[st
             yield from ((flag, pair) for flag in pair)
 
 
-def _complete_help(kind: type) -> None:
-    """Let `--help` show the bounds of numbers beside their type (`INT ≥1`), and each field's text as one paragraph.
-
-    tyro reads annotations, and bounds must not need tyro, which takes long to import: they are joined here. tyro alone
-    would keep the line breaks that a text has in its source.
-    """
-    hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
-    for field in dataclasses.fields(kind):
-        hint, more = hints[field.name], list[Any]()
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            _complete_help(hint)
-            continue
-        if (bounds := next(bounds_of(hint), None)) and "metavar" not in repr(hint):
-            more.append(tyro.conf.arg(metavar=_metavar(hint, bounds)))
-        if field.name in texts and not any(isinstance(extra, Doc) for extra in get_args(hint)):
-            more.append(Doc(texts[field.name]))
-        if more:
-            kind.__annotations__[field.name] = Annotated[(hint, *more)]
-
-
-def _texts(kind: type) -> dict[str, str]:
-    """Return the text below each field, without line breaks; empty if the source is not there."""
-    found: dict[str, str] = {}
-    for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
-        with suppress(OSError, TypeError, SyntaxError, ValueError):
-            (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-            for field, after in pairwise(getattr(source, "body", ())):
-                match field, after:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        found[name] = " ".join(text.split())
-    return found
-
-
-def _metavar(hint: Any, bounds: Bounds) -> str:
-    number = "FLOAT" if "float" in repr(hint) else "INT"
-    while get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (list, tuple):
-        items = get_args(hint)
-        number = f"{number} …" if len(items) == 1 or items[-1] is Ellipsis else " ".join([number] * len(items))
-    optional = type(None) in get_args(hint)
-    return f"{'{None}|' if optional else ''}{number} {bounds.short()}"
-
-
 def _default(value: Any) -> Any:
     return dataclasses.field(default_factory=lambda: value)
 
@@ -351,10 +320,11 @@ def _inline(kind: type) -> Any:
 
 
 def _spell_out(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a bare `--resume`, and `--devices`, in full."""
+    """Return the arguments with a bare `--resume` and the words of `ALIASES` in full."""
     spelled: list[str] = []
     for i, word in enumerate(arguments):
-        spelled.append(f"--train.{word[2:]}" if word.partition("=")[0] == "--devices" else word)
+        flag, equals, value = word.partition("=")
+        spelled.append(ALIASES.get(flag.replace("_", "-"), flag) + equals + value)
         if word == "--resume" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
             spelled.append(LATEST)
     return spelled

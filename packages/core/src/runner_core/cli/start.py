@@ -107,7 +107,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
         if seen.help:
             project = _plugins(name, seen, None)[0].project()
             parse(
-                *(kind, from_preset(project, "default"), ["--help"]),
+                *(kind, from_preset(project, "default"), [*arguments]),
                 prog=f"runner {name} {command}",
                 defaults="the preset default; where a run is named, its own",
                 extra=_extra(kind, project),
