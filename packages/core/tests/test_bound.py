@@ -99,7 +99,7 @@ def test_workers_where_training_waits_and_cores_are_idle():
     fixes = advised(facts(data_wait=60))
     assert fixes["workers"].settings == {"train.workers": 4}
     assert fixes["workers"].saves == pytest.approx(0.6)
-    assert "60% of the time is waiting" in fixes["workers"].why
+    assert "60% of the time goes into waiting" in fixes["workers"].why
     busy = facts(data_wait=60)
     busy["use"]["cpu"]["cores"] = 7.9
     assert "workers" not in advised(busy), "they would take what the network computes with"

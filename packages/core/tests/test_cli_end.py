@@ -169,7 +169,7 @@ def test_a_full_memory_in_any_command_is_bad_input(
 
     monkeypatch.setattr("runner_core.cli.small.dump", dump)
     assert main(["toy", "config"]) == 2
-    assert f"memory does not suffice ({error})" in capsys.readouterr().err
+    assert f"there is not enough memory ({error})" in capsys.readouterr().err
 
 
 @pytest.mark.torch
@@ -194,7 +194,7 @@ def test_without_validation_train_and_check_say_so(here: Path, capsys: pytest.Ca
         assert main([*words, "--data.split", "none"]) == 0
         assert "Nothing validated" in (here / "run" / "report.html").read_text(encoding="utf-8")
         said = capsys.readouterr().out
-        assert "NOTE: nothing validates" in said
+        assert "NOTE: there are no validation records" in said
         assert "no record is scored" in said
 
 
@@ -206,7 +206,7 @@ def test_without_validation_a_project_may_score_what_is_trained_on(
     monkeypatch.setattr(Toy, "judging", declare(Toy, "judging", scored=lambda self, splits: splits["train"][:3]))
     assert main(["toy", "check", "--data.split", "none"]) == 0
     said = capsys.readouterr().out
-    assert "3 of the 3 records scored at the end are trained on" in said
+    assert "3 of the 3 records scored at the end are training records" in said
     assert "no record is scored" not in said
 
 
@@ -245,7 +245,7 @@ from runner_core.plugins.defaults import {hook}
 
 def test_the_folder_of_caches_has_another_name_outside_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "list", "--cache.dir", "x"]) == 2
-    assert "the folder is named with --dir" in capsys.readouterr().err
+    assert "name the folder with --dir here" in capsys.readouterr().err
 
 
 def test_a_folder_without_permission_is_bad_input(
@@ -306,6 +306,6 @@ def test_evaluate_uses_the_split_of_the_training(trained: Path, runner: Runner, 
 
     done = runner("toy", "evaluate", trained, "--data.split", "group:p0")
     assert done.returncode == 2
-    assert "data.split: the run has 'auto', asked for 'group:p0'" in done.stderr
+    assert "data.split: the run has 'auto', you asked for 'group:p0'" in done.stderr
     again = runner("toy", "check", "--data", "data", "--data.split", trained / "split.yaml")
     assert again.returncode == 0, again.stdout  # the file is of the kind that data.split takes

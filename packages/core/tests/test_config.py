@@ -141,8 +141,8 @@ def test_a_projects_own_validation_becomes_bad_input() -> None:
         ("- 1\n- 2", "expected sections"),
         ("preset: 3", "preset must be text"),
         ("!!python/object/apply:os.system ['true']", "s.yaml, line 1, column 1: not valid YAML: could not determine"),
-        ("train:\n  epochs: 3\n  seed: 1\n  epochs: 4\n", r"s.yaml, line 4, column 3: .*'epochs' stands here twice"),
-        ("train: {}\nmodel: {}\ntrain: {}", r"s.yaml, line 3, column 1: .*'train' stands here twice"),
+        ("train:\n  epochs: 3\n  seed: 1\n  epochs: 4\n", r"s.yaml, line 4, column 3: .*'epochs' appears here twice"),
+        ("train: {}\nmodel: {}\ntrain: {}", r"s.yaml, line 3, column 1: .*'train' appears here twice"),
         ("train:\n  epochs: 3\n seed: 1\n", r"s.yaml, line 3, column 2: not valid YAML: expected"),
         ("train: [1, 2\nmodel: 3\n", r"s.yaml, line 2, column 6: not valid YAML: expected ',' or ']', but got ':'"),
         ("a: \x00", "s.yaml, line 1: not valid YAML"),
@@ -237,14 +237,14 @@ def test_a_trained_model_is_not_used_with_other_settings(tmp_path: Path) -> None
     other.train.device, other.cache.mode = "cpu", "memory"
     refuse_other_model(one, other, tmp_path)
     other.crop.margin = 9
-    with pytest.raises(BadInput, match=r"crop.margin: the run has 4, asked for 9"):
+    with pytest.raises(BadInput, match=r"crop.margin: the run has 4, you asked for 9"):
         refuse_other_model(one, other, tmp_path)
 
 
 def test_the_split_of_a_trained_model_is_its_own(tmp_path: Path) -> None:
     other = RunConfig()
     other.data.split = "group:a"
-    with pytest.raises(BadInput, match=r"data.split: the run has 'auto', asked for 'group:a'"):
+    with pytest.raises(BadInput, match=r"data.split: the run has 'auto', you asked for 'group:a'"):
         refuse_other_model(RunConfig(), other, tmp_path)
 
 
@@ -275,7 +275,7 @@ class Predicting(RunConfig):
 
 def test_settings_of_prediction_are_free_for_a_trained_model() -> None:
     refuse_other_model(Predicting(), Predicting(predict=Threshold(0.7)), Path("run"))
-    with pytest.raises(BadInput, match=r"train\.seed: the run has 0, asked for 1"):
+    with pytest.raises(BadInput, match=r"train\.seed: the run has 0, you asked for 1"):
         refuse_other_model(Predicting(), Predicting(train=TrainConfig(seed=1)), Path("run"))
 
 
@@ -319,11 +319,11 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 
         ("a: " + "{a: " * 50_000, 1, "more than 50 levels deep"),
         ("- " * 100_000, 1, "more than 50 levels deep"),
         ("\n".join(" " * n + "a:" for n in range(600)), 50, "more than 50 levels deep"),
-        (LAUGHS, 5, "stand for more than 100,000 values"),
-        (MERGED, 6, "stand for more than 100,000 values"),
-        ("a: &a [1, *a]\n", 1, r"the alias \*a stands for nothing whole"),
-        ("a: *b\n", 1, r"the alias \*b stands for nothing whole"),
-        ("train:\n  seed: 1\n  seed: 2\n", 3, "'seed' stands here twice"),
+        (LAUGHS, 5, "expand to more than 100,000 values"),
+        (MERGED, 6, "expand to more than 100,000 values"),
+        ("a: &a [1, *a]\n", 1, r"the alias \*a refers to no complete value"),
+        ("a: *b\n", 1, r"the alias \*b refers to no complete value"),
+        ("train:\n  seed: 1\n  seed: 2\n", 3, "'seed' appears here twice"),
         ("train: {[a]: 1}\n", 1, "unhashable key"),
         ("a: b: c\n", 1, "not valid YAML"),
         ("a: \x00\n", 1, "not valid YAML"),
@@ -394,7 +394,7 @@ def test_names_in_a_split_are_text(tmp_path):
 def test_a_long_settings_file_that_needs_the_slow_parser_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text('source: "\\udcff"\n' + "".join(f"k{n}: [1, 2, 3]\n" for n in range(2000)))
-    with pytest.raises(BadInput, match="with a path that is no text takes at most 16"):
+    with pytest.raises(BadInput, match="with a path that is not text takes at most 16"):
         read_settings(path)
 
 

@@ -243,7 +243,7 @@ def test_devices_follow_the_launcher_or_are_refused(monkeypatch: pytest.MonkeyPa
     [
         ("cuda:1", 4, "train.devices 4: train.device cuda:1 is one of them"),
         ("auto", 0, "train.devices 4: PyTorch sees no GPU here"),
-        ("auto", 3, "train.devices 4: there are not that many GPUs here, PyTorch sees 3"),
+        ("auto", 3, "train.devices 4: PyTorch sees only 3 GPUs here; use at most as many"),
     ],
 )
 def test_devices_that_are_not_there_are_refused(asked: str, found: int, said: str) -> None:

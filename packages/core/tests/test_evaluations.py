@@ -97,8 +97,8 @@ def test_trained_on_is_told_by_content(run: Path, capsys: pytest.CaptureFixture[
     assert "8 of these 10 records (or others of their groups) were trained on" in said("data")
     assert "8 of these 10 records (or others of their groups) were trained on</p>" in (run / "report.html").read_text()
     found = said("other")
-    assert "trained on\n" not in found.replace("do not count as trained on\n", "")
-    assert "8 records have names of training records or of their groups, and other contents" in found
+    assert "trained on\n" not in found.replace(", not counted as trained on\n", "")
+    assert "names of training records or of their groups stand for other contents in this data: 8 records" in found
 
     trained = json.loads((run / "contents.json").read_text(encoding="utf-8"))["train"]
     key = sorted(trained)[0]
@@ -106,12 +106,12 @@ def test_trained_on_is_told_by_content(run: Path, capsys: pytest.CaptureFixture[
         shutil.copy(f"data/{key}{end}.npy", f"other/new_a{end}.npy")
         shutil.copy(f"other/p0_a{end}.npy", f"other/new_b{end}.npy")
     found = said("other")
-    assert "1 record of other names hold scans that were trained on (new_a)" in found
+    assert "scans that were trained on have other names in this data: 1 record (new_a)" in found
     assert "2 of these 12 records (or others of their groups) were trained on" in found
 
     (run / "contents.json").unlink()  # a run of an older runner
     found = said("other")
-    assert "told by their names" in found
+    assert "recognised by their names" in found
     assert "8 of these 12 records" in found
     (run / "contents.json").write_text('{"train": [1]}', encoding="utf-8")
     assert main(["toy", "evaluate", "run"]) == 2

@@ -56,7 +56,7 @@ def test_cpu():
 
 @pytest.mark.parametrize("asked", ["gpu", "cpu:1", "cuda:x", "cuda:", ""])
 def test_device_names(asked):
-    with pytest.raises(BadInput, match="it is auto, cpu, cuda or cuda:NUMBER"):
+    with pytest.raises(BadInput, match="it must be auto, cpu, cuda or cuda:NUMBER"):
         made(train__device=asked).device  # noqa: B018
 
 

@@ -93,7 +93,7 @@ def test_a_project_that_is_not_remote_refuses_urls(command, here, monkeypatch, c
 
     monkeypatch.setattr(toy_project.Toy, "dataset", DataSet())
     assert main(["toy", command, "--data", "s3://bucket/data"]) == 2
-    assert "s3://bucket/data: project toy reads no data at URLs" in capsys.readouterr().err
+    assert "s3://bucket/data: project toy cannot read data from a URL" in capsys.readouterr().err
     assert not (here / "runs").exists() or not any((here / "runs").rglob("config.yaml"))
 
 

@@ -78,13 +78,13 @@ REFUSED = {
     "zellkörper": "small letters",
     "": "small letters",
     "../cells": "small letters",
-    LONG + "d": "40 at most",
+    LONG + "d": "at most 40 small letters",
     "class": "word of Python",
     "match": "word of Python",
     "list": "command of runner",
     "new": "command of runner",
     "train": "command of runner",
-    "core": "a Python package runner_core already",
+    "core": "hide the Python package runner_core",
 }
 
 
@@ -106,11 +106,11 @@ def test_what_is_there_already_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "runner-cells").mkdir()
     write_project("cells", "torch", tmp_path)  # an empty folder is no loss
     before = text_of(tmp_path)
-    with pytest.raises(BadInput, match="runner-cells: is there already"):
+    with pytest.raises(BadInput, match="runner-cells exists already"):
         write_project("cells", "keras", tmp_path)
     assert text_of(tmp_path) == before
     (tmp_path / "runner-file").write_text("mine")
-    with pytest.raises(BadInput, match="runner-file: is there already"):
+    with pytest.raises(BadInput, match="runner-file exists already"):
         write_project("file", "torch", tmp_path)
     with pytest.raises(BadInput, match="cannot be written"):
         write_project("cells", "torch", tmp_path / "runner-file")
@@ -171,7 +171,7 @@ for finding in set_rules(project, Checked(records, found, {"train": range(12), "
 
 def test_a_link_to_nowhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runner-cells").symlink_to("gone")
-    with pytest.raises(BadInput, match="runner-cells: is a link to what is not there"):
+    with pytest.raises(BadInput, match="runner-cells is a broken link"):
         write_project("cells", "torch", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["runner-cells"]
 
@@ -251,7 +251,7 @@ def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> N
     assert said[1:4] == [f"cd '{folder}'", "uv run runner cells train", "uv run pytest"]
     again = runner("new", "cells", "--into", "my code")
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.startswith("runner: my code/runner-cells: is there already")
+    assert again.stderr.startswith("runner: my code/runner-cells exists already")
     assert "Traceback" not in again.stderr
     assert runner("new", "Cells").returncode == runner("new").returncode == 2
     assert "runner new NAME" in runner().stdout

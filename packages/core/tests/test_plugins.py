@@ -85,7 +85,7 @@ def test_an_extension_that_gives_none_leaves_it_to_the_core() -> None:
 
 def test_two_extensions_that_give_the_same_are_refused_until_one_is_chosen() -> None:
     both = ("a", plugin(runner_cache=lambda: "A")), ("b", plugin(runner_cache=lambda: "B"))
-    with pytest.raises(BadInput, match=r"a and b both give 'cache'.*--extension NAME"):
+    with pytest.raises(BadInput, match=r"a and b both provide 'cache'.*--extension NAME"):
         extended(*both).first("runner_cache", **NOTHING)
     for name in ("a", "b"):
         assert extended(*both, chosen=(name,)).first("runner_cache", **NOTHING) == name.upper()
@@ -190,7 +190,7 @@ def test_a_plugin_that_exits_when_imported_cannot_be_loaded(
 
 
 def test_nobody_gives_it() -> None:
-    with pytest.raises(RunnerError, match="no plugin gives 'engine'"):
+    with pytest.raises(RunnerError, match="no plugin provides 'engine'"):
         extended().first("runner_engine", project=None, config=None)
 
 

@@ -79,7 +79,7 @@ SAID = {
     "no values": "state.json: it lacks `values`: damaged or changed. There is no checkpoint before it: start a new run",
     "deep": "state.json: it is nested too deeply: damaged or changed. ",
     "other shape": "Error(s) in loading state_dict",
-    "step of the state": f"its state is of step {10**40}: damaged or changed. ",
+    "step of the state": f"its state belongs to step {10**40}: damaged or changed. ",
 }
 
 
@@ -155,7 +155,7 @@ def test_an_extra_file(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint,) = (copy / "checkpoints").glob("step-*")
     shutil.copy(checkpoint / "model.safetensors", checkpoint / "ema.safetensors")
     assert main(["toy", "export", str(checkpoint), "--out", "network"]) == 2
-    assert "ema.safetensors is no file of this checkpoint" in capsys.readouterr().err
+    assert "ema.safetensors is not a file of this checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"status": 3}', '{"health": [1]}', "[" * 100_000, '{"metrics": []}'])
@@ -201,7 +201,7 @@ def test_too_little_memory_is_no_damage(
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
     monkeypatch.setattr("runner_core.cli.start._loaded", Mock(side_effect=error))
     said = refused(["toy", "evaluate", "run"], capsys)
-    assert "memory does not suffice (DefaultCPUAllocator" in said
+    assert "there is not enough memory (DefaultCPUAllocator" in said
     assert "changed" not in said
 
 

@@ -183,7 +183,7 @@ def test_split_file(tmp_path):
         ("train: [nobody]", "unknown group or record 'nobody'"),
         ("train: a", "expected lists"),
         ("train: [a", "line 1, column 10: not valid YAML: expected ',' or ']'"),
-        ("train: [a]\nvalidation: [b]\ntrain: [c]", "line 3, column 1: .*'train' stands here twice"),
+        ("train: [a]\nvalidation: [b]\ntrain: [c]", "line 3, column 1: .*'train' appears here twice"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     ],
 )

@@ -186,7 +186,7 @@ def test_a_training_stops_with_the_file_and_the_next_one_is_sound(
     assert main([*train, "damaged"]) == 2
     said = capsys.readouterr()
     assert "array-0.bin has changed since it was written" in said.err
-    assert "start it anew to be sure, or go on from the newest with --resume" in said.err
+    assert "start again to be sure, or continue from the newest with --resume" in said.err
     assert "Traceback" not in said.out + said.err
     summary = json.loads((here / "damaged" / "summary.json").read_text())
     assert summary["status"] == "failed"

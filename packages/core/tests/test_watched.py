@@ -28,7 +28,7 @@ def project(found: Any) -> Any:
         (None, "it returned NoneType"),
         ({"edges": [1.0, 2.0]}, "'edges' is list"),
         ({"edges": np.array(["low", "high"])}, "'edges' is <U4"),
-        ({"edges": np.zeros((100, 100)), "one": np.zeros(1)}, "10,000 of them at most.* it gave 10,001"),
+        ({"edges": np.zeros((100, 100)), "one": np.zeros(1)}, "at most 10,000 of them.* it gave 10,001"),
     ],
 )
 def test_what_is_no_small_array_is_refused(found: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the exit code each becomes.
+"""All errors that a user can meet, and the exit code each becomes.
 
 RunnerError                      1
 ├── BadInput                     2    a file, a setting or a folder is wrong: what, where, what to do

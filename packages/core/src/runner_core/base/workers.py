@@ -116,7 +116,7 @@ class Workers:
         code = process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            hint = " (often the system, short of memory: see `dmesg`)" if name == "SIGKILL" else ""
+            hint = " (the system often does this when memory runs out: see `dmesg`)" if name == "SIGKILL" else ""
             return RunnerError(f"a process to {self._purpose} was killed by {name}{hint}; use fewer workers")
         return RunnerError(f"a process to {self._purpose} ended with exit code {code}; its message is above")
 

@@ -82,7 +82,7 @@ def _dispatch(arguments: list[str]) -> int:
         module, _, function = COMMANDS[word].partition(":")
         return getattr(import_module(module), function)(rest)
     if word.startswith("-"):
-        raise BadInput(f"unknown option {word!r}; `runner` says what there is")
+        raise BadInput(f"unknown option {word!r}; `runner` alone lists the commands")
     return _project_command(word, rest)
 
 
@@ -119,14 +119,14 @@ def _of_the_machine(error: Exception) -> str | None:
     from runner_core.base.writing import full_disk
 
     if is_out_of_memory(error):
-        asked = (str(error).strip().splitlines() or ["no size is known"])[0]
-        return f"memory does not suffice ({asked}): take smaller settings or data (--debug shows where)"
+        asked = (str(error).strip().splitlines() or ["its size is unknown"])[0]
+        return f"there is not enough memory ({asked}): use smaller settings or less data (--debug shows where)"
     if full := full_disk(error):
         return f"the disk is full: {full.filename or full.strerror}"
     if not isinstance(error, OSError) or error.filename is None:
         return None
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{error.filename}: {error.strerror}; change its permissions, or name another place"
+        return f"{error.filename}: {error.strerror}; change its permissions, or choose another place"
     return None
 
 
@@ -160,7 +160,10 @@ def overview() -> int:
             (f"runner {name} train --data DIR", "train on your own data"),
             (f"runner {name} check --data DIR", "audit your data first"),
             (f"runner {name} --help", f"all commands of {name}"),
-            ("runner list", "projects and extensions, and what each provides; --hooks: who wins, and conflicts"),
+            (
+                "runner list",
+                "projects and extensions; --hooks shows what each provides, which one wins, and conflicts",
+            ),
             ("runner new NAME", "write a project of your own: a package that trains as it is"),
             ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
             ("runner cache list|verify|prune", "caches of prepared data on this machine"),
@@ -184,7 +187,7 @@ def list_plugins(arguments: Sequence[str]) -> int:
         print(_NONE)
     if extensions:
         print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
-    print("\n`runner list --hooks [PROJECT]` loads them: who provides what, and conflicts")
+    print("\n`runner list --hooks [PROJECT]` loads them and shows who provides what, and conflicts")
     return 0
 
 

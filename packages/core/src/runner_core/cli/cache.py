@@ -16,7 +16,7 @@ from runner_core.data.cache.manage import Entry
 
 def cache(arguments: Sequence[str]) -> int:
     if any(word.partition("=")[0] == "--cache.dir" for word in arguments):
-        raise BadInput("--cache.dir is a setting of training; here the folder is named with --dir")
+        raise BadInput("--cache.dir is a setting of training; name the folder with --dir here")
     options = _parser().parse_args(list(arguments) or ["--help"])
     if options.dir is not None and not options.dir.is_dir():
         raise BadInput(f"--dir {options.dir}: there is no such folder")
@@ -42,7 +42,7 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"DAMAGED {entry.folder}: {problem}")
     print(f"{counted(len(found), 'cache')} read, {len(damaged)} damaged")
     if damaged:
-        print("`runner cache prune` removes damaged caches; they are built anew when they are needed")
+        print("`runner cache prune` removes damaged caches; runner builds them again when it needs them")
     return BadInput.exit_code if damaged else 0
 
 
@@ -80,14 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--project", help="only caches of this project")
     common.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    commands.add_parser("list", parents=[common], help="list all caches, the last used first")
+    commands.add_parser("list", parents=[common], help="list all caches, the most recently used first")
     commands.add_parser("verify", parents=[common], help="read every byte and compare it with its checksum")
     prune = commands.add_parser("prune", parents=[common], help="remove damaged caches, and others that you choose")
     prune.add_argument(
         "--older-than-days", type=float, metavar="DAYS", help="remove caches that were not used for this long"
     )
     prune.add_argument(
-        "--max-gb", type=float, metavar="GB", help="remove the longest unused until the rest takes at most this"
+        "--max-gb", type=float, metavar="GB", help="remove the least recently used until the rest takes at most this"
     )
     prune.add_argument("--all", action="store_true", help="remove every cache")
     return parser

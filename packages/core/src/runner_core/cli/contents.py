@@ -45,7 +45,7 @@ def read_contents(run: Path) -> dict[str, str]:
             return found
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise BadInput(f"{path} is damaged; remove it: which records were trained on is then told by their names")
+    raise BadInput(f"{path} is damaged; remove it, and training records are recognised by their names")
 
 
 @dataclass
@@ -94,12 +94,14 @@ def _notes(
     notes = []
     if copies := [r.key for r in same if r.key not in names and r.group not in names]:
         shown = ", ".join(copies[:3]) + ", …" * (len(copies) > 3)
-        notes.append(f"{counted(len(copies), 'record')} of other names hold scans that were trained on ({shown})")
+        notes.append(
+            f"scans that were trained on have other names in this data: {counted(len(copies), 'record')} ({shown})"
+        )
     if others := [r.key for r in named if r.key not in keys]:
         notes.append(
-            f"{counted(len(others), 'record')} have names of training records or of their groups, and other contents: "
-            "they do not count as trained on"
+            "names of training records or of their groups stand for other contents in this data: "
+            f"{counted(len(others), 'record')}, not counted as trained on"
         )
     if by_name and not same:
-        notes.append("which records were trained on is told by their names: their contents are not known")
+        notes.append("training records are recognised by their names, because their contents are not known")
     return notes

@@ -101,18 +101,18 @@ def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, 
         if not found:
             yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"
     if not gpus and (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidia0").exists()):
-        yield "an NVIDIA device is there, but nvidia-smi does not answer: check the driver"
+        yield "this machine has an NVIDIA device, but nvidia-smi does not answer: check the driver"
     if not gpus:
         yield "no GPU: training runs on the CPU; presets demo, and small where a project has it, are made for that"
     if "microsoft" in platform.release().lower() and str(Path.cwd()).startswith("/mnt/"):
-        yield "WSL: this folder lies on a Windows drive, which is slow; keep data, cache and runs below your home"
+        yield "WSL: this folder is on a Windows drive, which is slow; keep data, cache and runs in your home folder"
     yield from _space_advice(cache, speed)
 
 
 def _space_advice(cache: Path, speed: float | None) -> Iterator[str]:
     free = shutil.disk_usage(_existing(cache)).free
     if speed is None:
-        yield f"{cache} cannot be written: set cache.dir, or XDG_CACHE_HOME, to a folder that can"
+        yield f"{cache} cannot be written: set cache.dir or XDG_CACHE_HOME to a writable folder"
     elif speed < _SLOW_DISK:
         yield f"{cache} writes only {speed / 1e6:.0f} MB/s: set cache.dir to a faster disk, or cache.mode to blosc2"
     if free < 5e9:

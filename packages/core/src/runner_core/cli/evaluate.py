@@ -176,7 +176,7 @@ def _records(
     if not found:
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
     if new := len(records) - sum(map(len, by_side.values())):
-        print(f"{counted(new, 'record')} new since training, in no split; --split all scores them too")
+        print(f"{counted(new, 'record')} came after training, so no split contains them; --split all scores them too")
     return records, found
 
 

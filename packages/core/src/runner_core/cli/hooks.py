@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--hooks", nargs="?", const="", metavar="PROJECT", help="load them (default: all projects)")
-    parser.add_argument("--extension", action="append", default=[], metavar="NAME", help="let it win, as in a run")
-    parser.add_argument("--no-extension", action="append", default=[], metavar="NAME", help="leave it out, as in a run")
+    parser.add_argument("--extension", action="append", default=[], metavar="NAME", help="prefer it, as in a run")
+    parser.add_argument(
+        "--no-extension", action="append", default=[], metavar="NAME", help="leave this extension out, as in a run"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser

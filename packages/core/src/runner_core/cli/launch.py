@@ -94,8 +94,8 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     if code >= 0:
         return code
     name = signal.Signals(-code).name
-    hint = " (often the system, short of memory: see `dmesg`)" if name == "SIGKILL" else ""
-    whole = "the newest checkpoint is whole: --resume goes on from there"
+    hint = " (the system often does this when memory runs out: see `dmesg`)" if name == "SIGKILL" else ""
+    whole = "the newest checkpoint is complete: continue from it with --resume"
     print(f"runner: process {number} of {len(processes)} was ended by {name}{hint}; {whole}", file=sys.stderr)
     return 128 - code
 
@@ -110,7 +110,9 @@ def place_of(setup: Setup) -> Place | None:
     """
     train, place = setup.config.train, find_place(os.environ)
     if place is not None and train.devices not in (1, place.count):
-        raise BadInput(f"train.devices is {train.devices}, but {place.count} processes were started: leave it out")
+        raise BadInput(
+            f"train.devices is {train.devices}, but {place.count} processes were started: leave train.devices out"
+        )
     if place is not None:
         train.devices = place.count
     if train.devices > 1 and setup.config.cache.mode == "device":

@@ -109,7 +109,7 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
         ready = _begun(tuning)
         rate = 1 / spread(tuning.best.per_sample).median
         print(
-            f"the settings as they are: {speed(rate)} samples/s, {tuning.wait_share:.1%} of the time waiting for data "
+            f"current settings: {speed(rate)} samples/s, {tuning.wait_share:.1%} of the time waiting for data "
             f"({ready.device}, {ready.precision}, batches of {ready.batch})"
         )
         facts = Facts(setup.project, settings, ready, tuning.wait_share, tuning.step_seconds, available_ram())
@@ -161,7 +161,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     try:
         measured.run(lambda ready: cases(setup, ready, options.only), done)
     except TrialFailed as failure:
-        until_then = f"; what was measured until then: {folder}" if measured.found else ""
+        until_then = f"; what was measured before is in {folder}" if measured.found else ""
         raise BadInput(f"these settings cannot be measured: {failure}{until_then}") from failure
     except (KeyboardInterrupt, SystemExit) as stop:
         if measured.found is None:
@@ -172,7 +172,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
     print()
     _show(setup, found)
     if code:
-        print("interrupted: what was not finished by then is left out")
+        print("interrupted: the result leaves out what was not finished")
     elif not found.rows:
         print("there is nothing to switch off")
     print(f"report: {folder / 'report.html'}   also ablate.csv, ablate.json")

@@ -89,7 +89,7 @@ def export(name: str, arguments: Sequence[str]) -> int:
     out = started.options.out
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out}: exists and is not an empty folder; name another with --out")
+        raise BadInput(f"{out} exists and is not an empty folder; name another with --out")
     state, checkpoint = load_state(started, started.options.run)
     make_folder(out)
     with restoring(checkpoint):
@@ -128,11 +128,11 @@ def _add(records: dict[str, AnyRecord], record: AnyRecord, out: Path) -> None:
         if isinstance(place, Url):
             refuse_secrets(place)
     if any(isinstance(file, Path) and file.resolve().parent == out.resolve() for file in files):
-        raise BadInput(f"{files[0]}: lies in the output folder {out}; name another with --out, so that no file is lost")
+        raise BadInput(f"{files[0]} is in the output folder {out}; name another with --out, so that no file is lost")
     other = records.setdefault(record.key, record)
     if _files(other) != files:
         first = next(iter(other.files.values()))
-        raise BadInput(f"{files[0]}: has the name of {first} ({record.key}); predict it into another folder")
+        raise BadInput(f"{files[0]} has the same name as {first} ({record.key}); predict it into another folder")
 
 
 def _files(record: AnyRecord) -> list[Location]:

@@ -109,7 +109,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
             parse(
                 *(kind, from_preset(project, "default"), [*arguments]),
                 prog=f"runner {name} {command}",
-                defaults="the preset default; where a run is named, its own",
+                defaults="the preset default, or of the run that you name",
                 extra=_extra(kind, project),
             )
         raise BadInput(f"name the run first: runner {name} {command} RUN …  (a folder below runs/{name})")
@@ -224,7 +224,7 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
             if extension not in installed and extension not in without:
                 raise BadInput(
                     f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed: "
-                    f"install it again, or go on without it by `--no-extension {extension}`"
+                    f"install it again, or leave it out with `--no-extension {extension}`"
                 )
         chosen = (*chosen, *(c for c in saved.chosen if c not in without and c not in chosen))  # the first wins
         without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
@@ -259,7 +259,7 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
     if refuse_special_file(source).exists():
         return source.absolute()
     if data is None:
-        raise BadInput(f"{source}: the data of this run is not there any more; name it with --data")
+        raise BadInput(f"{source}: the data of this run is no longer there; name its folder with --data")
     raise BadInput(f"{source}: there is no such folder; give --data the folder that holds your data")
 
 
@@ -267,7 +267,7 @@ def refuse_url(project: type[Project] | Project, url: Url) -> None:
     """Raise BadInput if the project reads local files only, or if the URL holds a secret that must not be saved."""
     refuse_secrets(url)
     if not project.dataset.remote:
-        raise BadInput(f"{url}: project {project.name} reads no data at URLs; copy them to this machine first")
+        raise BadInput(f"{url}: project {project.name} cannot read data from a URL; copy it to this machine first")
 
 
 def _extra(kind: type[Options], project: type[Project]) -> Any:

@@ -228,9 +228,9 @@ def _with_advice(reason: str, name: str, folder: RunFolder, trained: bool = Fals
     if not steps:
         return reason
     if not trained:
-        return f"{reason}\nmake room; `runner {name} train --resume {run}` then goes on from there"
+        return f"{reason}\nfree some space; then `runner {name} train --resume {run}` continues"
     kept = f"kept: the trained network, in {counted(len(steps), 'checkpoint')} up to step {steps[-1]}"
-    return f"{reason}\n{kept}\nmake room; `runner {name} train --resume {run}` then writes the results anew"
+    return f"{reason}\n{kept}\nfree some space; then `runner {name} train --resume {run}` writes the results again"
 
 
 def _unscored(name: str, folder: RunFolder) -> dict[str, Any]:

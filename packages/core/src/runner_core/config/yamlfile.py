@@ -42,7 +42,7 @@ class _Checked:
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise _error(f"the key {key.value!r} stands here twice", key)
+                    raise _error(f"the key {key.value!r} appears here twice", key)
                 seen.add(key.value)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)  # type: ignore[misc]
         return mapping
@@ -86,7 +86,7 @@ def read_yaml(path: Path, what: str, *, names: bool = False) -> Any:
         # the Python parser locates errors better, but takes 10 s for the largest settings file
         base = yaml.SafeLoader if len(text) <= _LARGEST_SLOW or _NO_TEXT.search(text) else _Compiled
         if base is yaml.SafeLoader and not names:
-            refuse_length(str(path), len(text), _LARGEST_SLOW, f"a {what} with a path that is no text")
+            refuse_length(str(path), len(text), _LARGEST_SLOW, f"a {what} with a path that is not text")
         _refuse_bombs(text, base)
         return yaml.load(text, _loader(base, names))  # noqa: S506 - a SafeLoader
     except OSError as error:
@@ -111,11 +111,11 @@ def _refuse_bombs(text: str, base: Any) -> None:
         anchor, size = getattr(event, "anchor", None), 0
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise _error(f"the alias *{event.anchor} stands for nothing whole before it", event)
+                raise _error(f"the alias *{event.anchor} refers to no complete value before it", event)
             size, anchor = sizes[event.anchor], None
             aliased += size
             if aliased > _MOST_ALIASED:
-                raise _error(f"the aliases up to here stand for more than {_MOST_ALIASED:,} values", event)
+                raise _error(f"the aliases up to here expand to more than {_MOST_ALIASED:,} values", event)
         elif isinstance(event, yaml.CollectionStartEvent):
             inside.append((anchor, 1))
             if len(inside) > _DEEPEST:

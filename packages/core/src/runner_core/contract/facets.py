@@ -31,7 +31,7 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What the core must know of a project's data before it reads any: `Project.dataset`."""
+    """Facts about a project's data that the core needs before it reads any: `Project.dataset`."""
 
     prepare_version: int = 1
     """Raise it whenever `decode` or `prepare` changes what it returns: caches are then built anew."""
@@ -52,7 +52,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Learning:
-    """How a project trains, where it differs from the core's way: `Project.learning`.
+    """A project's own way to train, where it differs from the core's: `Project.learning`.
 
     The functions receive the tensors of the project's framework, except `augment`.
     """
@@ -67,7 +67,7 @@ class Learning:
     """Dotted name of the on/off setting with which the network keeps fewer activations and computes them again for the
     gradient. The memory plan suggests it."""
     optimisations: tuple[Remedy, ...] = ()
-    """What makes this project fast beyond what the core does for all. `runner P ablate` measures each."""
+    """Optimisations that this project has beyond those of the core. `runner P ablate` measures each."""
     augment: Callable[[Arrays, np.random.Generator], None] | None = None
     """`augment(sample, rng)` changes one training sample in place, on the host.
 
@@ -107,7 +107,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class Health:
-    """What health rules may expect of a sound training: `Project.health`."""
+    """Values that health rules may expect of a sound training: `Project.health`."""
 
     lower_bounds: Mapping[str, float] = field(default_factory=dict)
     """The least possible value of loss terms, by name: 0 for a cross-entropy, Dice or a distance. If a term falls below
@@ -130,7 +130,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Checks:
-    """What a project can find wrong in data, predictions and metrics: `Project.checks`."""
+    """A project's own checks of data, predictions and metrics: `Project.checks`."""
 
     record: Callable[[Record], Iterable[Finding]] | None = None
     """`record(record)` returns faults of one record that `decode` does not refuse. `runner P check` lists them."""
@@ -160,7 +160,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Judging:
-    """Which records are scored, and how scores of a set are combined and shown: `Project.judging`."""
+    """The choice of records to score, and the way to combine and show their scores: `Project.judging`."""
 
     scored: Callable[[Mapping[str, Sequence[AnyRecord]]], Sequence[AnyRecord]] | None = None
     """`scored(splits)` returns the records that the end of training and `evaluate` score by default.
@@ -196,7 +196,7 @@ class Judging:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a project draws: `Project.pictures`. Every picture is an array (H, W, 3) uint8."""
+    """The pictures that a project draws: `Project.pictures`. Every picture is an array (H, W, 3) uint8."""
 
     figure: Callable[[Record, Any], Array | None] | None = None
     """`figure(record, prediction)` returns a picture of the record with its prediction, and the truth if labelled."""

@@ -75,7 +75,7 @@ class RecordSamples:
 
     @cached_property
     def _all_records(self) -> Array:
-        """Each record that has samples, once."""
+        """Return each record that has samples, once."""
         return np.unique(self.record_of_sample)
 
 

@@ -64,7 +64,7 @@ class SafetensorsFiles(ABC):
             for name, twin in content["shared"].items():
                 tensors[name] = tensors[twin]
             if not isinstance(content["values"], dict):
-                raise ValueError("its `values` are not what they must be")
+                raise ValueError("its `values` are not a mapping")
             return State(content["values"], tensors)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged(f"{file}: {why(error)}: damaged or changed. {remedy(folder)}") from error

@@ -1,4 +1,4 @@
-"""What the engines know of devices: their names, the usual precision, and how their limits are measured."""
+"""Devices: their names, the default precision, and the measurement of their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gpu_number(asked: str, found: int, framework: str, unseen: str = "") -> int 
     BadInput if there is no such device.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
-        raise BadInput(f"train.device {asked!r}: it is auto, cpu, cuda or cuda:NUMBER")
+        raise BadInput(f"train.device {asked!r}: it must be auto, cpu, cuda or cuda:NUMBER")
     kind, _, number = asked.partition(":")
     index = int(number or 0)
     if kind == "cuda" and index >= found:
@@ -70,9 +70,7 @@ def default_precision(project: Project, config: RunConfig, device: Device) -> Pr
     )
     if missing:
         where = device.name or device.kind
-        raise BadInput(
-            f"precision.mode {mode}: {where} does not compute in it; use {_automatic(device).compute} or auto"
-        )
+        raise BadInput(f"precision.mode {mode}: {where} cannot compute in it; use {_automatic(device).compute} or auto")
     return Precision(mode, reason="asked for")
 
 
@@ -80,8 +78,8 @@ def _automatic(device: Device) -> Precision:
     if device.kind == "cpu":
         return Precision("float32", reason="16-bit arithmetic rarely pays on a CPU")
     if device.bfloat16:
-        return Precision("bfloat16", reason=f"{device.name or device.kind} has it; no loss scaling needed")
-    return Precision("float16", reason=f"{device.name or device.kind} has no bfloat16; the loss is scaled")
+        return Precision("bfloat16", reason=f"{device.name or device.kind} has it, and needs no loss scaling")
+    return Precision("float16", reason=f"{device.name or device.kind} has no bfloat16, so the loss is scaled")
 
 
 def chunks(work: Callable[[], object], wait: Callable[[], object], block: int, seconds: float) -> list[float]:

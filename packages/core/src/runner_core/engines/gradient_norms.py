@@ -37,15 +37,15 @@ weight can be told too."""
 
 @dataclass
 class Measured:
-    """What one step showed."""
+    """The results of one measured step."""
 
     norms: dict[str, float] = field(default_factory=dict)
     """Norm of each term's gradient with respect to the prediction; terms that reach it by another way are left out."""
     detached: list[str] = field(default_factory=list)
     """Terms without any gradient: they may only inform."""
     ignored: dict[str, Json] | None = None
-    """Of the voxels that `Health.ignored` marks: their `share`; the largest gradient of the loss there, as a share of
-    the largest anywhere (`gradient`); the `metrics` whose values change with the prediction there."""
+    """Facts about the voxels that `Health.ignored` marks: their `share`; the largest gradient of the loss there, as a
+    share of the largest anywhere (`gradient`); the `metrics` whose values change with the prediction there."""
 
 
 class GradientLog:
@@ -70,7 +70,7 @@ class GradientLog:
             self._ignored = _worse(self._ignored, measured.ignored)
 
     def look(self, weights_without_gradient: Mapping[str, int]) -> None:
-        """In a step that is measured: the trained weights that had no gradient, and how many numbers each is."""
+        """Keep the trained weights that had no gradient in any measured step so far, with the size of each."""
         before = weights_without_gradient if self._looks == 0 else self._untaught
         self._untaught = {name: size for name, size in weights_without_gradient.items() if name in before}
         self._looks += 1

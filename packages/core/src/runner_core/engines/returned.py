@@ -66,5 +66,7 @@ def watch(project: Project, network: Any) -> Arrays:
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             raise BadInput(f"{where}; {name!r} is {getattr(array, 'dtype', type(array).__name__)}")
     if (size := sum(array.size for array in found.values())) > MOST:
-        raise BadInput(f"{where}, {MOST:,} of them at most: every validation adds them to the log; it gave {size:,}")
+        raise BadInput(
+            f"{where}, at most {MOST:,} of them, because every validation adds them to the log; it gave {size:,}"
+        )
     return {name: array.copy() for name, array in found.items()}  # copies, because weights change or are swapped

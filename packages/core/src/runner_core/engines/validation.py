@@ -91,7 +91,7 @@ class Validation:
     def _shrink(self, tried: int) -> None:
         self._free()
         if tried == 1:
-            raise BadInput("out of device memory in validation, with validate.batch_size 1 too: use a smaller model")
+            raise BadInput("validation runs out of device memory even with validate.batch_size 1: use a smaller model")
         self._size = (tried + 1) // 2
         self._say(
             f"out of device memory with {tried} samples at once in validation; from here on it goes in batches of "

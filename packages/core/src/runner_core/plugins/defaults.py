@@ -174,7 +174,7 @@ def _data(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     wait = parts[WAIT] / seconds
     if wait < 2 * _WORTH:
         return
-    reason = f"{wait:.0%} of the time is waiting for data"
+    reason = f"{wait:.0%} of the time goes into waiting for data"
     cpu = report["use"]["cpu"]
     if report["device"]["kind"] == "cpu":  # workers take cores from the network
         free = max(0.0, cpu["usable"] - cpu["cores"] - cpu["others"])
@@ -190,17 +190,17 @@ def _data(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
         saves = wait * (1 - train.workers / more)
         yield Remedy("more workers", {"train.workers": more}, f"{reason}, and {free:.1f} cores are idle", saves)
     if train.workers:
-        why = f"{reason}: more batches ready even out those that take long"
+        why = f"{reason}: a longer queue of batches evens out slow ones"
         yield Remedy("look-ahead", {"train.prefetch": max(4, 2 * train.prefetch)}, why)
     if cache.mode == "blosc2":
         yield Remedy("memory map", {"cache.mode": "memmap"}, f"{reason}, and the cache is decompressed at each use")
     if cache.mode == "off":
         yield Remedy(
-            "cache", {"cache.mode": "auto"}, f"{reason}, and records are prepared anew for each use", 0.9 * wait
+            "cache", {"cache.mode": "auto"}, f"{reason}, and records are prepared again for each use", 0.9 * wait
         )
     if cache.mode in ("auto", "memmap"):
         yield Remedy(
-            "in memory", {"cache.mode": "memory"}, f"{reason}: memory answers faster than a disk that was not read yet"
+            "in memory", {"cache.mode": "memory"}, f"{reason}: memory is faster than a disk that was not read yet"
         )
 
 
@@ -212,7 +212,7 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy
     brought = (parts[WAIT] + parts[MOVE]) / seconds
     cache = project.config.cache.mode
     if gpu and brought > _WORTH and cache != "device" and project.learning().augment is None:
-        why = f"{brought:.0%} of the time is bringing batches: the GPU can hold the set, where it fits"
+        why = f"{brought:.0%} of the time goes into moving batches: keep the set on the GPU if it fits"
         yield Remedy("set on the GPU", {"cache.mode": "device"}, why, brought)
     yield from _precision(report, network)
     slower = report["engine"] == "keras" and not gpu  # XLA on a CPU
@@ -228,7 +228,7 @@ def _computation(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy
         yield Remedy("channels last", {"train.channels_last": "on"}, why)
     single = report["engine"] == "keras" and train.steps_per_execution == 1
     if single and limit == LATENCY and blocks_may_help(report["step"]):
-        why = f"a step takes {1000 * report['step']:.3g} ms, of which the host begins each anew"
+        why = f"a step takes {1000 * report['step']:.3g} ms, and the host starts each one separately"
         yield Remedy("steps at once", {"train.steps_per_execution": 8}, why)
 
 
@@ -254,7 +254,7 @@ def _batch(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     """Yield remedies for a step that takes equally long whatever its batch size."""
     train, parts, seconds = project.config.train, report["parts"], report["seconds"]
     if train.accumulate > 1:
-        why = f"a batch is computed in {train.accumulate} parts, which take turns: one is faster where it fits"
+        why = f"a batch is computed in {train.accumulate} parts, one after another: a single part is faster if it fits"
         yield Remedy("no accumulation", {"train.accumulate": 1}, why)
     update = parts[OPTIMIZER] / seconds
     double: dict[str, Json] = {"train.batch_size": 2 * train.batch_size}
@@ -263,10 +263,10 @@ def _batch(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
     if report["bound"] == LATENCY:
         lines = report["roofline"] or {}
         fixed = sum(parts[part] for part in _NETWORK) / seconds * 0.5 if lines or report["host"] else 0.0
-        why = "a step takes about as long with more samples in it; it is another training: fewer, larger steps"
+        why = "a step takes about as long with more samples in it; this changes the training: fewer, larger steps"
         yield Remedy(f"batch size {2 * train.batch_size}", double, why, fixed + update / 2, same=False)
     elif update > 0.2:
-        why = f"{update:.0%} of the time is the optimizer's update, whatever the batch; it is another training"
+        why = f"{update:.0%} of the time is the optimizer's update at any batch size; this changes the training"
         yield Remedy(f"batch size {2 * train.batch_size}", double, why, update / 2, same=False)
 
 

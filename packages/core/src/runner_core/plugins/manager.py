@@ -127,7 +127,7 @@ class Plugins:
         for offer in reversed(offers.values()):
             if (answer := _answer(offer, hook, arguments)) is not None:
                 return answer
-        raise RunnerError(f"no plugin gives {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
+        raise RunnerError(f"no plugin provides {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
 
     def all(self, hook: str, **arguments: Any) -> list[Any]:
         """Return the answers of all plugins in one list: the core's, then the project's, then the extensions'.
@@ -216,7 +216,7 @@ def _remedy(label: str) -> str:
 def conflict(hook: str, extensions: Sequence[str]) -> str:
     """Return the message for several extensions that give the same first-result capability."""
     return (
-        f"the extensions {' and '.join(extensions)} both give {hook.removeprefix(_PREFIX)!r}: choose one with "
+        f"the extensions {' and '.join(extensions)} both provide {hook.removeprefix(_PREFIX)!r}: choose one with "
         f"`--extension NAME`, or switch one off with `--no-extension NAME`"
     )
 

@@ -164,5 +164,7 @@ def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, data_sett
         if name not in (*_FREE, *data_settings) and name.partition(".")[0] not in _FREE_SECTIONS
     }
     if changed:
-        lines = "\n".join(f"  - {name}: the run has {was!r}, asked for {now!r}" for name, (was, now) in changed.items())
+        lines = "\n".join(
+            f"  - {name}: the run has {was!r}, you asked for {now!r}" for name, (was, now) in changed.items()
+        )
         raise BadInput(f"{run} was trained with other settings:\n{lines}\nleave these flags out")

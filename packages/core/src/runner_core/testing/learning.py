@@ -46,7 +46,7 @@ def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
         raise SkipTest(f"the phantom of {case.kind.name} has one validation sample: there is nothing to cut")
     (small, names), (large, _) = _validated(case, min(3, count - 1)), _validated(case, 4)
     for name in names:
-        assert name in small, f"metric {name!r} is not among the validation's: {list(small)}"
+        assert name in small, f"metric {name!r} is not among those of validation: {list(small)}"
         same = np.isclose(small[name], large[name], rtol=1e-3, atol=1e-4, equal_nan=True)
         assert same, f"metric {name!r} depends on the batch size: {small[name]} and {large[name]}"
 

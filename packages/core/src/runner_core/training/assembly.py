@@ -85,7 +85,7 @@ class Loaders:
 
 @dataclass
 class Parts:
-    """What takes the steps of a training.
+    """The assembled parts of a training, which take its steps.
 
     Attributes:
         setup: The project and its capabilities.

@@ -80,16 +80,16 @@ class Manifest:
         """Raise ValueError for values that no checkpoint can have, even if the checksum matches."""
         counts = (self.step, self.epoch)
         if not isinstance(self.project, str) or not all(type(n) is int and 0 <= n < 1 << 63 for n in counts):
-            raise ValueError("project, step or epoch is not what it must be")
+            raise ValueError("project, step or epoch has an impossible value")
         if self.epoch > self.step:
-            raise ValueError(f"it says {self.epoch} epochs after {self.step} steps")
+            raise ValueError(f"it claims {self.epoch} epochs after {self.step} steps")
         if not isinstance(self.metric, (int, float, type(None))):
-            raise ValueError("its metric is no number")
+            raise ValueError("its metric is not a number")
         if not isinstance(self.files, dict) or not self.files:
             raise ValueError("it names no files")
         for name, written in self.files.items():
             if "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts or name in ("", ".", MANIFEST):
-                raise ValueError(f"{name!r} is no file of a checkpoint")
+                raise ValueError(f"{name!r} is not a file of a checkpoint")
             if not isinstance(written, dict) or type(written.get("bytes")) is not int or "xxh3_128" not in written:
                 raise ValueError(f"size or checksum of {name!r} is missing")
         for names in (self.plugins, self.versions):
@@ -288,16 +288,18 @@ class Checkpoints:
         """
         manifest = read_manifest(path)
         if path.name.removeprefix(REPLACED) != self.of(manifest.step).name:
-            raise Damaged(f"{path / MANIFEST} is of step {manifest.step}: the checkpoint is damaged")
+            raise Damaged(f"{path / MANIFEST} belongs to step {manifest.step}: the checkpoint is damaged")
         there = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
         if strange := sorted(name for name in there - manifest.files.keys() if not Path(name).name.startswith(".")):
-            raise Damaged(f"{path / strange[0]} is no file of this checkpoint ({MANIFEST} does not name it): remove it")
+            raise Damaged(
+                f"{path / strange[0]} is not a file of this checkpoint ({MANIFEST} does not name it): remove it"
+            )
         for name, written in manifest.files.items():
             file = path / name
             if not _inside(path, file) or not file.is_file():
                 raise Damaged(f"{file} is missing: the checkpoint is damaged")
             if file.stat().st_size != written["bytes"] or hash_file(file) != written["xxh3_128"]:
-                raise Damaged(f"{file} was altered after it was written: the checkpoint is damaged")
+                raise Damaged(f"{file} was changed after it was written: the checkpoint is damaged")
         if manifest.project != self.project:
             raise BadInput(f"{path} is a checkpoint of project {manifest.project}, not of {self.project}")
         self._verified = path
@@ -314,7 +316,7 @@ class Checkpoints:
         loop = state.values.get("loop", {})
         step = loop.get("step") if isinstance(loop, dict) else None
         if loop and step != _step_of(path):
-            raise Damaged(f"{path}: its state is of step {step!r}: damaged or changed. {remedy(path)}")
+            raise Damaged(f"{path}: its state belongs to step {step!r}: damaged or changed. {remedy(path)}")
         return state
 
     def _steps(self) -> dict[int, Path]:
@@ -396,12 +398,12 @@ def restoring(checkpoint: Path) -> Iterator[None]:
     except _WRONG as error:
         if place_of(error) is not None or is_out_of_memory(error):
             raise
-        raise _unfit(checkpoint, f"what it holds does not fit this runner and project: {why(error)}") from error
+        raise _unfit(checkpoint, f"its contents do not fit this runner and project: {why(error)}") from error
 
 
 def _unfit(checkpoint: Path, what: str) -> BadInput:
     return BadInput(
-        f"{checkpoint}: {' '.join(what.split())[:300]}. If another version wrote it, use that one; else it is "
+        f"{checkpoint}: {' '.join(what.split())[:300]}. If another version wrote it, use that version; otherwise it is "
         f"damaged or changed. {remedy(checkpoint)}"
     )
 

@@ -132,7 +132,7 @@ def warn(
             say(f"NOTE: {finding.message}")
     lines = [finding.message for finding in of_set if finding.level != "note"]
     if each and len(records) > _MOST_RECORDS:
-        say(f"NOTE: {counted(len(records), 'record')} are not checked here one by one: {command}")
+        say(f"NOTE: {counted(len(records), 'record')} are not checked one by one here; use {command}")
     elif each and checks.record is not None:
         lines += _lines(setup, records, say)
     for line in lines[:_SHOWN]:
@@ -307,9 +307,9 @@ def describe_split(
         by_split = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
         scored, seen = project.judging().to_score(by_split), {record.key for record in by_split["train"]}
         trained = sum(record.key in seen for record in scored)
-        which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are trained on"
+        which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are training records"
         lines.append(
-            "NOTE: nothing validates: no metric will choose the best checkpoint (the newest is used), and "
+            "NOTE: there are no validation records, so no metric chooses the best checkpoint (the newest is used), and "
             f"{which if scored else 'no record is scored'}. To validate, name groups with "
             "--data.split group:NAME[,NAME], or a YAML file with your own split"
         )
@@ -323,7 +323,7 @@ def _share(project: Project, records: Sequence[AnyRecord], validation: int) -> s
     chosen = data.split == "auto" and not any(record.split for record in records)
     if not chosen or share == asked:
         return f" ({share} of the records)"
-    return f" ({share} of the records; data.validation_fraction asks for {asked}, whole groups come no nearer)"
+    return f" ({share} of the records; data.validation_fraction asks for {asked}, whole groups come no closer)"
 
 
 def describe_plan(plan: CachePlan) -> str:

@@ -69,7 +69,7 @@ def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) ->
     ]
     if changed:
         raise BadInput(
-            "the run cannot go on with other settings or data than it was started with:\n"
+            "the run cannot continue with settings or data other than those it was started with:\n"
             + "\n".join(changed)
             + "\nresume it as it was, or start a new run"
         )
@@ -87,7 +87,7 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
             "the number of samples or train.steps_per_epoch changed; start a new run"
         )
     if step > saved["epochs"] * saved["steps_per_epoch"]:
-        raise BadInput(f"the checkpoint is of step {step:,}, which this run does not have: it was changed")
+        raise BadInput(f"the checkpoint belongs to step {step:,}, which this run does not have, so it was changed")
     if saved["epochs"] == cadence.epochs:
         return
     longest = max(saved["epochs"], cadence.epochs) * cadence.steps_per_epoch
@@ -96,7 +96,7 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
     constant = train.schedule == "constant" and step >= train.warmup * longest and not own
     if not constant or step > cadence.steps:
         raise BadInput(
-            f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. Epochs may only be added, and "
+            f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. You may only add epochs, and "
             "only where the learning rate does not depend on them (train.schedule constant, after its warm-up, no "
             "schedule of the project's own): "
             "resume with the run's own epochs, or start a new run"
@@ -128,7 +128,7 @@ RECALLED = 4
 
 @dataclass
 class LoopState:
-    """Where a run stands; stored as JSON in every checkpoint.
+    """The state of a run, stored as JSON in every checkpoint.
 
     `validations` holds the facts of all past validations. Health rules replay them after a resume.
     """
@@ -188,12 +188,12 @@ class Keeper:
         )
         self._fingerprint = fingerprint(setup.config, data, setup.precision.compute)
         if any(other != self._fingerprint for other in self._team.every(self._fingerprint)):
-            raise BadInput("the processes of this training do not all see the same settings and data: see --data")
+            raise BadInput("the processes of this training do not all see the same settings and data: check --data")
         # without health rules nobody asks, and of several processes each may hold a part of the network
         self.recalls = (
             setup.config.health.mode != "off" and self._team.count == 1 and parts.loaders.validation is not None
         )
-        """Whether `recalled` may be called."""
+        """True if `recalled` may be called."""
 
     def seconds(self) -> float:
         """Return the seconds of the run until now, those before a resume included."""

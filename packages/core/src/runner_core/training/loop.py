@@ -39,7 +39,7 @@ class Monitor:
         """Return the metric's value; raise BadInput if validation does not return this metric."""
         if self.name not in metrics:
             raise BadInput(
-                f"the monitored metric {self.name!r} is not among the validation's: "
+                f"the monitored metric {self.name!r} is not among those of validation: "
                 f"{', '.join(metrics)}{did_you_mean(self.name, metrics)}"
             )
         return metrics[self.name]

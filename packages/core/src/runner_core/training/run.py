@@ -96,8 +96,8 @@ class _Run:
 
     def _stop_for(self, damage: str) -> None:
         self.signals.damaged(
-            f"{damage}. This training may have used it, and so may the checkpoints that it saved: start it anew to be "
-            "sure, or go on from the newest with --resume"
+            f"{damage}. This training and the checkpoints that it saved may have used it: start again to be "
+            "sure, or continue from the newest with --resume"
         )
 
     def begin(self, resume: bool) -> None:
@@ -114,7 +114,10 @@ class _Run:
         best = None if state.best is None else state.best["step"]
         if not self.team.share(not self.team.first or self.keeper.checkpoints.start(state.step, best)):
             assert state.best is not None
-            self.display.say(f"WARNING: the best checkpoint, of step {state.best['step']}, is gone; it counts no more")
+            step = state.best["step"]
+            self.display.say(
+                f"WARNING: the best checkpoint, of step {step}, is gone; the next validation sets a new one"
+            )
             self.loop.forget_best()
         if self.team.first:
             self.folder.truncate_log(state.step, state.validated)

@@ -35,7 +35,7 @@ class Signals:
         self.pending = 0
         """Number of the signal that asked, DAMAGED, or 0; an attribute, because every training step reads it."""
         self.damage = ""
-        """What is wrong with the data."""
+        """A description of what is wrong with the data, or ""."""
         self._number = 0
         self._before: dict[int, Any] = {}
 
@@ -113,7 +113,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
             continue
         number, local, here = names
         if number not in environment:
-            raise BadInput(f"{count} is {environment[count]} in the environment, but {number} is not there")
+            raise BadInput(f"{count} is {environment[count]} in the environment, but {number} is not set")
         # SLURM counts nodes as in 4(x2),3
         first = re.match(r"\d*", environment.get(here, ""))
         local_count = int(first[0]) if first and first[0] else processes

@@ -59,9 +59,9 @@ def write_project(name: str, framework: str, into: Path) -> Path:
     if core and core.name == "core":  # packages/NAME beside packages/core: where `.ci/run alone NAME` looks for it
         folder = into / name
     if folder.is_symlink() and not folder.exists():
-        raise BadInput(f"{folder}: is a link to what is not there; remove it, or choose another place with --into")
+        raise BadInput(f"{folder} is a broken link; remove it, or choose another place with --into")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder}: is there already; choose another name, or another place with --into")
+        raise BadInput(f"{folder} exists already; choose another name, or another place with --into")
     sources = _sources(folder)
     try:
         with whole_folder(folder) as temporary:
@@ -79,8 +79,8 @@ def _refuse(name: str) -> None:
     """Raise BadInput if `name` cannot be a project's name."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > _LONGEST:
         raise BadInput(
-            f"{name!r} cannot be a project's name: small letters, digits and single _ between them, a letter first, "
-            f"{_LONGEST} at most"
+            f"{name!r} cannot be a project's name: use at most {_LONGEST} small letters, digits and single _ between "
+            "them, and begin with a letter"
         )
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         raise BadInput(f"{name!r} is a word of Python itself: choose another name")
@@ -91,7 +91,7 @@ def _refuse(name: str) -> None:
     if plugin := discovery.projects().get(name):
         raise BadInput(f"the project {name!r} is installed already, by {plugin.distribution}: choose another name")
     if find_spec(f"runner_{name}"):
-        raise BadInput(f"there is a Python package runner_{name} already, which it would hide: choose another name")
+        raise BadInput(f"the project would hide the Python package runner_{name}, which exists: choose another name")
 
 
 def _place(path: str, name: str, framework: str) -> str | None:

@@ -54,7 +54,7 @@ A new process needs one to two seconds to import a project and its readers.
 
 @dataclass(frozen=True)
 class Survey:
-    """What exists already.
+    """The prepared arrays that exist already.
 
     `built` holds the finished cache of exactly these records, by storage. `ready` maps a record number to the folder
     and the number in it that hold its prepared arrays, in any cache of these settings.

@@ -1,4 +1,4 @@
-"""What the user declares of pairs: name patterns (`data.pattern`), or a table (`data.manifest`)."""
+"""Pairs as the user declares them: name patterns (`data.pattern`), or a table (`data.manifest`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a TensorFlow graph computes, and the most memory that it needs at once."""
+"""Count what a TensorFlow graph computes, and the most memory that it needs at once."""
 
 from __future__ import annotations
 

@@ -244,7 +244,9 @@ def build_optimizer(project: Project, trained: list[keras.Variable], config: Tra
         if getattr(optimizer, option):
             raise BadInput(f"{where} has {option}: use {setting} instead")
     if not isinstance(optimizer.learning_rate, keras.Variable):
-        raise BadInput(f"{where} has a schedule as its learning rate: give it a number; the course is `schedule`'s")
+        raise BadInput(
+            f"{where} has a schedule as its learning rate: give it a number, and describe its course in `schedule`"
+        )
     return optimizer
 
 

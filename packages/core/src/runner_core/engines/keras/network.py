@@ -91,7 +91,7 @@ def assign(variables: Mapping[str, keras.Variable], values: Mapping[str, Any]) -
     unknown = [name for name in values if name not in variables]
     wrong = [n for n, v in variables.items() if n in values and tuple(v.shape) != tuple(np.shape(values[n]))]
     if missing or unknown or wrong:
-        parts = [("it lacks", missing), ("it has besides", unknown), ("of other shapes are", wrong)]
+        parts = [("it lacks", missing), ("it also has", unknown), ("their shapes differ in", wrong)]
         faults = "; ".join(f"{what} {_few(names)}" for what, names in parts if names)
         raise OtherWeights(f"the weights do not fit this project's network: {faults}")
     for name, variable in variables.items():

@@ -174,9 +174,9 @@ def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     if ":" in asked:
         raise BadInput(f"{several}: train.device {asked} is one of them; use auto, and CUDA_VISIBLE_DEVICES to choose")
     if not found:
-        raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'on the CPU: --train.device cpu'}")
+        raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'use the CPU with --train.device cpu'}")
     if found < place.local_count:
-        raise BadInput(f"{several}: there are not that many GPUs here, PyTorch sees {found}")
+        raise BadInput(f"{several}: PyTorch sees only {found} GPUs here; use at most as many")
     return place.local
 
 

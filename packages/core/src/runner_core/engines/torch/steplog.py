@@ -53,7 +53,7 @@ class Means:
         if len({len(values) for values in every}) > 1:
             raise BadInput(
                 f"project {self._project.name}: `step` must return the same terms in every process, whatever is in its "
-                "batch: give one that there is nothing to compute from as 0"
+                "batch: return 0 for a term that cannot be computed from the batch"
             )
         return [sum(values) / len(values) for values in zip(*every, strict=True)]
 

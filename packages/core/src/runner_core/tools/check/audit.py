@@ -52,7 +52,7 @@ class Audit:
     cache: CachePlan | None
     """None if no record is usable, or if the plan failed."""
     memory: MemoryPlan | None = None
-    """What a training takes, or None if unknown."""
+    """The memory and disk that a training takes, or None if unknown."""
 
     def levels(self) -> Counter[str]:
         """Return the number of findings of each level."""

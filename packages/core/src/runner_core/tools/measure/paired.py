@@ -229,7 +229,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether two trials learn the same, and the losses that say so."""
+    """The answer to whether two trials learn the same, with the losses that show it."""
 
     agrees: bool
     text: str
@@ -339,7 +339,7 @@ def compare_apart(best: Contender, rival: Contender, evaluated: int) -> Agreemen
 
 @dataclass(frozen=True)
 class Case:
-    """What the rival has otherwise than the base: a remedy, or what is switched off together."""
+    """The difference between rival and base: a remedy, or the optimisations that are switched off together."""
 
     name: str
     settings: Mapping[str, Json]
@@ -388,7 +388,7 @@ class Result:
 
     @property
     def comparison(self) -> Comparison | None:
-        """How many times as fast the rival is, by sample; None if that was not measured."""
+        """Return the rival's relative speed per sample, or None if that was not measured."""
         return self.times[SAMPLE].faster if SAMPLE in self.times else None
 
     @property

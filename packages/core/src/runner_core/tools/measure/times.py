@@ -15,7 +15,7 @@ LEAST = 6
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many times as fast one is as another: `ratio` (above 1: faster), with its 95 % confidence limits.
+    """The speed of one relative to another: `ratio` (above 1: faster), with its 95 % confidence limits.
 
     `low` is 0 and `high` infinite after too few rounds.
     """
@@ -116,12 +116,12 @@ class Times:
 
     @property
     def faster(self) -> Comparison:
-        """How many times as fast the rival is."""
+        """Return the speed of the rival relative to the base."""
         return self._certain(compare(self.base, self.rival))
 
     @property
     def longer(self) -> Comparison:
-        """How many times as long the rival takes."""
+        """Return the time of the rival relative to the base."""
         return self._certain(compare(self.rival, self.base))
 
     @property

@@ -127,7 +127,7 @@ class WorkerProcess:
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             short = name == "SIGKILL"
-            hint = " (often the system, short of memory: see `dmesg`)" if short else ""
+            hint = " (the system often does this when memory runs out: see `dmesg`)" if short else ""
             return TrialFailed(f"killed by {name}{hint}", short, output)
         last = output.strip().splitlines()
         return TrialFailed(f"ended with exit code {code}{f': {last[-1]}' if last else ''}", output=output)
@@ -186,7 +186,7 @@ SHARE_OF_RAM = 0.9
 
 @dataclass(frozen=True)
 class Ready:
-    """What is known of a trial after its first step."""
+    """Facts that are known about a trial after its first step."""
 
     engine: str
     device: str

@@ -263,7 +263,7 @@ def _drop(run: Path) -> None:
 
 
 PHASES = ("step", "validation", "checkpoint")
-"""What a training does after a number of steps, in order."""
+"""The events of a training after a number of steps, in order."""
 
 _TEXT = {"step": "in step {}", "validation": "in the validation after step {}", "checkpoint": "while saving step {}"}
 

@@ -76,7 +76,7 @@ def sketch(setup: Setup, records: Sequence[AnyRecord], splits: Mapping[str, Sequ
         samples = {side: project.samples(store, [0], side) for side in names}
         empty = [side for side in names if not len(samples[side])]
     except (ValueError, IndexError, KeyError, ZeroDivisionError) as error:
-        raise BadInput(f"{median.key}: no samples can be taken of this record alone: {error}") from error
+        raise BadInput(f"{median.key}: no samples can be taken from this record alone: {error}") from error
     if "train" in empty:
         raise BadInput(f"{median.key}: this record alone has no samples to train on")
     samples = {side: found for side, found in samples.items() if side not in empty}
