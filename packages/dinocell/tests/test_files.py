@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput, Url, collect_left_out
-from runner_core.testing import changed
+from runner_core.testing import changed, with_pipeline
 from runner_dinocell import phantom, sources
 from runner_dinocell.config import CellConfig, CellDataConfig
 from runner_dinocell.fields import decode
@@ -268,8 +268,6 @@ def test_a_bucket_is_read_as_a_folder(small_phantom: Path, config: CellConfig, s
 
 def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, config: CellConfig, s3: Any) -> None:
     """An error about a file names its URL."""
-    from runner_core.data.stream.local import localised
-
     here = find_records(small_phantom, config)
     broken = 0
     for record in here:
@@ -277,18 +275,18 @@ def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, con
             assert isinstance(path, Path)
             s3.put("fields", str(path.relative_to(small_phantom)), path.read_bytes())
     config.remote.endpoint = s3.endpoint
+    pipeline = with_pipeline(DinoCell(config)).pipeline
     for one, other in zip(here, find_records(Url("s3://fields"), config), strict=True):
         try:
             expected = decode(one).arrays["image"]  # type: ignore[arg-type]
         except BadInput as error:
             broken += 1
             said = str(error).replace(str(small_phantom), "s3://fields")
-            with pytest.raises(BadInput) as caught, localised(other, config.remote) as fetched:
-                decode(fetched)
+            with pytest.raises(BadInput) as caught:
+                pipeline.decode(other)
             assert str(caught.value) == said
             continue
-        with localised(other, config.remote) as fetched:
-            assert np.array_equal(decode(fetched).arrays["image"], expected)
+        assert np.array_equal(pipeline.decode(other).arrays["image"], expected)
     assert broken == 2
 
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from numpy.polynomial import polynomial
 from pybaselines import Baseline
 from runner_core import BadInput
+from runner_core.testing import refusal
 from runner_ssmunet.axis import plan, segments
-from runner_ssmunet.config import SpectraConfig, wrong_axis
+from runner_ssmunet.config import SpectraConfig, demo, wrong_axis
 from runner_ssmunet.preprocess import amide1_weights, prepare, processed, rubberband, tissue_mask
+from runner_ssmunet.project import SSMUNet
 from runner_ssmunet.readers import base
 from scipy import signal
 
@@ -447,7 +449,6 @@ def test_no_way_to_find_the_tissue(make_core) -> None:
     [({"bin": 0}, "data.bin must be at least 1, not 0"), ({"step": 0.0}, "data.step must be more than 0, not 0.0")],
 )
 def test_numbers_out_of_bounds(changed: dict[str, Any], said: str) -> None:
-    from runner_core.config.bounds import refuse_out_of_bounds
-
-    with pytest.raises(BadInput, match=said):
-        refuse_out_of_bounds(settings_of(**changed), "data.")
+    config = demo()
+    config.data = replace(config.data, **changed)
+    assert refusal(SSMUNet, config) == f"setting {said}"

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from runner_openkbp.rois import GRID, POSSIBLE, Array, unpack
-from runner_openkbp.statistics import SIDE
+from runner_openkbp.statistics import MEAN_SIDE
 
 
 def baseline(mean: Array, masks: Array) -> Array:
@@ -18,5 +18,5 @@ def baseline(mean: Array, masks: Array) -> Array:
 
     It is 0 outside the possible-dose mask.
     """
-    dose = ndimage.zoom(np.asarray(mean, np.float32), GRID[0] // SIDE, order=1, mode="nearest", grid_mode=True)
+    dose = ndimage.zoom(np.asarray(mean, np.float32), GRID[0] // MEAN_SIDE, order=1, mode="nearest", grid_mode=True)
     return np.where(unpack(masks, POSSIBLE), dose, np.float32(0))

@@ -10,7 +10,7 @@ from runner_core import Statistics, Store
 from runner_openkbp.packing import block_sums
 from runner_openkbp.rois import POSSIBLE, Array, unpack
 
-SIDE = 32
+MEAN_SIDE = 32
 """Voxels per side of the mean dose, which every checkpoint holds. 128 would hardly be better: the baseline scores
 10.72 Gy with 32 and 10.71 Gy with 128."""
 BIN = 0.1
@@ -24,10 +24,10 @@ def fit(store: Store, training: Sequence[int], masked: bool) -> Statistics:
 
 def mean_dose(store: Store, training: Sequence[int]) -> Array:
     """Return the mean dose (Gy) of the training records: (32, 32, 32) float32."""
-    total = np.zeros((SIDE,) * 3)
+    total = np.zeros((MEAN_SIDE,) * 3)
     for record in training:
         dose = store.arrays["dose"].read(record)[0].astype(np.int32)
-        factor = dose.shape[0] // SIDE
+        factor = dose.shape[0] // MEAN_SIDE
         step = float(store.arrays["dose_step"].read(record)[0, 0])
         total += block_sums(dose, factor) * (step / factor**3)
     return (total / len(training)).astype(np.float32)

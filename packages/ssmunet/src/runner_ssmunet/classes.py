@@ -46,7 +46,7 @@ class Classes:
 
     @property
     def numbered(self) -> bool:
-        """Whether the names are numbers only."""
+        """Return whether the names are numbers only."""
         return self.names == numbers(len(self.names))
 
 
