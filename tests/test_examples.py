@@ -197,7 +197,7 @@ def test_two_caches_are_refused_until_one_is_chosen_and_a_run_keeps_its_choice(
 ) -> None:
     place = Place(tmp_path, installed, rival)
     said = place.run("toy", "train", *WITHOUT_TIMES, code=2)
-    assert "the extensions rival and zarr-cache both give 'cache'" in said
+    assert "the extensions rival and zarr-cache both provide 'cache'" in said
     assert "--extension NAME" in said
     listed = place.run("list", "--hooks", "toy")
     assert "extension rival or extension zarr-cache" in listed

@@ -612,7 +612,7 @@ def test_predictions_never_overwrite_each_other_or_the_inputs(trained: Path, run
     assert (tmp_path / "data" / "p1_a_mask.npy").read_bytes() == before
     done = runner("toy", "predict", trained, "data/p1_a.npy", "other/p1_a.npy", "--out", "out")
     assert done.returncode == 2
-    assert "other/p1_a.npy: has the name of" in done.stderr
+    assert "other/p1_a.npy has the same name as" in done.stderr
     refused(runner("toy", "predict", trained, "--out", "out"), "name the files")
 
 
@@ -635,7 +635,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_project_refused(
     assert done.returncode == 0, done.stderr
     assert newest.name in done.stdout  # named as damaged
     assert "damaged" in done.stdout
-    refused(runner("toy", "export", newest, "--out", "net2"), newest.name, "altered")
+    refused(runner("toy", "export", newest, "--out", "net2"), newest.name, "was changed after it was written")
 
 
 def test_report_is_written_anew(trained: Path, runner: Runner, tmp_path: Path) -> None:

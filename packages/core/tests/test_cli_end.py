@@ -83,7 +83,7 @@ def test_a_full_disk_at_the_start_is_bad_input(
         with monkeypatch.context() as patch:
             patch.setattr(f"runner_core.{where}.replace_text", full(replace_text, name))
             assert main(SHORT) == 2
-        assert f"run/{name}: cannot be written: No space left on device" in capsys.readouterr().err
+        assert f"run/{name} cannot be written: No space left on device" in capsys.readouterr().err
         assert not (here / "run").exists()
 
 
@@ -294,7 +294,7 @@ def test_evaluate_uses_the_split_of_the_training(trained: Path, runner: Runner, 
     words = ["toy", "evaluate", trained, "--data", "data"]
     done = runner(*words, "--split", "validation", "--out", "scores")
     assert done.returncode == 0, done.stderr
-    assert "3 records new since training" in done.stdout
+    assert "3 records came after training" in done.stdout
     assert "trained on" not in done.stdout
     rows = json.loads((tmp_path / "scores" / "scores.json").read_text(encoding="utf-8"))["records"]
     assert {row["group"] for row in rows} | {row["record"] for row in rows} == set(sides["validation"])

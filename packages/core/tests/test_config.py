@@ -257,7 +257,7 @@ def test_a_full_disk_never_empties_settings(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match=r"config.yaml: cannot be written: No space left"):
+    with pytest.raises(BadInput, match=r"config.yaml cannot be written: No space left"):
         save(path, RunConfig(), {"project": "other"})
     assert path.read_text(encoding="utf-8") == before
     assert list(tmp_path.iterdir()) == [path]

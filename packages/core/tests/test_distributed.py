@@ -208,7 +208,7 @@ def test_a_place_is_found_in_what_a_launcher_says() -> None:
     assert find_place(torchrun) == Place(5, 8, 1, 4, "env://")
     ours = torchrun | {"RUNNER_RENDEZVOUS": "/tmp/x/meeting"}
     assert find_place(ours) == Place(5, 8, 1, 4, "file:///tmp/x/meeting")
-    with pytest.raises(BadInput, match="WORLD_SIZE is 8 in the environment, but RANK is not there"):
+    with pytest.raises(BadInput, match="WORLD_SIZE is 8 in the environment, but RANK is not set"):
         find_place({"WORLD_SIZE": "8"})
 
 

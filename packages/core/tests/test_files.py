@@ -120,5 +120,5 @@ def test_files_and_folders_pass_and_a_nul_is_no_path(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_looked_at_is_refused_with_the_reason() -> None:
     """Whatever is asked of such a path afterwards would be a traceback."""
-    with pytest.raises(BadInput, match=r"^a{200}…: cannot be read: File name too long$"):
+    with pytest.raises(BadInput, match=r"^a{200}… cannot be read: File name too long$"):
         refuse_special_file(Path("a" * 5000))

@@ -172,7 +172,7 @@ def test_damaged_newest_checkpoint(tmp_path, whole):
     newest.write_bytes(content)
     display = toy.Quiet()
     toy.run(toy.small(**EVERYTHING), tmp_path, resume=True, display=display)
-    assert any("training.safetensors was altered" in text for text in display.said)
+    assert any("training.safetensors was changed" in text for text in display.said)
     toy.assert_equal_runs(whole, tmp_path)
 
 

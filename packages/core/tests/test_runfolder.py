@@ -59,7 +59,7 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"file/run: cannot write the run folder here.*--run-dir"):
+    with pytest.raises(BadInput, match=r"file/run cannot be written.*--run-dir"):
         RunFolder.create(None, "toy", tmp_path / "file" / "run")
 
 

@@ -38,9 +38,9 @@ def refuse_special_file(path: Path) -> Path:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return path
-        raise BadInput(f"{_shortened(path)}: cannot be read: {error.strerror}") from error
+        raise BadInput(f"{_shortened(path)} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BadInput(f"{str(path)!r}: not a path: it holds a NUL character; write it without") from error
+        raise BadInput(f"{str(path)!r} is not a path, because it holds a NUL character; write it without") from error
     if kind is not None:
         raise BadInput(f"{path}: {kind}, not a file; copy its content into a file, or remove it")
     return path

@@ -31,7 +31,7 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
     try:
         replace_json(path, {"train": found})
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def read_contents(run: Path) -> dict[str, str]:

@@ -156,7 +156,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{path}: cannot write here: {error.strerror}; name another folder with --out") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror}; name another folder with --out") from error
 
 
 def _records(

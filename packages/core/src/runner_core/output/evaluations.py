@@ -81,7 +81,7 @@ def new_folder(run: Path, found: Mapping[str, Any], written: list[Path]) -> Iter
             inside = [path.name for path in temporary.iterdir()]
             replace_json(temporary / FACTS_FILE, {**found, "files": sorted(inside)})
     except PermissionError as error:
-        raise BadInput(f"{run}: cannot write here: {error.strerror}; name another folder with --out") from error
+        raise BadInput(f"{run} cannot be written: {error.strerror}; name another folder with --out") from error
     written.append(folder)
     for old in before:
         _remove(old)

@@ -64,7 +64,7 @@ class RunFolder:
         for candidate in (path.absolute(), *path.absolute().parents):
             if (candidate / "config.yaml").is_file() and (candidate / "checkpoints").is_dir():
                 return cls(path if candidate == path.absolute() else candidate)
-        raise BadInput(f"{path}: not a run folder of runner (there is no config.yaml beside a checkpoints folder)")
+        raise BadInput(f"{path} is not a run folder of runner (it has no config.yaml beside a checkpoints folder)")
 
     @classmethod
     def latest(cls, project: str, root: Path | None = None) -> RunFolder:
@@ -232,7 +232,7 @@ def free_path(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: OSError) -> BadInput:
-    return BadInput(f"{path}: cannot write the run folder here: {error.strerror or error}; name another with --run-dir")
+    return BadInput(f"{path} cannot be written: {error.strerror or error}; name another run folder with --run-dir")
 
 
 """A run's folder uses the same name, so that a tool and a run keep each other out."""

@@ -133,7 +133,7 @@ def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:
     try:
         replace_text(path, f"# runner {head['project']} train --config THIS_FILE repeats this run\n{text}")
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def dump(config: RunConfig) -> str:

@@ -54,7 +54,7 @@ def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Seq
     try:
         replace_text(path, "# groups and records of each split, when training began\n" + yaml.safe_dump(names))
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def read_split(run: Path) -> SavedSplit | None:

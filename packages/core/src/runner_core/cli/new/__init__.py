@@ -71,7 +71,7 @@ def write_project(name: str, framework: str, into: Path) -> Path:
                     (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework, sources), "utf-8")
             (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
     except OSError as error:
-        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; choose a place with --into") from error
+        raise BadInput(f"{folder} cannot be written: {error.strerror or error}; choose a place with --into") from error
     return folder
 
 

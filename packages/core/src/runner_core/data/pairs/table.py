@@ -219,7 +219,7 @@ def _lines(path: Path, example: str) -> list[tuple[int, list[str]]]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         return [(reader.line_num, line) for line in reader if any(value.strip() for value in line)]
     except csv.Error as error:
-        raise BadInput(f"{path}: not a readable table ({error}). Correct it, or save it as CSV again.") from error
+        raise BadInput(f"{path} is not a readable table ({error}). Correct it, or save it as CSV again.") from error
 
 
 def _text(path: Path) -> str:
@@ -230,9 +230,9 @@ def _text(path: Path) -> str:
             raise BadInput(f"{path}: no such file.")
         text = refuse_long_file(path, MOST_BYTES, "a table").read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror}).") from error
+        raise BadInput(f"{path} cannot be read ({error.strerror}).") from error
     except ValueError as error:
-        raise BadInput(f"{path}: is not UTF-8 text. Save it as CSV UTF-8.") from error
+        raise BadInput(f"{path} is not UTF-8 text. Save it as CSV UTF-8.") from error
     if "\0" in text:  # UTF-16 without its mark
-        raise BadInput(f"{path}: is not UTF-8 text. Save it as CSV UTF-8.")
+        raise BadInput(f"{path} is not UTF-8 text. Save it as CSV UTF-8.")
     return text

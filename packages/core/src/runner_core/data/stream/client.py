@@ -180,7 +180,7 @@ class Client:
     def buffers(self, urls: Sequence[Url]) -> list[memoryview]:
         """Return the files' contents like `read_many`, without copying them."""
         if self._closed:
-            raise BadInput(f"{urls[0]}: not read, because the process is ending")
+            raise BadInput(f"{urls[0]} was not read, because the process is ending")
         reading = asyncio.run_coroutine_threadsafe(self._all(urls), self._loop)
         try:
             with _no_panic(urls[0]):
