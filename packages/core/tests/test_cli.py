@@ -72,7 +72,8 @@ def test_a_kept_phantom_that_is_refused_names_the_way_out(runner: Runner, tmp_pa
 
 
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
-    refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
+    refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'", "runner-NAME")
+    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-kidneys` adds one")
     refused(runner("toy", "trian"), "did you mean 'train'")
     refused(runner("--nonsense"), "unknown option")
 

@@ -83,8 +83,11 @@ def find_project(name: str) -> Plugin:
     if name in found:
         return found[name]
     hint = did_you_mean(name, [*found, *COMMANDS])
-    there = ", ".join(found) or "none; `uv sync --package runner-NAME` or `pip install runner-NAME` installs one"
-    raise BadInput(f"there is no project or command {name!r}{hint}\ninstalled projects: {there}")
+    package = f"runner-{name}" if name.isidentifier() and not hint else "runner-NAME"
+    raise BadInput(
+        f"there is no project or command {name!r}{hint}\ninstalled projects: {', '.join(found) or 'none'}; "
+        f"`uv sync --inexact --package {package}` or `pip install {package}` adds one"
+    )
 
 
 def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:
