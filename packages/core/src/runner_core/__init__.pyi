@@ -117,7 +117,7 @@ from runner_core.data.stream.bad import Unreachable as Unreachable
 from runner_core.data.stream.client import remote_client as remote_client
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
-from runner_core.engines.torch.inference import export_standalone as export_standalone
+from runner_core.engines.torch.engine import export_standalone as export_standalone
 from runner_core.engines.torch.metrics import Confusion as Confusion
 from runner_core.engines.torch.metrics import MonaiMetric as MonaiMetric
 from runner_core.engines.torch.metrics import Overlap as Overlap

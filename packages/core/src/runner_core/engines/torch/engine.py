@@ -1,10 +1,13 @@
-"""The PyTorch engine: the device, the backends' settings, and trained networks from checkpoints."""
+"""The PyTorch engine: the device, the backends' settings, and trained networks, to predict with or to export."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from torch import nn
 
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.contract import Array, Device, State, Trained
+from runner_core.contract import Array, Arrays, Device, Infer, Json, State, Trained
 from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
@@ -32,7 +35,6 @@ from runner_core.engines.torch.checkpoint import (
     unflatten,
     write_generators,
 )
-from runner_core.engines.torch.inference import make_infer
 from runner_core.engines.torch.memory import network_fits
 from runner_core.engines.torch.parallel import TorchTeam, fresh, place
 from runner_core.engines.torch.trainer import TorchTrainer
@@ -154,6 +156,33 @@ class TorchEngine:
         return network, saved["statistics"]
 
 
+def make_infer(
+    project: Project,
+    network: nn.Module,
+    statistics: Statistics,
+    *,
+    device: torch.device,
+    cast: AbstractContextManager[object] | None,
+) -> Infer:
+    """Return the `Infer` function of a network; `cast` is the precision's autocast context."""
+
+    @torch.no_grad()
+    def infer(arrays: Arrays) -> Arrays:
+        batch = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        batch = project.on_device(batch, statistics, None)
+        with cast or nullcontext():
+            output = project.infer(network, batch)
+        return {name: _host(tensor) for name, tensor in output.items()}
+
+    return infer
+
+
+def _host(tensor: torch.Tensor) -> Array:
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    return tensor.cpu().numpy()
+
+
 def torch_device(device: Device) -> torch.device:
     """Return the device, after making a GPU torch's current one.
 
@@ -209,3 +238,18 @@ def _export(setup: Setup, network: nn.Module, statistics: Statistics, folder: Pa
     tensors, shared = apart(network.state_dict())
     save_file(tensors, folder / "model.safetensors")
     return [folder / "model.safetensors", describe(setup, statistics, folder, shared=shared)]
+
+
+def export_standalone(
+    network: nn.Module, folder: Path, description: Mapping[str, Json], source: ModuleType
+) -> list[Path]:
+    """Write model.safetensors, model.json (`description`) and network.py, a copy of `source`; return the files.
+
+    `source` is the module of the network's class, and imports nothing but PyTorch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, settings, code = folder / "model.safetensors", folder / "model.json", folder / "network.py"
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}, tensors)
+    settings.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    code.write_text(Path(str(source.__file__)).read_text(encoding="utf-8"), encoding="utf-8")
+    return [tensors, settings, code]

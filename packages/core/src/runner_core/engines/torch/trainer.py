@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from typing import Any
@@ -21,8 +21,8 @@ from runner_core.engines import returned
 from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.returned import snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
-from runner_core.engines.torch.checkpoint import flatten, unflatten
-from runner_core.engines.torch.inference import evaluating, undisturbed
+from runner_core.engines.torch import ranks
+from runner_core.engines.torch.checkpoint import flatten, read_generators, unflatten, write_generators
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.memory import Never, footprint, free, part
@@ -141,12 +141,35 @@ class TorchTrainer:
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
         try:
-            with undisturbed(self.network, self.learning.average, self.device):
+            with self._undisturbed():
                 found = self._validation(batches, Totals(self.project), self._feed.done)
         except torch.OutOfMemoryError:
             raise no_room("validation", self.config.batch_size) from None
         shared: dict[str, float] = self._team.share(found)
         return shared
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Use evaluation mode, and averaged weights if the run keeps them; restore each module's mode afterwards."""
+        modes = [(module, module.training) for module in self.network.modules()]
+        average = self.learning.average
+        self.network.eval()
+        try:
+            with nullcontext() if average is None else average.in_place():
+                yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Evaluate without gradients and with each process alone; restore all random generators afterwards."""
+        generators = read_generators(self.device)
+        try:
+            with torch.no_grad(), ranks.apart(), self._evaluating():
+                yield
+        finally:
+            write_generators(generators, self.device)
 
     def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
         """Bring a validation batch to the device and run it through the network."""
@@ -162,7 +185,7 @@ class TorchTrainer:
     @torch.no_grad()
     def watch(self) -> Arrays:
         """Return what the project watches in the network that validation saw, as copies on the host."""
-        with evaluating(self.network, self.learning.average):
+        with self._evaluating():
             return self.learning.parallel.read(returned.watch, self.project, self.network)
 
     def snapshots(self, arrays: Arrays) -> Mapping[str, Array]:
@@ -175,7 +198,7 @@ class TorchTrainer:
         try:
             with (
                 torch.compiler.set_stance("force_eager") if self.learning.compiles else nullcontext(),
-                undisturbed(self.network, self.learning.average, self.device),
+                self._undisturbed(),
             ):
                 tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
                 tensors = self._as_validated(tensors)
@@ -202,7 +225,7 @@ class TorchTrainer:
 
         eager = torch.compiler.set_stance("force_eager") if self.learning.compiles else nullcontext()
         try:
-            with eager, undisturbed(self.network, self.learning.average, self.device):
+            with eager, self._undisturbed():
                 network = setup.engine.load(setup, state).network
                 apart = distance(compared(step(self.project, self.network)), compared(step(setup.project, network)))
                 return {"weights_differ": other_weights(self.network, network), "prediction_differs": apart}
