@@ -241,7 +241,7 @@ def test_devices_follow_the_launcher_or_are_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "asked, found, said",
     [
-        ("cuda:1", 4, "train.devices 4: train.device cuda:1 is one of them"),
+        ("cuda:1", 4, "train.devices 4: train.device cuda:1 names only one GPU"),
         ("auto", 0, "train.devices 4: PyTorch sees no GPU here"),
         ("auto", 3, "train.devices 4: PyTorch sees only 3 GPUs here; use at most as many"),
     ],

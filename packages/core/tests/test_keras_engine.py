@@ -200,7 +200,7 @@ def test_a_damaged_checkpoint(trained, tmp_path):
     newest = max((trained / "checkpoints").glob("step-*"))
     for name in ("state.json", "model.safetensors"):
         (tmp_path / name).write_bytes((newest / name).read_bytes()[:-9])
-    with pytest.raises(Damaged, match=r"state.json: .* damaged or changed"):
+    with pytest.raises(Damaged, match=r"state.json is damaged or was changed: .*"):
         ArraysFormat().read(tmp_path)
 
 

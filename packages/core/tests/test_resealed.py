@@ -76,10 +76,10 @@ FORMS: dict[str, Change] = {
     "version a text": lambda folder, m: m.update(format_version="1"),
 }
 SAID = {
-    "no values": "state.json: it lacks `values`: damaged or changed. There is no checkpoint before it: start a new run",
-    "deep": "state.json: it is nested too deeply: damaged or changed. ",
+    "no values": "is damaged or was changed: it lacks `values`. There is no checkpoint before it: start a new run",
+    "deep": "state.json is damaged or was changed: it is nested too deeply. ",
     "other shape": "Error(s) in loading state_dict",
-    "step of the state": f"its state belongs to step {10**40}: damaged or changed. ",
+    "step of the state": f" is damaged or was changed: its state belongs to step {10**40}. ",
 }
 
 
@@ -145,7 +145,10 @@ def test_a_resealed_checkpoint_after_another(trained: Path, here: Path, capsys: 
     newest = max((run / "checkpoints").glob("step-*"))
     reseal(newest, FORMS["no values"])
     said = refused(["toy", "train", "--resume", "run"], capsys)
-    assert "it lacks `values`: damaged or changed. Delete this checkpoint's folder to go on from the one before" in said
+    assert (
+        "is damaged or was changed: it lacks `values`. Delete this checkpoint's folder to go on from the one before"
+        in said
+    )
     shutil.rmtree(newest)
     assert main(["toy", "train", "--resume", "run"]) == 0
 

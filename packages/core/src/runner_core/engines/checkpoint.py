@@ -67,7 +67,7 @@ class SafetensorsFiles(ABC):
                 raise ValueError("its `values` are not a mapping")
             return State(content["values"], tensors)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{file}: {why(error)}: damaged or changed. {remedy(folder)}") from error
+            raise Damaged(f"{file} is damaged or was changed: {why(error)}. {remedy(folder)}") from error
 
     def _save(self, tensors: Tensors, file: Path) -> None:
         try:

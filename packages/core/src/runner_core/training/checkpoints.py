@@ -316,7 +316,7 @@ class Checkpoints:
         loop = state.values.get("loop", {})
         step = loop.get("step") if isinstance(loop, dict) else None
         if loop and step != _step_of(path):
-            raise Damaged(f"{path}: its state belongs to step {step!r}: damaged or changed. {remedy(path)}")
+            raise Damaged(f"{path} is damaged or was changed: its state belongs to step {step!r}. {remedy(path)}")
         return state
 
     def _steps(self) -> dict[int, Path]:
@@ -418,5 +418,6 @@ def refuse_nan(state: State, checkpoint: Path) -> None:
                 continue
             if array.dtype.kind in "fc" and np.isnan(array).any():
                 raise BadInput(
-                    f"{checkpoint}: {name} holds NaN, which no training saves: damaged or changed. {remedy(checkpoint)}"
+                    f"{checkpoint} is damaged or was changed: {name} holds NaN, which no training saves. "
+                    f"{remedy(checkpoint)}"
                 )

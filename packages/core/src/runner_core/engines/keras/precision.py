@@ -57,7 +57,9 @@ def keep_float32(network: keras.Model, precision: Precision) -> None:
         inside = [layer for name, layer in found if name.startswith(prefix)]
         if not inside:
             names = [name for name, _ in found]
-            raise BadInput(f"precision: the network has no layer {prefix!r} to keep{did_you_mean(prefix, names)}")
+            raise BadInput(
+                f"precision: the network has no layer {prefix!r} to keep in float32{did_you_mean(prefix, names)}"
+            )
         for layer in inside:
             layer.dtype_policy = "float32"
 

@@ -60,7 +60,9 @@ class TensorFlow:
                 tf.config.threading.set_intra_op_parallelism_threads(config.threads)
                 tf.config.threading.set_inter_op_parallelism_threads(config.threads)
             except RuntimeError:
-                raise BadInput("train.threads: TensorFlow has started with another number of threads") from None
+                raise BadInput(
+                    "train.threads: TensorFlow has already started with another number; start a new process"
+                ) from None
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
@@ -236,7 +238,7 @@ def _see(gpus: list[Any]) -> None:
     except RuntimeError:
         raise BadInput(
             "train.device: TensorFlow has started in this process already, on another device or with all of the GPU's "
-            "memory; let nothing compute with it before"
+            "memory; set the device before anything computes with it"
         ) from None
 
 

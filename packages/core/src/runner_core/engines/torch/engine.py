@@ -201,7 +201,9 @@ def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     if asked == "cpu":
         return None
     if ":" in asked:
-        raise BadInput(f"{several}: train.device {asked} is one of them; use auto, and CUDA_VISIBLE_DEVICES to choose")
+        raise BadInput(
+            f"{several}: train.device {asked} names only one GPU; use auto, and CUDA_VISIBLE_DEVICES to choose"
+        )
     if not found:
         raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'use the CPU with --train.device cpu'}")
     if found < place.local_count:

@@ -68,7 +68,9 @@ def keep_float32(network: nn.Module, precision: Precision, device: torch.device)
     for prefix in precision.keep_float32:
         inside = [name for name in names if name == prefix or name.startswith(prefix)]
         if not inside:
-            raise BadInput(f"precision: the network has no submodule {prefix!r} to keep{did_you_mean(prefix, names)}")
+            raise BadInput(
+                f"precision: the network has no submodule {prefix!r} to keep in float32{did_you_mean(prefix, names)}"
+            )
         for name in inside:
             if not any(name.startswith(f"{outer}.") for outer in inside):
                 module = network.get_submodule(name)
