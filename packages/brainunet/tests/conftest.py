@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from runner_brainunet.config import BrainConfig, small
 from runner_brainunet.project import BrainUNet
-from runner_core.testing import with_pipeline
 
 
 def ball(shape: tuple[int, ...], spacing: tuple[float, ...], centre: tuple[float, ...], radius: float) -> np.ndarray:
@@ -31,7 +30,7 @@ def config() -> BrainConfig:
 
 @pytest.fixture
 def project(config: BrainConfig) -> BrainUNet:
-    return with_pipeline(BrainUNet(config))
+    return BrainUNet(config)
 
 
 @pytest.fixture

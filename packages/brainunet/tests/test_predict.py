@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nibabel.affines import apply_affine
 from runner_brainunet.project import BrainPredictOptions, BrainUNet
 from runner_core import Arrays, BadInput
+from runner_core.testing import cropped, prepared
 from scipy import ndimage
 
 
@@ -45,7 +46,7 @@ def test_the_mask_lies_where_the_brain_is(project, write_head, degrees, spacing,
     affine = oblique(degrees, spacing, tuple(order), flips)
     scan = write_head(affine=affine, shape=shape, spacing=spacing)
     (record,) = project.records(scan.parent)
-    mask = project.predict(record, bright_is_brain)
+    mask = project.predict(cropped(project, record), bright_is_brain)
     truth = np.asarray(nibabel.load(record.files["mask"]).dataobj) > 0
     assert mask.shape == truth.shape
     places = [apply_affine(affine, ndimage.center_of_mass(m)) for m in (mask, truth)]
@@ -90,7 +91,7 @@ def test_headers_survive(project, write_head, codes, endian, dtype, slope, inter
     nibabel.save(new, scan)
     project.predict_options = BrainPredictOptions(brain=True)
     (record,) = project.inputs(scan)
-    mask = project.predict(record, bright_is_brain)
+    mask = project.predict(cropped(project, record), bright_is_brain)
     assert mask.any()
     written = project.write(record, mask, scan.parent / "out")
     assert [p.name for p in written] == [f"{record.key}_brainmask.nii.gz", f"{record.key}_brain.nii.gz"]
@@ -110,7 +111,7 @@ def test_a_single_volume_in_four_dimensions(project, write_head) -> None:
     image = nibabel.load(scan)
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine), scan)
     (record,) = project.inputs(scan)
-    mask = project.predict(record, bright_is_brain)
+    mask = project.predict(cropped(project, record), bright_is_brain)
     (written,) = project.write(record, mask, scan.parent / "out")
     assert nibabel.load(written).shape == (40, 48, 36, 1)
 
@@ -124,7 +125,7 @@ def test_one_brain_without_holes(project, write_head) -> None:
     data[34:38, 23:26, 17:20] = 600
     nibabel.save(nibabel.Nifti1Image(data, image.affine), scan)
     (record,) = project.records(scan.parent)
-    mask = project.predict(record, bright_is_brain)
+    mask = project.predict(cropped(project, record), bright_is_brain)
     _, pieces = ndimage.label(mask)
     assert pieces == 1
     assert mask[20, 24, 18]
@@ -133,7 +134,9 @@ def test_one_brain_without_holes(project, write_head) -> None:
 
 def test_nothing_found_is_an_empty_mask(project, write_head) -> None:
     (record,) = project.records(write_head().parent)
-    mask = project.predict(record, lambda arrays: {"prediction": np.full((len(arrays["image"]), 1, 64, 64), -9.0)})
+    mask = project.predict(
+        cropped(project, record), lambda arrays: {"prediction": np.full((len(arrays["image"]), 1, 64, 64), -9.0)}
+    )
     assert mask.shape == (40, 48, 36)
     assert not mask.any()
     scores = project.score(record, mask)
@@ -152,7 +155,7 @@ def test_a_higher_threshold_gives_a_smaller_mask(project, write_head) -> None:
     sizes = []
     for threshold in (0.5, 0.75):
         project.config.predict.threshold = threshold
-        sizes.append(int(project.predict(record, doubtful).sum()))
+        sizes.append(int(project.predict(cropped(project, record), doubtful).sum()))
         assert project.health().decision(np.array(project._cut + 0.01))
         assert not project.health().decision(np.array(project._cut - 0.01))
     assert sizes[1] < 0.8 * sizes[0]
@@ -167,11 +170,11 @@ def test_views_are_fused(project, write_head) -> None:
         return bright_is_brain(arrays)
 
     (record,) = project.records(write_head().parent)
-    project.predict(record, infer)
+    project.predict(cropped(project, record), infer)
     three = sum(asked)
     asked.clear()
     project.config.predict.flip = False
-    project.predict(record, infer)
+    project.predict(cropped(project, record), infer)
     assert three == 2 * sum(asked)
 
 
@@ -192,15 +195,15 @@ def test_prepare_is_pure(project, write_head) -> None:
 def test_the_prepared_mask_is_the_truth(project, write_head) -> None:
     """Slices fused and brought back to the scanner: what the network is taught is the mask that was given."""
     (record,) = project.records(write_head().parent)
-    rows = iter(project.pipeline(record).arrays["mask"].astype(np.float32) * 20 - 10)
+    rows = iter(prepared(project, record).arrays["mask"].astype(np.float32) * 20 - 10)
 
     def infer(arrays: Arrays) -> Arrays:
         return {"prediction": np.stack([next(rows) for _ in arrays["image"]])[:, None]}
 
     project.config.predict.flip = False
-    image_rows = project.pipeline(record).arrays["image"]
-    rows = iter((project.pipeline(record).arrays["mask"].astype(np.float32) * 20 - 10)[image_rows.any(axis=(1, 2))])
-    assert project.score(record, project.predict(record, infer))["dice"] > 0.97
+    image_rows = prepared(project, record).arrays["image"]
+    rows = iter((prepared(project, record).arrays["mask"].astype(np.float32) * 20 - 10)[image_rows.any(axis=(1, 2))])
+    assert project.score(record, project.predict(cropped(project, record), infer))["dice"] > 0.97
 
 
 def test_an_unwritable_folder_is_named(project, write_head, tmp_path) -> None:
@@ -234,4 +237,4 @@ def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
 
 def test_the_baseline_is_worse_than_the_truth(project: BrainUNet, write_head) -> None:
     (record,) = project.records(write_head().parent)
-    assert project.score(record, project.baseline(record))["dice"] < 0.9
+    assert project.score(record, project.baseline(cropped(project, record)))["dice"] < 0.9

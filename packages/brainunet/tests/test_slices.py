@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_brainunet.slices import AXIS, Layout, mirror, otsu, to_uint8, windows
-from runner_core.testing import open_store
+from runner_core.testing import open_store, prepared
 from scipy import ndimage
 
 VIEWS = ("axial", "coronal", "sagittal")
@@ -58,10 +58,10 @@ def test_windows_match_what_training_reads(project, write_head) -> None:
     out = {name: np.empty((len(samples), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
     numbers = np.arange(len(samples))
     samples.fill(numbers, numbers, seed=0, epoch=0, out=out)
-    prepared = project.pipeline(records[1]).arrays
-    assert np.array_equal(out["image"], windows(prepared["image"], 3))
-    assert np.array_equal(out["mask"][:, 0], prepared["mask"])
-    assert np.array_equal(out["view"].reshape(-1, 1), prepared["view"])
+    arrays = prepared(project, records[1]).arrays
+    assert np.array_equal(out["image"], windows(arrays["image"], 3))
+    assert np.array_equal(out["mask"][:, 0], arrays["mask"])
+    assert np.array_equal(out["view"].reshape(-1, 1), arrays["view"])
     assert set(out["record"]) == {1}
 
 

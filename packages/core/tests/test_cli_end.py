@@ -93,8 +93,8 @@ def test_errors_while_scoring_are_said_and_kept(
 ) -> None:
     from toy_project import Toy  # type: ignore[import-not-found]
 
-    def unreadable(self: Any, record: Any) -> Any:
-        raise BadInput(f"{record.key}: no baseline")
+    def unreadable(self: Any, cropped: Any) -> Any:
+        raise BadInput(f"{cropped.record.key}: no baseline")
 
     monkeypatch.setattr(Toy, "baseline", unreadable)
     assert main(SHORT) == 0

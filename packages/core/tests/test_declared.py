@@ -42,7 +42,10 @@ def test_members_that_have_moved_are_named_with_their_places(toy: None, monkeypa
     monkeypatch.setattr(toy_class(), "pictures", lambda self, watched: {})
     monkeypatch.setattr(toy_class(), "baseline", lambda self, record, statistics: None)
     found = "`splittable` is `learning().splittable`, `check` is `checks().record`, "
-    found += "`pictures` is `pictures().draw_watched`, `statistics` is `self.statistics`"
+    found += "`pictures` is `pictures().draw_watched`, `statistics` is `self.statistics` in `baseline(cropped)` and "
+    found += (
+        "`export(model, folder)`, `record` is `cropped.record` in `predict(cropped, infer)` and `baseline(cropped)`"
+    )
     with pytest.raises(BadInput) as raised:
         Plugins.load("toy").project()
     assert f"project toy: members of Toy have new places: {found}" in str(raised.value)
@@ -56,6 +59,27 @@ def test_an_attribute_that_is_gone_is_named_with_what_to_write_now(toy: None, mo
 
     monkeypatch.setattr(toy_class(), "records", records)
     with pytest.raises(BadInput, match=r"`left_out` is `runner_core\.leave_out\(text\)`"):
+        Plugins.load("toy").project()
+
+
+@pytest.mark.parametrize(
+    "method, old", [("predict", lambda self, record, infer: None), ("baseline", lambda self, record: None)]
+)
+def test_a_prediction_of_a_record_is_refused_with_the_new_signatures(
+    method: str, old: Any, toy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy_class(), method, old)
+    with pytest.raises(BadInput, match=r"`record` is `cropped.record` in `predict\(cropped, infer\)` and") as raised:
+        Plugins.load("toy").project()
+    assert raised.value.exit_code == 2
+
+
+def test_a_project_that_asks_for_its_pipeline_is_refused(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict(self: Any, cropped: Any, infer: Any) -> Any:
+        return self.pipeline.decode_cropped(cropped.record)
+
+    monkeypatch.setattr(toy_class(), "predict", predict)
+    with pytest.raises(BadInput, match=r"`pipeline` is `cropped` \(its `decoded` and `box`\) in `predict"):
         Plugins.load("toy").project()
 
 

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from PIL import Image
-from runner_core import BadInput, Checks, Finding, Judging, Pictures, Project, Record, RunConfig, Table
+from runner_core import BadInput, Checks, Cropped, Finding, Judging, Pictures, Project, Record, RunConfig, Table
 from runner_core.cli.evaluate import further_tables, score_table
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.pictures import write_png
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
 
@@ -31,15 +33,15 @@ class Scored(Project):
         super().__init__(RunConfig())
         self.scores, self.statistics = scores, {"trivial": "trivial"}
 
-    def predict(self, record: Record, infer: Any) -> Any:
-        if record.key == "broken":
+    def predict(self, cropped: Cropped, infer: Any) -> Any:
+        if cropped.record.key == "broken":
             raise BadInput("broken.nii: cut short")
-        return record.key
+        return cropped.record.key
 
     def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
         return {"dice": 0.5, "hd95": 9.0} if prediction == "trivial" else self.scores[prediction]
 
-    def baseline(self, record: Record) -> Any:
+    def baseline(self, cropped: Cropped) -> Any:
         return self.statistics["trivial"]
 
     def pictures(self) -> Pictures:
@@ -57,8 +59,12 @@ SCORES = {
 }
 
 
+def uncropped(project: Project) -> RecordPipeline:
+    return RecordPipeline(project, NoCrop())
+
+
 def run(*keys: str, project: Scored | None = None) -> Any:
-    return evaluate(project or Scored(SCORES), lambda batch: batch, records(*keys))
+    return evaluate(uncropped(project or Scored(SCORES)), lambda batch: batch, records(*keys))
 
 
 def test_the_worst_come_first_and_what_is_no_number_is_worst() -> None:
@@ -155,7 +161,7 @@ def test_only_what_a_project_shows_is_in_the_table_and_everything_in_the_files(t
 
 def test_progress_is_said_with_the_remarks() -> None:
     said: list[str] = []
-    evaluate(Pooled(SCORES), lambda batch: batch, records("good", "bad"), said.append)
+    evaluate(uncropped(Pooled(SCORES)), lambda batch: batch, records("good", "bad"), said.append)
     assert said == ["scored 1/2  good  dice 0.9", "scored 2/2  bad  dice 0.2", "warning: bad: nothing found"]
 
 
@@ -179,13 +185,14 @@ def test_the_table_is_written_as_csv_and_json(tmp_path: Path) -> None:
 def test_pictures_show_the_worst_the_middle_and_the_best(tmp_path: Path) -> None:
     project = Scored({f"r{i:02d}": {"dice": i / 100} for i in range(20)})
     scores = run(*project.scores, project=project)
-    written = draw_figures(project, lambda batch: batch, scores, tmp_path)
+    written = draw_figures(uncropped(project), lambda batch: batch, scores, tmp_path)
     assert [p.stem for p in written] == ["001-r00", "002-r01", "003-r02", "004-r03", "011-r10", "020-r19"]
 
 
 def test_names_of_pictures_stay_in_their_folder(tmp_path: Path) -> None:
     project = Scored({"../../x/y": {"dice": 1.0}})
-    written = draw_figures(project, lambda batch: batch, run("../../x/y", project=project), tmp_path)
+    scores = run("../../x/y", project=project)
+    written = draw_figures(uncropped(project), lambda batch: batch, scores, tmp_path)
     assert [p.parent for p in written] == [tmp_path]
 
 

@@ -19,11 +19,13 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
-from runner_core import BadInput, Judging, Project, Record, RunConfig, Table
+from runner_core import BadInput, Cropped, Judging, Project, Record, RunConfig, Table
 from runner_core.cli import main
 from runner_core.cli.evaluate import score_table
 from runner_core.cli.train_text import result_table
 from runner_core.contract.records import Judgement, Predicted
+from runner_core.data.crop import NoCrop
+from runner_core.data.pipeline import RecordPipeline
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, write_scores
 
 PICTURE = np.full((2, 3, 3), 9, np.uint8)
@@ -44,13 +46,13 @@ class Embeds(Project):
         self.judgement = judgement
         self.given: list[Sequence[Predicted]] = []
 
-    def predict(self, record: Any, infer: Any) -> Any:
-        if record.key == "broken":
+    def predict(self, cropped: Cropped, infer: Any) -> Any:
+        if cropped.record.key == "broken":
             raise BadInput("broken.tif: cut short")
-        return infer(record.key)
+        return infer(cropped.record.key)
 
-    def baseline(self, record: Any) -> Any:
-        return f"pixels of {record.key}"
+    def baseline(self, cropped: Cropped) -> Any:
+        return f"pixels of {cropped.record.key}"
 
     def judging(self) -> Judging:
         return Judging(judge=self._judge)
@@ -65,7 +67,7 @@ def records(*keys: str) -> list[Record]:
 
 
 def run(project: Project, *keys: str, **more: Any) -> Any:
-    return evaluate(project, lambda key: f"trained of {key}", records(*keys), **more)
+    return evaluate(RecordPipeline(project, NoCrop()), lambda key: f"trained of {key}", records(*keys), **more)
 
 
 WHOLE = Judgement(
@@ -118,7 +120,7 @@ def test_scores_tables_and_pictures_of_the_set(tmp_path: Path) -> None:
     found = run(project, "a", "b")
     assert found.names == []
     assert found.shown_names == ["accuracy", "probe"]
-    written = write_scores(found, tmp_path) + draw_figures(project, str, found, tmp_path)
+    written = write_scores(found, tmp_path) + draw_figures(RecordPipeline(project, NoCrop()), str, found, tmp_path)
     assert [path.name for path in written] == [
         "scores.csv",
         "scores-neighbours.csv",

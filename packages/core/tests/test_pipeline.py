@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from runner_core import BadInput, Box, DataSet, Decoded, Record, RunConfig
 from runner_core.data.crop import CentreCrop, ForegroundCrop, NoCrop
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.pipeline import CroppedRecord, RecordPipeline
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from rows_toy import RowsToy, write_volumes
@@ -36,13 +37,41 @@ def test_arrays_are_cropped_prepared_and_the_box_leads_back(record):
     assert (restored[:, :3] == 7).all()
 
 
-def test_predict_can_share_decode_and_crop(record):
-    project = RowsToy(RunConfig())
-    pipeline = RecordPipeline(project, CentreCrop((6, 4, 4)))
-    assert project.pipeline is pipeline
-    decoded, box = project.pipeline.decode_cropped(record)
-    assert decoded.arrays["image"].shape == (6, 4, 4)
-    assert box.shape == (6, 10, 10)
+class Counting(RowsToy):
+    """Counts the records that it decodes, and says which files they have."""
+
+    dataset = DataSet(labels=("mask", "mask header"))
+
+    def __init__(self) -> None:
+        super().__init__(RunConfig())
+        self.decoded = []
+
+    def decode(self, record):
+        self.decoded.append([*record.files])
+        return super().decode(record)
+
+
+def test_predictions_share_one_decoded_and_cropped_record(record):
+    project = Counting()
+    cropped = CroppedRecord(RecordPipeline(project, CentreCrop((6, 4, 4))), record)
+    assert (cropped.record.key, project.decoded) == ("a0", [])
+    assert cropped.decoded.arrays["image"].shape == (6, 4, 4)
+    assert cropped.box.shape == (6, 10, 10)
+    assert cropped.prepared["image"].flags.c_contiguous
+    assert cropped.prepared is cropped.prepared
+    assert project.decoded == [["image"]]
+
+
+def test_a_prediction_sees_no_label_and_the_record_stays_what_it_is(record):
+    @dataclass(frozen=True)
+    class Field(Record):
+        stains: tuple[str, ...] = ()
+
+    files = {**record.files, "mask": Path("m"), "mask header": Path("h"), "image header": Path("i")}
+    field = Field("a0", "a", files, "test", stains=("dna",))
+    cropped = CroppedRecord(RecordPipeline(Counting(), NoCrop()), field)
+    assert cropped.record == Field("a0", "a", record.files | {"image header": Path("i")}, "test", ("dna",))
+    assert [*field.files] == ["image", "mask", "mask header", "image header"]
 
 
 def test_pickled_pipeline_does_the_same(record):

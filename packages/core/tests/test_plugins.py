@@ -287,3 +287,8 @@ def test_an_old_hook_is_answered_with_the_new_one() -> None:
 def test_an_old_name_of_the_face_is_answered_with_the_new_one(old: str, new: str) -> None:
     with pytest.raises(ImportError, match=f"`{old}` is gone from runner_core: write `{new}"):
         exec(f"from runner_core import {old}")
+
+
+def test_an_old_name_of_testing_is_answered_with_the_new_one() -> None:
+    with pytest.raises(ImportError, match=r"`with_pipeline` is gone from .*: write `cropped\(project, record\)`"):
+        exec("from runner_core.testing import with_pipeline")

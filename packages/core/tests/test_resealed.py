@@ -202,7 +202,7 @@ def test_too_little_memory_is_no_damage(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-    monkeypatch.setattr("runner_core.cli.start._loaded", Mock(side_effect=error))
+    monkeypatch.setattr("runner_core.engines.torch.engine.TorchEngine.load", Mock(side_effect=error))
     said = refused(["toy", "evaluate", "run"], capsys)
     assert "there is not enough memory (DefaultCPUAllocator" in said
     assert "changed" not in said

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -169,9 +170,18 @@ def writes_elsewhere(own: Any) -> Any:
 def moody_predict(own: Any) -> Any:
     calls: list[int] = []
 
-    def predict(self: Any, record: Any, infer: Any) -> Any:
+    def predict(self: Any, cropped: Any, infer: Any) -> Any:
         calls.append(1)
-        return {"mask": own(self, record, infer), "threshold": 0.1 * len(calls)}
+        return {"mask": own(self, cropped, infer), "threshold": 0.1 * len(calls)}
+
+    return predict
+
+
+def untidy_predict(own: Any) -> Any:
+    def predict(self: Any, cropped: Any, infer: Any) -> Any:
+        found = own(self, cropped, infer)
+        cropped.prepared["image"][...] = 0
+        return found
 
     return predict
 
@@ -346,7 +356,9 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
         ),
         ("judgement_fits", "judging.judge", moody_judge, "judge, called twice: 'scores': 'a' differs"),
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
-        ("repeatable", "predict", lambda own: lambda self, record, infer: Opaque(), "Opaque holds nothing"),
+        ("repeatable", "predict", lambda own: lambda self, cropped, infer: Opaque(), "Opaque holds nothing"),
+        ("repeatable", "predict", untidy_predict, "called again with what the first call was given,.* differs"),
+        ("repeatable", "dataset", lambda own: replace(own, labels=("masks",)), "labels names none .* 'mask'"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
         ("two_steps_train", "monitor", lambda own: ("dice", "max"), "dice"),
         (

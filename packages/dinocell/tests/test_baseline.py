@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped
 from runner_dinocell.baseline import PERCENTILES, baseline
 from runner_dinocell.config import CellConfig
 from runner_dinocell.project import DinoCell
@@ -51,13 +51,13 @@ def test_constant_channels_are_finite() -> None:
 
 
 def test_the_baseline_is_the_same_whatever_data_scale_is(config: CellConfig, write_plates: Callable[..., Path]) -> None:
-    project = with_pipeline(DinoCell(config))
+    project = DinoCell(config)
     (record,) = project.records(write_plates({"P": 1}))
     prepared = project.prepare(project.decode(record))
     levels = np.array([[100, 900], [50, 5000]], np.float32)
     project.statistics = {"channels": ["1", "2"]}
-    own = project.baseline(record)
+    own = project.baseline(cropped(project, record))
     project.statistics = {"channels": ["1", "2"], "levels": levels}
-    together = project.baseline(record)
+    together = project.baseline(cropped(project, record))
     np.testing.assert_array_equal(own, baseline(prepared["image"], prepared["levels"]))
     np.testing.assert_array_equal(own, together)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput, Url, collect_left_out
-from runner_core.testing import changed, with_pipeline
+from runner_core.testing import changed, cropped
 from runner_dinocell import phantom, sources
 from runner_dinocell.config import CellConfig, CellDataConfig
 from runner_dinocell.fields import decode
@@ -275,7 +275,7 @@ def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, con
             assert isinstance(path, Path)
             s3.put("fields", str(path.relative_to(small_phantom)), path.read_bytes())
     config.remote.endpoint = s3.endpoint
-    pipeline = with_pipeline(DinoCell(config)).pipeline
+    project = DinoCell(config)
     for one, other in zip(here, find_records(Url("s3://fields"), config), strict=True):
         try:
             expected = decode(one).arrays["image"]  # type: ignore[arg-type]
@@ -283,10 +283,10 @@ def test_a_field_at_urls_is_prepared_as_one_in_a_folder(small_phantom: Path, con
             broken += 1
             said = str(error).replace(str(small_phantom), "s3://fields")
             with pytest.raises(BadInput) as caught:
-                pipeline.decode(other)
+                cropped(project, other).decoded  # noqa: B018
             assert str(caught.value) == said
             continue
-        assert np.array_equal(pipeline.decode(other).arrays["image"], expected)
+        assert np.array_equal(cropped(project, other).decoded.arrays["image"], expected)
     assert broken == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput, Url
-from runner_core.testing import with_pipeline
+from runner_core.testing import prepared
 from runner_dinocell import manifest
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records
@@ -229,9 +229,9 @@ def test_a_table_too_large_to_read_is_refused(tmp_path: Path, config: CellConfig
 @pytest.mark.parametrize("path, message", [("file://[x/a.tif", "line 2: the .* is no URL"), ("a" * 5000, "too long")])
 def test_paths_that_no_system_takes_are_refused(tmp_path: Path, config: CellConfig, path: str, message: str) -> None:
     table = write(tmp_path, PLAIN + f"P,A01,1,1,{path}\n")
-    project = with_pipeline(DinoCell(config))
+    project = DinoCell(config)
     with pytest.raises(BadInput, match=message):
-        [project.pipeline.decode(record) for record in project.records(table)]
+        [prepared(project, record) for record in project.records(table)]
 
 
 def test_two_columns_of_one_name() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import Arrays
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped
 from runner_dinocell import fields, files
 from runner_dinocell.config import CellConfig
 from runner_dinocell.project import DinoCell
@@ -22,15 +22,16 @@ def test_a_field_is_read_once_for_all_that_ask_for_it(
 ) -> None:
     """Network, untrained network and baseline each ask for it; another record is another field, of the same key too."""
     config.data.window = 48
-    project = with_pipeline(DinoCell(config))
+    project = DinoCell(config)
     first, second = files.find_records(small_phantom, config)[:2]
     read: list[str] = []
     decode = fields.decode
     monkeypatch.setattr(fields, "decode", lambda record: read.append(record.key) or decode(record))
-    one = project.predict(first, infer)
-    assert np.array_equal(one.windows, project.predict(first, infer).windows)
-    statistics = project.baseline(first)
+    field = cropped(project, first)
+    one = project.predict(field, infer)
+    assert np.array_equal(one.windows, project.predict(field, infer).windows)
+    statistics = project.baseline(field)
     assert read == [first.key]
-    assert not np.array_equal(statistics, project.baseline(second))
-    assert np.array_equal(statistics, project.baseline(first))
+    assert not np.array_equal(statistics, project.baseline(cropped(project, second)))
+    assert np.array_equal(statistics, project.baseline(cropped(project, first)))
     assert read == [first.key, second.key, first.key]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import Precision
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped
 from runner_openkbp.config import demo
 from runner_openkbp.files import find_records
 from runner_openkbp.phantom import write_patient
@@ -71,7 +71,7 @@ def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
     (record,) = find_records(tmp_path / "pt_1")
     config = demo()
     config.data.size, config.model.features, config.model.cascade = 32, 2, cascade
-    project = with_pipeline(OpenKBP(config))
+    project = OpenKBP(config)
     network = project.model(Precision("float32"))
     outputs = []
 
@@ -88,7 +88,7 @@ def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
     doses = {}
     for name, flip in (("both", True), ("straight", False)):
         config.predict.flip = flip
-        doses[name] = project.predict(record, infer)
+        doses[name] = project.predict(cropped(project, record), infer)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_RUNNER], cwd=tmp_path, capture_output=True, text=True, check=False
     )

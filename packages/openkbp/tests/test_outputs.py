@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from runner_core import BadInput, Record
+from runner_core.testing import cropped
 from runner_openkbp import csvfiles, dicom, outputs
 from runner_openkbp.config import DosePredictOptions, demo
 from runner_openkbp.files import find_inputs, find_records, read_patient
@@ -318,7 +319,7 @@ def test_one_person_s_series_is_not_for_several_patients(write_patient: Any, wri
     with pytest.raises(BadInput, match="2 patients"):
         one_by_one.inputs(tmp_path / "patients/pt_8")
     with pytest.raises(BadInput, match="2 patients"):
-        one_by_one.predict(first, infer)
+        one_by_one.predict(cropped(one_by_one, first), infer)
 
 
 def test_options_that_write_nothing_are_refused(write_patient: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 from runner_core import BadInput, Precision, Progress
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped
 from runner_openkbp.config import PRESETS, OpenKBPConfig, demo
 from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.metrics import dose_error
@@ -31,7 +31,7 @@ def project(**changes: Any) -> OpenKBP:
     for name, value in changes.items():
         section, setting = name.split("__")
         setattr(getattr(config, section), setting, value)
-    return with_pipeline(OpenKBP(config))
+    return OpenKBP(config)
 
 
 @pytest.fixture
@@ -128,7 +128,9 @@ def test_prediction_is_the_patients(write_boxes: Callable[..., Path]) -> None:
     record = find_records(folder.parent)[0]
     masks = read_patient(record).masks
     (folder / "dose.csv").unlink()
-    dose = project().predict(record, lambda arrays: {"prediction": np.full((1, 32, 32, 32, 1), 35.0, np.float32)})
+    own = project()
+    constant = {"prediction": np.full((1, 32, 32, 32, 1), 35.0, np.float32)}
+    dose = own.predict(cropped(own, record), lambda arrays: constant)
     assert dose.dtype == np.float32
     np.testing.assert_array_equal(dose, np.where(unpack(masks, POSSIBLE), np.float32(35), 0))
 
@@ -144,7 +146,8 @@ def test_mirrored_patients_are_mirrored_back(write_boxes: Callable[..., Path]) -
         right = unpack(arrays["masks"][:, 0], "RightParotid")
         return {"prediction": (40.0 * right + arrays["ct"][:, 0] / 100).astype(np.float32)[..., None]}
 
-    doses = [project(predict__flip=flip).predict(record, infer) for flip in (False, True)]
+    projects = [project(predict__flip=flip) for flip in (False, True)]
+    doses = [own.predict(cropped(own, record), infer) for own in projects]
     assert shapes == [dict.fromkeys(("ct", "masks"), (1, 1, 32, 32, 32))] * 3
     stored = project().prepare(project().decode(record))
     possible = unpack(read_patient(record).masks, POSSIBLE)

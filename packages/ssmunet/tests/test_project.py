@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from runner_core import Arrays, BadInput, Infer, Precision, Progress, Record
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped, prepared
 from runner_ssmunet import statistics
 from runner_ssmunet.classes import numbers
 from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
@@ -25,7 +25,7 @@ def project_with(**data: Any) -> SSMUNet:
     config.data.patch = 16
     for name, value in data.items():
         setattr(config.data, name, value)
-    return with_pipeline(SSMUNet(config))
+    return SSMUNet(config)
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ class Stored:
     """The store of prepared records."""
 
     def __init__(self, project: SSMUNet, records: list[Record]) -> None:
-        prepared = [project.pipeline(record) for record in records]
+        stored = [prepared(project, record) for record in records]
         self.keys = [record.key for record in records]
-        self.meta = [one.meta for one in prepared]
+        self.meta = [one.meta for one in stored]
         self.device = False
         self.identity = ""
-        self.arrays = {name: Column([one.arrays[name] for one in prepared]) for name in prepared[0].arrays}
+        self.arrays = {name: Column([one.arrays[name] for one in stored]) for name in stored[0].arrays}
 
 
 class Column:
@@ -93,13 +93,13 @@ def test_what_is_stored_is_cut_to_the_tissue(project: SSMUNet, write_core: Write
         tissue_mask=large,
     )
     (record,) = project.records(path.parent)
-    prepared = project.pipeline(record)
+    stored = prepared(project, record)
     margin = project.config.crop.margin
-    assert prepared.arrays["tissue"].shape == (10 + 2 * margin, 15 + 2 * margin)
-    assert prepared.arrays["tissue"].sum() == 150
-    assert prepared.arrays["spectra"].dtype == np.float16
-    assert prepared.arrays["spectra"].shape[2] == len(prepared.meta["wavenumbers"])
-    assert not prepared.arrays["spectra"][prepared.arrays["tissue"] == 0].any()
+    assert stored.arrays["tissue"].shape == (10 + 2 * margin, 15 + 2 * margin)
+    assert stored.arrays["tissue"].sum() == 150
+    assert stored.arrays["spectra"].dtype == np.float16
+    assert stored.arrays["spectra"].shape[2] == len(stored.meta["wavenumbers"])
+    assert not stored.arrays["spectra"][stored.arrays["tissue"] == 0].any()
 
 
 def test_batches_are_z_scored_on_tissue_and_zero_elsewhere(project: SSMUNet, write_core: WriteCore) -> None:
@@ -251,7 +251,7 @@ def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: Wri
     network = project.model(Precision("float32"))
     (record,) = project.inputs(records[0].files["core"])
     assert "labels" not in record.files
-    found = project.predict(record, inferred(project, network))
+    found = project.predict(cropped(project, record), inferred(project, network))
     mask = np.load(record.files["core"])["tissue_mask"]
     assert np.array_equal(found.classes > 0, mask)
     assert np.allclose(found.probabilities.sum(0)[mask], 1, atol=2e-3)
@@ -270,7 +270,7 @@ def test_the_whole_core_at_once_is_what_the_network_itself_says(project: SSMUNet
     batch = project.on_device(batch, project.statistics, None)
     with torch.no_grad():
         expected = project.step(network, batch, Progress(1, 1, 0)).prediction.softmax(1)[0].numpy()
-    found = project.predict(records[0], inferred(project, network))
+    found = project.predict(cropped(project, records[0]), inferred(project, network))
     box = store.meta[0]["box"]
     rows, columns = (slice(a, b) for a, b in zip(box["start"], box["stop"], strict=True))
     own = found.probabilities[:, rows, columns].astype(np.float32)
@@ -286,16 +286,16 @@ def test_a_core_of_another_axis_is_refused_by_name(project: SSMUNet, write_core:
     (record,) = project.inputs(path)
     said = r"core_9.*other wavenumbers .*: it has 101 wavenumbers from 905 to 1795 .*or train anew with data.step"
     with pytest.raises(BadInput, match=said):
-        project.predict(record, inferred(project, None))
+        project.predict(cropped(project, record), inferred(project, None))
 
 
 def test_the_baseline_is_the_logistic_regression_of_fit(project: SSMUNet, write_core: WriteCore) -> None:
     records, _ = ready(project, write_core)
-    found = project.baseline(records[0])
+    found = project.baseline(cropped(project, records[0]))
     assert found is not None
     assert np.array_equal(found.classes > 0, np.load(records[0].files["core"])["tissue_mask"])
     inside = found.classes > 0
-    decoded = project.pipeline(records[0])
+    decoded = prepared(project, records[0])
     scores = decoded.arrays["spectra"][decoded.arrays["tissue"] > 0] - project.statistics["mean"]
     logits = (
         scores / project.statistics["std"] @ project.statistics["baseline"][:-1] + project.statistics["baseline"][-1]
@@ -396,8 +396,8 @@ def test_with_frozen_features_only_the_u_net_learns(write_core: WriteCore, tmp_p
         other = frozen.step(tuned, features, progress)
     assert torch.allclose(one.prediction, other.prediction, atol=0.02)
     assert float(other.loss) == pytest.approx(float(one.loss), rel=0.01)
-    direct = whole.predict(records[0], inferred(whole, network))
-    cached = frozen.predict(records[0], inferred(frozen, tuned))
+    direct = whole.predict(cropped(whole, records[0]), inferred(whole, network))
+    cached = frozen.predict(cropped(frozen, records[0]), inferred(frozen, tuned))
     assert np.array_equal(direct.classes, cached.classes)
     assert frozen.prepare_settings() != whole.prepare_settings()
     assert statistics.axes_differ(frozen.statistics["wavenumbers"], whole.statistics["wavenumbers"]) == ""

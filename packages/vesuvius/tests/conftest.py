@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core.testing import with_pipeline
 from runner_vesuvius.config import ScrollConfig, demo
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -44,7 +43,7 @@ def config() -> ScrollConfig:
 def project(config: ScrollConfig) -> Any:
     from runner_vesuvius.project import Vesuvius
 
-    return with_pipeline(Vesuvius(config))
+    return Vesuvius(config)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 from runner_core import Arrays, BadInput, Record
-from runner_core.testing import with_pipeline
+from runner_core.testing import cropped
 from runner_vesuvius import outputs, postprocess
 from runner_vesuvius.config import PredictConfig
 from runner_vesuvius.outputs import Detected
@@ -29,7 +29,7 @@ def record(project, write_volumes) -> Record:
 
 
 def test_the_surface_is_found_where_it_is(project, record) -> None:
-    found = project.predict(record, bright_is_surface)
+    found = project.predict(cropped(project, record), bright_is_surface)
     truth = tifffile.imread(record.files["label"])
     image = tifffile.imread(record.files["image"])
     assert found.mask.dtype == found.probability.dtype == np.uint8
@@ -43,9 +43,9 @@ def test_the_surface_is_found_where_it_is(project, record) -> None:
 
 def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
     config.crop.mode, config.crop.size = "centre", (16, 16, 16)
-    project = with_pipeline(Vesuvius(config))
+    project = Vesuvius(config)
     record = project.records(write_volumes({"1": "A", "2": "B"}))[0]
-    found = project.predict(record, bright_is_surface)
+    found = project.predict(cropped(project, record), bright_is_surface)
     assert found.mask.shape == (24, 28, 32)
     assert not found.mask[:4].any()
     assert found.mask[4:20, 6:22, 8:24].any()
@@ -54,7 +54,7 @@ def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
 @pytest.mark.parametrize("probability", [False, True])
 def test_files_are_what_the_challenge_asks_for(project, record, tmp_path, probability) -> None:
     project.predict_options = ScrollPredictOptions(probability=probability)
-    found = project.predict(record, bright_is_surface)
+    found = project.predict(cropped(project, record), bright_is_surface)
     written = project.write(record, found, tmp_path / "out")
     names = [f"{record.key}.tif"] + [f"{record.key}_probability.tif"] * probability
     assert [path.name for path in written] == names
@@ -73,14 +73,14 @@ def test_files_are_what_the_challenge_asks_for(project, record, tmp_path, probab
 def test_a_folder_that_cannot_be_written_to_is_bad_input(project, record, tmp_path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(BadInput, match="cannot be written"):
-        project.write(record, project.predict(record, bright_is_surface), tmp_path / "out")
+        project.write(record, project.predict(cropped(project, record), bright_is_surface), tmp_path / "out")
 
 
 def test_volumes_without_labels_are_predicted_and_not_scored(project, tmp_path) -> None:
     path = tmp_path / "scan.npy"
     np.save(path, np.full((20, 20, 20), 200, np.uint8))
     (record,) = project.inputs(path)
-    found = project.predict(record, bright_is_surface)
+    found = project.predict(cropped(project, record), bright_is_surface)
     assert found.mask.all()
     assert project.score(record, found) == {}
     assert project.pictures().figure(record, found).ndim == 3
@@ -90,7 +90,7 @@ def test_a_volume_smaller_than_the_patch_is_predicted_all_the_same(project, tmp_
     path = tmp_path / "scan.tif"
     write_tif(path, np.full((5, 40, 9), 200, np.uint8))
     (record,) = project.inputs(path)
-    assert project.predict(record, bright_is_surface).mask.shape == (5, 40, 9)
+    assert project.predict(cropped(project, record), bright_is_surface).mask.shape == (5, 40, 9)
 
 
 # ------------------------------------------------------------ post-processing
@@ -172,8 +172,8 @@ def test_remarks_on_predictions_that_cannot_be_right() -> None:
 def test_the_baseline_is_the_threshold_with_the_same_post_processing(project, record) -> None:
     image = tifffile.imread(record.files["image"])
     project.statistics = {"threshold": 120}
-    found = project.baseline(record)
+    found = project.baseline(cropped(project, record))
     assert np.array_equal(found.mask, image >= 120)
     assert found.probability is None
     project.config.predict.min_size = 10**6
-    assert not project.baseline(record).mask.any()
+    assert not project.baseline(cropped(project, record)).mask.any()

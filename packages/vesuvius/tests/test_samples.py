@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tifffile
 from runner_core import BadInput, Layout, PreparedStore, Record
+from runner_core.testing import prepared
 from runner_vesuvius.config import TermConfig
 from runner_vesuvius.targets import LABEL, TUBE
 
@@ -27,7 +28,7 @@ class Held(Layout):
 
 
 def stored(project, records) -> PreparedStore:
-    made = [project.pipeline(record) for record in records]
+    made = [prepared(project, record) for record in records]
     arrays = {name: Held([each.arrays[name] for each in made]) for name in made[0].arrays}
     return PreparedStore([r.key for r in records], [each.meta for each in made], arrays, "")
 
@@ -41,7 +42,7 @@ def filled(samples: Any) -> dict[str, np.ndarray]:
 
 def test_what_is_prepared_is_the_volume_its_targets_and_its_histogram(project, write_volumes) -> None:
     record = project.records(write_volumes({"1": "A", "2": "B"}))[0]
-    arrays = project.pipeline(record).arrays
+    arrays = prepared(project, record).arrays
     image, label = tifffile.imread(record.files["image"]), tifffile.imread(record.files["label"])
     assert set(arrays) == {"image", "target", "distance", "surface", "valid", "histogram"}
     assert np.array_equal(arrays["image"], image)
@@ -50,7 +51,7 @@ def test_what_is_prepared_is_the_volume_its_targets_and_its_histogram(project, w
     assert (label[tuple(arrays["surface"].T)] == 1).all()
     assert (label[tuple(arrays["valid"].T)] != 2).all()
     assert arrays["histogram"].sum() == (label != 2).sum()
-    alone = project.pipeline(Record("1", "A", {"image": record.files["image"]})).arrays
+    alone = prepared(project, Record("1", "A", {"image": record.files["image"]})).arrays
     assert set(alone) == {"image"}
 
 

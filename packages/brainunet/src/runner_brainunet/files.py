@@ -43,6 +43,8 @@ LAYOUT = (
     "both; or NAME.nii.gz with NAME_mask.nii.gz (_brain_mask, _staple, _ss). Other names: a table (data.manifest) or "
     "patterns (data.pattern)"
 )
+LABELS = ("mask", "mask header")
+"""Roles of the mask's files in a record."""
 _OTHER_FORMATS = (".mgz", ".mgh", ".nrrd", ".nhdr", ".mha", ".mhd", ".dcm", ".ima", ".mnc")
 
 

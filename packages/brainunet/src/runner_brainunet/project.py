@@ -15,6 +15,7 @@ from runner_core import (
     Arrays,
     BadInput,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Finding,
@@ -56,7 +57,7 @@ class BrainUNet(Project):
     Config = BrainConfig
     presets = PRESETS
     monitor = ("volume_dice", "max")
-    dataset = DataSet(crop="body", settings=("data.manifest", "data.pattern"))
+    dataset = DataSet(crop="body", labels=files.LABELS, settings=("data.manifest", "data.pattern"))
     predict_options = BrainPredictOptions()
     config: BrainConfig
 
@@ -176,14 +177,13 @@ class BrainUNet(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, record: Record, infer: Infer) -> Array:
+    def predict(self, cropped: Cropped, infer: Infer) -> Array:
         """Return the brain mask (bool) on the scan's own 3-D grid."""
         data, settings = self.config.data, self.config.predict
-        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, {"image": record.files["image"]}))
-        layout = self._layout(decoded.arrays["image"].shape)
+        layout = self._layout(cropped.decoded.arrays["image"].shape)
         size = self.config.validate.batch_size or self.config.train.batch_size
-        head = whole.predict(self.prepare(decoded), layout, infer, data.neighbours, settings.flip, size)
-        probability = Grid.from_json(decoded.meta["grid"]).to_scanner(box.restore(head))
+        head = whole.predict(cropped.prepared, layout, infer, data.neighbours, settings.flip, size)
+        probability = Grid.from_json(cropped.decoded.meta["grid"]).to_scanner(cropped.box.restore(head))
         return whole.one_brain(probability > settings.threshold, settings.fill_holes)
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
@@ -204,8 +204,8 @@ class BrainUNet(Project):
         image = nifti.open_image(record.files["image"])
         return volume_scores(prediction, self._truth(record, image), nifti.spacing(image))
 
-    def baseline(self, record: Record) -> Array:
-        return baseline.baseline(nifti.read_scan(record.files["image"])[1])
+    def baseline(self, cropped: Cropped) -> Array:
+        return baseline.baseline(nifti.read_scan(cropped.record.files["image"])[1])
 
     def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_brainunet.figures import figure

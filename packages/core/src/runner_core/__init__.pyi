@@ -41,6 +41,7 @@ from runner_core.config.values import plain as plain
 from runner_core.contract.data import Box as Box
 from runner_core.contract.data import Cache as Cache
 from runner_core.contract.data import CachePlan as CachePlan
+from runner_core.contract.data import Cropped as Cropped
 from runner_core.contract.data import Cropper as Cropper
 from runner_core.contract.data import Pipeline as Pipeline
 from runner_core.contract.data import Samples as Samples

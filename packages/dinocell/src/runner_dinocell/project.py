@@ -13,6 +13,7 @@ from runner_core import (
     Array,
     Arrays,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Health,
@@ -53,7 +54,6 @@ class DinoCell(Project):
     )
     config: CellConfig
 
-    _last: tuple[Record, Arrays] | None = None
     _places: tuple[str, ...] = ()
     """Channels of the data set, if a field may lack some."""
 
@@ -181,11 +181,11 @@ class DinoCell(Project):
 
     # ------------------------------------------------------------ whole fields
 
-    def predict(self, record: Record, infer: Infer) -> Embedded:
+    def predict(self, cropped: Cropped, infer: Infer) -> Embedded:
         """Embed windows that cover the field."""
         settings = self.config.predict
         size = self.config.validate.batch_size or self.config.train.batch_size
-        prepared = self._prepared(record)
+        record, prepared = cropped.record, cropped.prepared
         prepared = prepared | {"levels": self._levels(record, prepared["levels"])}
         return whole.predict(prepared, infer, side(self.config), settings.stride, size, record.key)
 
@@ -201,21 +201,11 @@ class DinoCell(Project):
         pairs = zip(record.channels, own, strict=True)
         return np.asarray(statistics.usable(np.stack([known.get(name, mine) for name, mine in pairs]), own))
 
-    def _prepared(self, record: Record) -> Arrays:
-        """Return the record prepared as in training, and keep the last one.
-
-        The network, the untrained network and the baseline ask for the same record in turn.
-        """
-        if self._last is None or self._last[0] is not record:
-            self._last = record, self.prepare(self.pipeline.decode_cropped(record)[0])
-        return self._last[1]
-
-    def baseline(self, record: Record) -> Array:
+    def baseline(self, cropped: Cropped) -> Array:
         """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network."""
-        prepared = self._prepared(record)
         from runner_dinocell.baseline import baseline
 
-        return baseline(prepared["image"], prepared["levels"])
+        return baseline(cropped.prepared["image"], cropped.prepared["levels"])
 
     def _scored(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return at most `predict.fields` fields each of training and validation.

@@ -12,6 +12,7 @@ from runner_core import (
     Array,
     Arrays,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Finding,
@@ -46,7 +47,7 @@ class OpenKBP(Project):
     Config = OpenKBPConfig
     presets = PRESETS
     monitor = ("dose_error_gy", "min")
-    dataset = DataSet(prepare_version=2)
+    dataset = DataSet(prepare_version=2, labels=("dose",))
     predict_options = DosePredictOptions()
     config: OpenKBPConfig
 
@@ -183,15 +184,12 @@ class OpenKBP(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, record: Record, infer: Infer) -> Array:
+    def predict(self, cropped: Cropped, infer: Infer) -> Array:
         """Return the dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask."""
         from runner_openkbp import outputs, whole
 
         outputs.refuse(self.predict_options, self._asked)  # once more: `inputs` saw one path at a time
-        files = {role: path for role, path in record.files.items() if role != "dose"}
-        decoded, _ = self.pipeline.decode_cropped(Record(record.key, record.group, files))
-        prepared = self.prepare(decoded)
-        return whole.predict(prepared, decoded.arrays["masks"], infer, self.config.predict.flip)
+        return whole.predict(cropped.prepared, cropped.decoded.arrays["masks"], infer, self.config.predict.flip)
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write pt_N.csv in the challenge's format; the options add NIfTI, DICOM RTDOSE and a picture."""
@@ -210,11 +208,11 @@ class OpenKBP(Project):
 
         return scores.patient_scores(files.read_patient(record), prediction)
 
-    def baseline(self, record: Record) -> Array:
+    def baseline(self, cropped: Cropped) -> Array:
         from runner_openkbp import files
         from runner_openkbp.baseline import baseline
 
-        return baseline(self.statistics["mean_dose"], files.read_patient(record).masks)
+        return baseline(self.statistics["mean_dose"], files.read_patient(cropped.record).masks)
 
     def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_openkbp import files

@@ -36,7 +36,6 @@ __all__ = [
     "find_inputs",
     "find_records",
     "identity",
-    "is_labels",
     "labelled",
     "read_core",
     "read_outline",
@@ -44,6 +43,9 @@ __all__ = [
 ]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+LABEL_ROLES = ("labels", "labels data")
+"""Roles of label files, which predictions neither need nor read; an ENVI header has its data in a second file."""
 
 IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "patient": ("patient_id", "patient"),
@@ -103,7 +105,7 @@ def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
         keys = unique_keys(paths, path, stem)
     records = []
     for core in paths:
-        files = {role: file for role, file in readers.files(core).items() if not is_labels(role)}
+        files = {role: file for role, file in readers.files(core).items() if role not in LABEL_ROLES}
         records.append(Record(keys[core], keys[core], files))
     return sorted(records, key=lambda record: record.key)
 
@@ -119,11 +121,6 @@ def read_core(path: Path, labels: Path | None = None) -> Core:
 def read_outline(path: Path, labels: Path | None = None) -> Outline:
     """Return the core without its spectra."""
     return readers.read_outline(path, labels)
-
-
-def is_labels(role: str) -> bool:
-    """Return whether a role is that of label files, which `predict` neither needs nor reads."""
-    return role.startswith("labels")
 
 
 def identity(meta: Mapping[str, Json], kind: str) -> str | None:

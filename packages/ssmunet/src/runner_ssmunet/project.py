@@ -14,7 +14,9 @@ from runner_core import (
     Array,
     Arrays,
     BadInput,
+    Box,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Finding,
@@ -67,6 +69,7 @@ class SSMUNet(Project):
         prepare_version=3,
         phantom_version=2,
         crop="foreground",
+        labels=files.LABEL_ROLES,
         # any implementation of `model.scan` runs any trained network: it depends on the machine
         settings=("data.manifest", "data.pattern", "model.scan"),
     )
@@ -304,50 +307,45 @@ class SSMUNet(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, record: Record, infer: Infer) -> Segmented:
+    def predict(self, cropped: Cropped, infer: Infer) -> Segmented:
         """Compute every core's features once; the U-Net then goes over them in overlapping patches."""
-        decoded, box = self._unlabelled(record)
-        spectra, tissue = self._spectra(decoded), decoded.arrays["tissue"] > 0
+        self._refuse_other_axis(cropped)
+        spectra, tissue = self._spectra(cropped.decoded), cropped.decoded.arrays["tissue"] > 0
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
         probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
-        return self._segmented(probabilities, tissue, attention, box)
+        return self._segmented(probabilities, tissue, attention, cropped.box)
 
-    def _unlabelled(self, record: Record) -> tuple[Decoded, Any]:
-        """Return the record without its labels, cropped to its tissue, and the crop.
-
-        Raises BadInput if its axis is not the network's.
-        """
-        unlabelled = {role: file for role, file in record.files.items() if not files.is_labels(role)}
-        decoded, box = self.pipeline.decode_cropped(Record(record.key, record.group, unlabelled))
-        wanted, found = self.statistics["wavenumbers"], np.array(decoded.meta["wavenumbers"])
+    def _refuse_other_axis(self, cropped: Cropped) -> None:
+        """Raise BadInput if the record's axis is not the network's."""
+        meta, path = cropped.decoded.meta, cropped.record.files["core"]
+        wanted, found = self.statistics["wavenumbers"], np.array(meta["wavenumbers"])
         if difference := statistics.axes_differ(wanted, found):
-            own = statistics.extent(np.array(decoded.meta["measured"]))
+            own = statistics.extent(np.array(meta["measured"]))
             raise BadInput(
-                f"{record.files['core']}: other wavenumbers than the network was trained on: it has {own}, prepared "
+                f"{path}: other wavenumbers than the network was trained on: it has {own}, prepared "
                 f"{statistics.extent(found)}, the network {statistics.extent(wanted)}"
                 + (f" ({difference})" if len(wanted) == len(found) else "")
                 + ". Resample the file onto the axis of the training cores, or train anew with data.step "
                 f"({statistics.spacing(wanted):.3g} cm⁻¹, say): such a network reads cores of any instrument."
             )
-        return decoded, box
 
-    def _segmented(self, probabilities: Array, tissue: Array, attention: Array, box: Any) -> Segmented:
+    def _segmented(self, probabilities: Array, tissue: Array, attention: Array, box: Box) -> Segmented:
         data = self.config.data
         full = box.restore(probabilities.transpose(1, 2, 0)).transpose(2, 0, 1)
         meaning = labels.output_labels(self.classes.names, data.ignore)
         return outputs.segmented(full, box.restore(tissue), meaning, attention)
 
-    def baseline(self, record: Record) -> Segmented | None:
+    def baseline(self, cropped: Cropped) -> Segmented | None:
         """Predict by logistic regression on each pixel's spectrum; None with frozen features."""
         if "baseline" not in self.statistics:
             return None
-        decoded, box = self._unlabelled(record)
-        tissue = decoded.arrays["tissue"] > 0
-        pixels = (self._spectra(decoded)[tissue] - self.statistics["mean"]) / self.statistics["std"]
+        self._refuse_other_axis(cropped)
+        tissue = cropped.decoded.arrays["tissue"] > 0
+        pixels = (self._spectra(cropped.decoded)[tissue] - self.statistics["mean"]) / self.statistics["std"]
         probabilities = np.zeros((len(self.outputs), *tissue.shape), np.float32)
         probabilities[:, tissue] = baseline.baseline(pixels, self.statistics["baseline"]).T
-        return self._segmented(probabilities, tissue, np.empty(0), box)
+        return self._segmented(probabilities, tissue, np.empty(0), cropped.box)
 
     def write(self, record: Record, prediction: Segmented, out: Path) -> Sequence[Path]:
         """Write KEY_classes.png and KEY_classes.npz on the core's own grid."""

@@ -15,8 +15,8 @@ from runner_core import (
     Array,
     Arrays,
     BadInput,
-    Box,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Health,
@@ -61,7 +61,7 @@ class Vesuvius(Project):
     Config = ScrollConfig
     presets = PRESETS
     monitor = ("proxy", "max")
-    dataset = DataSet(settings=("data.manifest", "data.pattern"))
+    dataset = DataSet(labels=("label",), settings=("data.manifest", "data.pattern"))
     predict_options = ScrollPredictOptions()
     config: ScrollConfig
 
@@ -203,27 +203,22 @@ class Vesuvius(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, record: Record, infer: Infer) -> Detected:
+    def predict(self, cropped: Cropped, infer: Infer) -> Detected:
         """Predict windows over the volume, then apply the `predict` settings to components and cavities."""
         from runner_vesuvius.postprocess import surface
         from runner_vesuvius.whole import predict
 
-        image, box = self._unlabelled(record)
         settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
-        probability = box.restore(predict(image, infer, self.config.data.patch, settings.overlap, size))
+        image = cropped.decoded.arrays["image"]
+        probability = cropped.box.restore(predict(image, infer, self.config.data.patch, settings.overlap, size))
         return Detected(surface(probability, settings), probability)
 
-    def _unlabelled(self, record: Record) -> tuple[Array, Box]:
-        """Return the image as in training, and its position in the record's grid."""
-        alone = Record(record.key, record.group, {"image": record.files["image"]})
-        decoded, box = self.pipeline.decode_cropped(alone)
-        return decoded.arrays["image"], box
-
-    def baseline(self, record: Record) -> Detected:
+    def baseline(self, cropped: Cropped) -> Detected:
         """Apply the best threshold on the training volumes, with the same post-processing."""
         from runner_vesuvius.baseline import baseline
 
-        return baseline(*self._unlabelled(record), self.statistics["threshold"], self.config.predict)
+        image = cropped.decoded.arrays["image"]
+        return baseline(image, cropped.box, self.statistics["threshold"], self.config.predict)
 
     def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
         """Write KEY.tif, the submission's format (uint8, 0 and 1, LZW), and any KEY_probability.tif."""

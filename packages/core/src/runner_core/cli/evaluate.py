@@ -17,9 +17,11 @@ from runner_core.cli.start import Started, load_networks, start_from_run
 from runner_core.contract import Infer, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
+from runner_core.contract.setup import Setup
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests, read_digests
+from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder, claimed
@@ -56,7 +58,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     done: list[Path] = []
     with _folder(name, options.out, run, found, done) as out:
         print(f"{counted(len(records), 'record')} ({side}) with {networks[2]} of {run.path}")
-        scores, written = _score(setup.project, networks, records, trained_on, out)
+        scores, written = _score(setup, networks, records, trained_on, out)
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif text := trained_on_text([row.trained_on for row in scores.rows]):
@@ -90,7 +92,7 @@ def _folder(name: str, out: Path | None, run: RunFolder, found: dict[str, Any], 
 
 
 def _score(
-    project: Project,
+    setup: Setup,
     networks: tuple[Trained, Infer | None, str],
     records: Sequence[Record],
     trained_on: Seen,
@@ -98,12 +100,13 @@ def _score(
 ) -> tuple[Scores, list[Path]]:
     """Score the records, print the scores and write them."""
     trained, untrained, _ = networks
-    scores = score_records(*(project, trained.infer, records), untrained=untrained, trained_on=trained_on)
+    pipeline = RecordPipeline.of(setup)
+    scores = score_records(*(pipeline, trained.infer, records), untrained=untrained, trained_on=trained_on)
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:
         print(f"{finding.level}: {key}: {finding.message}")
-    return scores, write_scores(scores, out) + draw_figures(project, trained.infer, scores, out)
+    return scores, write_scores(scores, out) + draw_figures(pipeline, trained.infer, scores, out)
 
 
 def _side(options: EvaluateOptions, project: Project) -> str:

@@ -20,7 +20,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
-from runner_core.data.pipeline import local
+from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.training.checkpoints import restoring
 
@@ -30,6 +30,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     started = start_from_run(name, "predict", PredictOptions, arguments)
     options, setup = started.options, started.setup
     trained, checkpoint = load_network(started, options.run)  # first: `inputs` may use statistics
+    pipeline = RecordPipeline.of(setup)
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
@@ -41,7 +42,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     for record in records:
         try:
             with local(setup.project, record) as here:
-                prediction = setup.project.predict(here, trained.infer)
+                prediction = setup.project.predict(CroppedRecord(pipeline, here), trained.infer)
                 written = write_whole(options.out, partial(_write, setup.project, here, prediction))
                 remarks = () if check is None else tuple(check(here, prediction))
         except BadInput as error:

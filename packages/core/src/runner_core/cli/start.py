@@ -17,7 +17,6 @@ from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
-from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins
@@ -142,7 +141,7 @@ def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
     """
     state, checkpoint = load_state(started, named)
     with restoring(checkpoint):
-        return _loaded(started.setup, state), checkpoint.name
+        return started.setup.engine.load(started.setup, state), checkpoint.name
 
 
 def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | None, str]:
@@ -155,13 +154,8 @@ def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | 
     judging = setup.project.judging()
     wanted = judging.untrained and judging.judge is not None
     with restoring(checkpoint):
-        trained = _loaded(setup, state)
+        trained = setup.engine.load(setup, state)
         return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
-
-
-def _loaded(setup: Setup, state: State) -> Trained:
-    RecordPipeline.of(setup)  # sets `project.pipeline`, so that predictions are cropped alike
-    return setup.engine.load(setup, state)
 
 
 def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:

@@ -26,6 +26,7 @@ from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
 from runner_core.output.display import Display
@@ -273,12 +274,12 @@ def _score(
     assert folder is not None
     if not records:
         return {"scores": {}, "baseline": {}}
-    begun = time.monotonic()
+    begun, pipeline = time.monotonic(), RecordPipeline.of(started.setup)
     trained, untrained, checkpoint = load_networks(started, folder.path)
     noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
     scores = evaluate(
-        *(project, trained.infer, records, display.say),
+        *(pipeline, trained.infer, records, display.say),
         untrained=untrained,
         trained_on=trained_on(read_split(folder.path)),
     )
@@ -292,7 +293,7 @@ def _score(
     with unwritten(folder.path / "scores.csv"):
         write_scores(scores, folder.path)
     with unwritten(folder.figures):
-        for path in draw_figures(project, trained.infer, scores, folder.figures):
+        for path in draw_figures(pipeline, trained.infer, scores, folder.figures):
             sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
     seconds = time.monotonic() - begun
     means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)

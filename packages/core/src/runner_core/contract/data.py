@@ -12,7 +12,7 @@ import numpy as np
 from runner_core.contract.values import Array, Arrays, Json
 
 if TYPE_CHECKING:
-    from runner_core.contract.records import AnyRecord, Decoded, Prepared
+    from runner_core.contract.records import AnyRecord, Decoded, Prepared, Record
 
 
 # ---------------------------------------------------------------- crop
@@ -57,6 +57,34 @@ class Cropper(Protocol):
         ...
 
 
+class Cropped(Protocol):
+    """The record that `Project.predict` and `baseline` get: without labels, decoded and cropped as in training.
+
+    It is decoded when its arrays are first asked for, and only once. The network, the untrained network and the
+    baseline share these arrays: do not change them.
+    """
+
+    @property
+    def record(self) -> Record:
+        """The record, without the files that `DataSet.labels` names."""
+        ...
+
+    @property
+    def decoded(self) -> Decoded:
+        """What `decode` returns for the record, cut to the box."""
+        ...
+
+    @property
+    def box(self) -> Box:
+        """The cropper's box; its `restore` leads back to the record's grid."""
+        ...
+
+    @property
+    def prepared(self) -> Arrays:
+        """What `prepare` returns for it: the arrays as the cache would hold them."""
+        ...
+
+
 # ---------------------------------------------------------------- cache
 
 
@@ -70,10 +98,6 @@ class Pipeline(Protocol):
 
     def decode(self, record: AnyRecord) -> Decoded:
         """Return the result of the project's `decode`, after fetching the files that are at URLs."""
-        ...
-
-    def decode_cropped(self, record: AnyRecord) -> tuple[Decoded, Box]:
-        """Return the record cut to the cropper's box, and the box; its `restore` leads back to the record's grid."""
         ...
 
     def __call__(self, record: AnyRecord) -> Prepared:

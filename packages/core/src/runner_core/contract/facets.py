@@ -39,6 +39,8 @@ class DataSet:
     """Raise it whenever `phantom` writes something else: phantoms are kept between runs."""
     crop: str = "none"
     """The cropper that `crop.mode: auto` chooses for this project."""
+    labels: tuple[str, ...] = ()
+    """Roles in `Record.files` that hold labels: "mask", "dose". `predict` and `baseline` get records without them."""
     remote: bool = False
     """True if the data may be at a URL. `records` and `inputs` then get a `Url` if the user named one."""
     settings: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ import numpy as np
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
-from runner_core.contract.data import Pipeline, Samples, Store
+from runner_core.contract.data import Cropped, Samples, Store
 from runner_core.contract.facets import Checks, DataSet, Health, Judging, Learning, NoOptions, Pictures
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
 from runner_core.contract.run import Metric, Precision
@@ -59,8 +59,6 @@ class Project:
     statistics: Statistics
     """What `fit` learned from the training records; empty until then. It is set before `model` is called, in training
     and in every command that uses a trained network."""
-    pipeline: Pipeline
-    """Decodes and crops a record as for training: `pipeline.decode_cropped(record)`. For use in `predict`."""
 
     def __init__(self, config: RunConfig) -> None:
         """Keep the settings. Raises BadInput if one is out of bounds or if `config.faults` yields something."""
@@ -92,7 +90,8 @@ class Project:
     def decode(self, record: Record) -> Decoded:
         """Read a record's files. Raises BadInput that names the file and what is wrong with it.
 
-        `predict` passes records without labels: `record.files` then has no entry for the label. Leave its array out.
+        Predictions are made of records without labels: `record.files` then has no entry for the label
+        (`DataSet.labels`). Leave its array out.
         """
         raise _not_written(self, "decode")
 
@@ -172,11 +171,12 @@ class Project:
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, record: Record, infer: Infer) -> Any:
+    def predict(self, cropped: Cropped, infer: Infer) -> Any:
         """Predict a whole record in its own grid.
 
-        `infer` runs the network on arrays as the cache would hold them, in batches of any length. The result must be
-        the same each time. `write`, `score`, `checks` and `pictures` get what is returned.
+        `cropped.prepared` are the arrays as the cache would hold them; `infer` runs the network on such arrays, in
+        batches of any length. `cropped.box.restore` leads from the cropped grid to the record's. The result must be the
+        same each time. `write`, `score`, `checks` and `pictures` get what is returned.
         """
         raise _not_written(self, "predict")
 
@@ -188,7 +188,7 @@ class Project:
         """Return whole-record scores against the record's own labels; NaN if there is nothing to score."""
         return {}
 
-    def baseline(self, record: Record) -> Any | None:
+    def baseline(self, cropped: Cropped) -> Any | None:
         """Return a trivial method's prediction, scored for comparison: Otsu's threshold, the mean dose of `fit`."""
         return None
 

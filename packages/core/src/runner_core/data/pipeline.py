@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Url
-from runner_core.contract import Array, Box, Cropper, Json
+from runner_core.contract import Array, Arrays, Box, Cropper, Json
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Decoded, Prepared, Record, at_url
 from runner_core.contract.setup import Setup
@@ -41,12 +42,11 @@ def local(project: Project, record: AnyRecord) -> Iterator[Record]:
 
 
 class RecordPipeline:
-    """The pipeline of one project and cropper; picklable, and `project.pipeline` points back to it."""
+    """The pipeline of one project and cropper; picklable."""
 
     def __init__(self, project: Project, cropper: Cropper) -> None:
         self.project = project
         self.cropper = cropper
-        project.pipeline = self
 
     @classmethod
     def of(cls, setup: Setup) -> RecordPipeline:
@@ -96,8 +96,41 @@ class RecordPipeline:
     def prepared(self, record: AnyRecord, decoded: Decoded) -> Prepared:
         """Prepare an already decoded record, like `__call__`."""
         decoded, box = self._cropped(record, decoded)
-        arrays = {name: _storable(record, name, a) for name, a in self.project.prepare(decoded).items()}
-        return Prepared(arrays, decoded.meta | {"box": dataclasses.asdict(box)})
+        return Prepared(self.stored(record, decoded), decoded.meta | {"box": dataclasses.asdict(box)})
+
+    def stored(self, record: AnyRecord, cropped: Decoded) -> Arrays:
+        """Return the arrays that the cache stores of a decoded and cropped record."""
+        return {name: _storable(record, name, array) for name, array in self.project.prepare(cropped).items()}
+
+
+class CroppedRecord:
+    """A record without its labels, for `Project.predict` and `baseline` (`runner_core.Cropped`).
+
+    It is decoded once, when its arrays are first asked for. Make it inside of `local`, and drop it before the record is
+    scored: it keeps its arrays.
+    """
+
+    def __init__(self, pipeline: RecordPipeline, record: AnyRecord) -> None:
+        labels = pipeline.project.dataset.labels
+        files = {role: file for role, file in record.files.items() if role not in labels}
+        self.record = dataclasses.replace(record, files=files)
+        self._pipeline = pipeline
+
+    @property
+    def decoded(self) -> Decoded:
+        return self._decoded_and_box[0]
+
+    @property
+    def box(self) -> Box:
+        return self._decoded_and_box[1]
+
+    @cached_property
+    def prepared(self) -> Arrays:
+        return self._pipeline.stored(self.record, self.decoded)
+
+    @cached_property
+    def _decoded_and_box(self) -> tuple[Decoded, Box]:
+        return self._pipeline.decode_cropped(self.record)
 
 
 def _storable(record: AnyRecord, name: str, array: Array) -> Array:

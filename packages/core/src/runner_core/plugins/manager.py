@@ -291,7 +291,10 @@ _MOVED = {
     **{"faults": "Config.faults", "PredictOptions": "predict_options"},
 }
 """Members of a project by their names before 0.1.0, which nothing would call now, and their places."""
-_GONE = {"left_out": "runner_core.leave_out(text)"}
+_GONE = {
+    "left_out": "runner_core.leave_out(text)",
+    "pipeline": "cropped` (its `decoded` and `box`) in `predict(cropped, infer)",
+}
 """Attributes that a project's own methods used before 0.1.0, and what to write now."""
 
 
@@ -300,7 +303,9 @@ def _refuse_moved(cls: type[Any], name: str) -> None:
     if _takes_more(cls, "pictures", 0):
         moved["pictures"] = "pictures().draw_watched"
     if _takes_more(cls, "baseline", 1) or _takes_more(cls, "export", 2):
-        moved["statistics"] = "self.statistics` in `baseline(record)` and `export(model, folder)"
+        moved["statistics"] = "self.statistics` in `baseline(cropped)` and `export(model, folder)"
+    if "record" in (_first_argument(cls, "predict"), _first_argument(cls, "baseline")):
+        moved["record"] = "cropped.record` in `predict(cropped, infer)` and `baseline(cropped)"
     moved |= {old: place for old, place in _GONE.items() if _uses(cls, old)}
     if moved:
         places = ", ".join(f"`{old}` is `{place}`" for old, place in moved.items())
@@ -325,6 +330,12 @@ def _takes_more(cls: type[Any], method: str, count: int) -> bool:
     kinds = [parameter.kind for parameter in inspect.signature(found).parameters.values()]
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return len([kind for kind in kinds if kind not in several]) > 1 + count
+
+
+def _first_argument(cls: type[Any], method: str) -> str:
+    """Return the name of the method's first argument after self; "" if there is none."""
+    found = getattr(cls, method, None)
+    return next(iter([*inspect.signature(found).parameters][1:]), "") if callable(found) else ""
 
 
 def refuse_incomplete(cls: type[Any]) -> None:

@@ -9,7 +9,7 @@ Without a file, use `pytest --check-project mine`, or `check_project("mine", fol
 installed, because it is found through its entry point. Everything is tested on its phantom under preset demo, on the
 CPU, and takes about as long as three short runs.
 
-A project's other tests may use `with_pipeline`, `open_store`, `changed` and `refusal`.
+A project's other tests may use `cropped`, `prepared`, `open_store`, `changed` and `refusal`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from runner_core.testing.contract import ProjectContract as ProjectContract
     from runner_core.testing.contract import check_project as check_project
     from runner_core.testing.parts import changed as changed
+    from runner_core.testing.parts import cropped as cropped
     from runner_core.testing.parts import open_store as open_store
+    from runner_core.testing.parts import prepared as prepared
     from runner_core.testing.parts import refusal as refusal
-    from runner_core.testing.parts import with_pipeline as with_pipeline
 
-__all__ = ["CHECKS", "ProjectContract", "changed", "check_project", "open_store", "refusal", "with_pipeline"]
-_PARTS = ("changed", "open_store", "refusal", "with_pipeline")
+__all__ = ["CHECKS", "ProjectContract", "changed", "check_project", "cropped", "open_store", "prepared", "refusal"]
+_PARTS = ("changed", "cropped", "open_store", "prepared", "refusal")
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: pytest loads this package, for its plugin, in every session of an environment with runner-core.
+    if name == "with_pipeline":  # its name before 0.1.0; Python would hide the text of an AttributeError
+        raise ImportError("`with_pipeline` is gone from runner_core.testing: write `cropped(project, record)`")
     if name in _PARTS:
         from runner_core.testing import parts
 

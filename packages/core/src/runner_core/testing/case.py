@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Metric, State, Trained
+from runner_core.contract import Cropped, Metric, State, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.phantoms import write_phantom
-from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.pipeline import CroppedRecord, RecordPipeline
 from runner_core.data.splits import split
 from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
@@ -129,13 +129,17 @@ class Case:
         return self.project.records(self.phantom)
 
     @cached_property
+    def pipeline(self) -> RecordPipeline:
+        return RecordPipeline.of(self.setup)
+
+    @cached_property
     def data(self) -> Data:
         """Prepared and split data, with the statistics from `fit` and the samples of both splits."""
         setup, project = self.setup, self.project
         splits = split(self.records, setup.config.data, setup.config.train.seed)
         assert splits["train"], "the phantom under preset demo leaves nothing to train on"
         assert splits["validation"], "the phantom under preset demo leaves nothing to validate on"
-        store = setup.cache(self.records).open(RecordPipeline.of(setup), self.records, _silent)
+        store = setup.cache(self.records).open(self.pipeline, self.records, _silent)
         data = Data(self.records, splits, store, project.fit(store, splits["train"]))
         data.samples = {
             split_name: project.samples(store, splits[split_name], split_name) for split_name in ("train", "validation")
@@ -154,7 +158,6 @@ class Case:
     @cached_property
     def network(self) -> Trained:
         """The network that this run trained."""
-        RecordPipeline.of(self.setup)  # it makes itself `project.pipeline`: predictions share the crop
         return self.setup.engine.load(self.setup, self.trained[1])
 
     def newest(self, folder: Path) -> State:
@@ -167,6 +170,14 @@ class Case:
     @property
     def validation_record(self) -> Record:
         return self.records[self.data.splits["validation"][0]]
+
+    def predict(self, cropped: Cropped | None = None) -> Any:
+        """Return the trained network's prediction of `cropped`, or of the validation record, newly cropped."""
+        return self.project.predict(cropped or self.cropped(), self.network.infer)
+
+    def cropped(self) -> CroppedRecord:
+        """Return the validation record as `predict` gets it."""
+        return CroppedRecord(self.pipeline, self.validation_record)
 
 
 def _silent(text: str) -> None:

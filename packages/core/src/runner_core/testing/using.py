@@ -27,11 +27,13 @@ def export_writes_files(case: Case) -> None:
 
 
 def prediction_is_repeatable(case: Case) -> None:
-    """Check that two predictions of the same record are equal bit for bit."""
-    record, infer = case.validation_record, case.network.infer
+    """Check that two predictions of the same record are equal bit for bit, and that it had labels to leave out."""
     _assert_predicts(case)
-    one, other = case.project.predict(record, infer), case.project.predict(record, infer)
-    assert_equal(one, other, "predict, called twice")
+    labels, files = case.project.dataset.labels, case.validation_record.files
+    assert not labels or files.keys() & labels, f"DataSet.labels names none of the record's files: {list(files)}"
+    one, cropped = case.predict(), case.cropped()
+    assert_equal(one, case.predict(cropped), "predict, called twice")
+    assert_equal(one, case.predict(cropped), "predict, called again with what the first call was given,")
 
 
 def prediction_is_written_in_its_own_grid(case: Case) -> None:
@@ -40,7 +42,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
     project, record = case.project, case.validation_record
     out = case.folder / "out"
     out.mkdir()
-    written = project.write(record, project.predict(record, case.network.infer), out)
+    written = project.write(record, case.predict(), out)
     assert written, "write wrote nothing"
     for path in written:
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
@@ -59,8 +61,8 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
 def scores_fit_together(case: Case) -> None:
     """Check that `score`, `baseline`, `judging`, `checks.prediction` and `figure` fit together for a record."""
     _assert_predicts(case)
-    project, record, trained = case.project, case.validation_record, case.network
-    scores = evaluate(project, trained.infer, [record])
+    project, record = case.project, case.validation_record
+    scores = evaluate(case.pipeline, case.network.infer, [record])
     assert not scores.errors, scores.errors
     names = set(scores.rows[0].scores)
     assert set(scores.rows[0].baseline) in (set(), names), "the baseline is scored by other names than the network"
@@ -71,7 +73,7 @@ def scores_fit_together(case: Case) -> None:
     for _, finding in scores.remarks:
         assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
     figure = project.pictures().figure
-    picture = None if figure is None else figure(record, project.predict(record, trained.infer))
+    picture = None if figure is None else figure(record, case.predict())
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses anything but a picture
 
@@ -91,7 +93,7 @@ def judgement_fits_together(case: Case) -> None:
     try:
         untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if own.untrained else None
         scored = own.to_score(splits)
-        scores = evaluate(project, case.network.infer, scored, untrained=untrained)
+        scores = evaluate(case.pipeline, case.network.infer, scored, untrained=untrained)
     finally:
         del project.judging
     assert 20 * len(scores.errors) <= len(scored), scores.errors  # some files may be damaged, as always

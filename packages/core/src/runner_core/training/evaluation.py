@@ -21,7 +21,7 @@ from runner_core.contract import Array, Finding, Infer
 from runner_core.contract.facets import Checks, Judging
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
-from runner_core.data.pipeline import local
+from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
 
 FIGURES = 6
@@ -84,7 +84,7 @@ class Scores:
 
 
 def evaluate(
-    project: Project,
+    pipeline: RecordPipeline,
     infer: Infer,
     records: Sequence[AnyRecord],
     say: Callable[[str], None] = lambda text: None,
@@ -95,7 +95,7 @@ def evaluate(
     """Predict and score every record; a record that cannot be read becomes an entry of `errors`.
 
     Args:
-        project: The project that predicts and scores.
+        pipeline: The pipeline of the project that predicts and scores.
         infer: The network.
         records: The records to predict.
         say: Receives progress lines.
@@ -105,17 +105,20 @@ def evaluate(
     rows: list[Row] = []
     predicted: list[Predicted] = []
     errors: list[str] = []
+    project = pipeline.project
     judging, checks = project.judging(), project.checks()
     for number, record in enumerate(records, 1):
         try:
             with local(project, record) as here:
+                cropped = CroppedRecord(pipeline, here)
                 found = Predicted(
                     record,
-                    project.predict(here, infer),
-                    project.baseline(here),
-                    None if untrained is None else project.predict(here, untrained),
+                    project.predict(cropped, infer),
+                    project.baseline(cropped),
+                    None if untrained is None else project.predict(cropped, untrained),
                     not trained_on(record),
                 )
+                del cropped  # `score` reads the record anew: both would need memory for two
                 row = _row(project, checks, found, here)
         except BadInput as error:
             errors.append(str(error))
@@ -209,15 +212,18 @@ def _write_table(table: Table, folder: Path) -> Path:
     return path
 
 
-def draw_figures(project: Project, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
+def draw_figures(pipeline: RecordPipeline, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
     """Draw the worst records, a middle one and the best, if the project draws any; draw the pictures of the set."""
     written = []
+    project = pipeline.project
     figure = project.pictures().figure
     for place, row in _worth_seeing(scores.rows):
         if figure is None:
             break
         with local(project, row.record) as here:
-            prediction = project.predict(here, infer) if row.prediction is None else row.prediction
+            prediction = row.prediction
+            if prediction is None:
+                prediction = project.predict(CroppedRecord(pipeline, here), infer)
             picture = figure(here, prediction)
         if picture is None:
             break

@@ -16,6 +16,7 @@ import numpy as np
 from runner_core import (
     BadInput,
     Checks,
+    Cropped,
     DataSet,
     Decoded,
     Finding,
@@ -79,7 +80,7 @@ class Toy(Project):
     Config = ToyConfig
     presets: ClassVar = {"default": ToyConfig, "demo": demo}
     monitor = ("loss", "min")
-    dataset = DataSet(remote=True)
+    dataset = DataSet(labels=("mask",), remote=True)
     predict_options = ToyPredictOptions()
     config: ToyConfig
 
@@ -167,10 +168,9 @@ class Toy(Project):
     def health(self) -> Health:
         return Health(decision=lambda prediction: prediction > 0)
 
-    def predict(self, record: Record, infer: Any) -> Any:
-        decoded = self.decode(record)
-        image = self.prepare(decoded)["image"][:, None]
-        return 1 / (1 + np.exp(-infer({"image": image})["prediction"][:, 0]))
+    def predict(self, cropped: Cropped, infer: Any) -> Any:
+        image = cropped.prepared["image"][:, None]
+        return cropped.box.restore(1 / (1 + np.exp(-infer({"image": image})["prediction"][:, 0])))
 
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
         written = {out / f"{record.key}_mask.npy": (prediction > 0.5).astype(np.uint8)}
@@ -187,8 +187,8 @@ class Toy(Project):
             "dice": float(2 * np.sum(truth & found) / max(1, truth.sum() + found.sum())),
         }
 
-    def baseline(self, record: Record) -> Any:
-        return (self._read(record.files["image"]) > 0.5).astype(np.float32)
+    def baseline(self, cropped: Cropped) -> Any:
+        return (self._read(cropped.record.files["image"]) > 0.5).astype(np.float32)
 
     def pictures(self) -> Pictures:
         return Pictures(figure=self._figure)

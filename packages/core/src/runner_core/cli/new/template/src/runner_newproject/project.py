@@ -23,7 +23,8 @@ class Segmentation(Project):
     presets = {"default": Settings, "demo": demo}
     monitor = ("dice", "max")
     # raise prepare_version when decode or prepare changes, so that what is cached is made anew
-    dataset = DataSet(prepare_version=1, phantom_version=phantom.VERSION)
+    # labels names the files that predictions never see
+    dataset = DataSet(prepare_version=1, phantom_version=phantom.VERSION, labels=("mask",))
     config: Settings
 
     # ---- files → arrays, once for each image
@@ -103,21 +104,20 @@ class Segmentation(Project):
         """Return what health rules look at: a run whose decision never varies is stopped."""
         return Health(decision=lambda prediction: self.network.decide(prediction))
 
-    # ---- whole images: class numbers (H, W) uint8
+    # ---- whole images: class numbers (H, W) uint8; `cropped` (runner_core.Cropped) is a record without its labels
 
-    def predict(self, record: Record, infer: Any) -> np.ndarray:
-        image, shape = self.grey(record)
-        return infer({"image": image[None]})["prediction"][0, : shape[0], : shape[1]].argmax(-1).astype(np.uint8)
+    def predict(self, cropped: Any, infer: Any) -> np.ndarray:
+        logits = infer({"image": cropped.prepared["image"][None]})["prediction"][0]
+        return self.whole(cropped, logits.argmax(-1))
 
-    def baseline(self, record: Record) -> np.ndarray:
+    def baseline(self, cropped: Any) -> np.ndarray:
         """Return what a network must beat: for each pixel the class whose mean grey is nearest."""
-        image, shape = self.grey(record)
-        return abs(image[: shape[0], : shape[1], None] - self.statistics["grey"]).argmin(-1).astype(np.uint8)
+        return self.whole(cropped, abs(cropped.prepared["image"][..., None] - self.statistics["grey"]).argmin(-1))
 
-    def grey(self, record: Record) -> tuple[np.ndarray, tuple[int, ...]]:
-        """Return the prepared image, and the size it had before."""
-        image = read(record.files["image"])
-        return self.prepare(Decoded({"image": image}, (1.0, 1.0), "image"))["image"], image.shape
+    def whole(self, cropped: Any, classes: np.ndarray) -> np.ndarray:
+        """Return classes of a prepared image in the grid of its file: without the border, and 0 outside the crop."""
+        height, width = cropped.decoded.arrays["image"].shape
+        return cropped.box.restore(classes[:height, :width].astype(np.uint8))
 
     def write(self, record: Record, prediction: np.ndarray, out: Path) -> Sequence[Path]:
         path = out / f"{record.key}.png"
