@@ -72,8 +72,8 @@ def test_a_kept_phantom_that_is_refused_names_the_way_out(runner: Runner, tmp_pa
 
 
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
-    refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'", "runner-NAME")
-    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-kidneys` adds one")
+    refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
+    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-NAME` adds one")
     refused(runner("toy", "trian"), "did you mean 'train'")
     refused(runner("--nonsense"), "unknown option")
 
@@ -140,6 +140,13 @@ def test_help_shows_the_common_settings_and_counts_the_others(runner: Runner) ->
     settings = len({flag for flag in of[whole] - of[short] if "." in flag})
     assert f"{settings} more settings: --help-all shows them." in " ".join(short.split())
     assert "--lr = --train.learning-rate" in " ".join(short.split())
+
+
+def test_help_for_a_trained_network_shows_what_it_takes(runner: Runner) -> None:
+    shown = runner("toy", "evaluate", "--help").stdout
+    assert "--train.device" in shown
+    assert "--train.epochs" not in shown
+    assert "--lr" not in shown
 
 
 def test_the_usual_words_stand_for_settings(runner: Runner) -> None:

@@ -79,7 +79,9 @@ def test_a_project_that_asks_for_its_pipeline_is_refused(toy: None, monkeypatch:
         return self.pipeline.decode_cropped(cropped.record)
 
     monkeypatch.setattr(toy_class(), "predict", predict)
-    with pytest.raises(BadInput, match=r"`pipeline` is `cropped` \(its `decoded` and `box`\) in `predict"):
+    with pytest.raises(
+        BadInput, match=r"`pipeline.decode_cropped` is `cropped` \(its `decoded` and `box`\) in `predict"
+    ):
         Plugins.load("toy").project()
 
 

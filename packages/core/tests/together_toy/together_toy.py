@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engine_toy"))
@@ -21,6 +22,8 @@ from runner_core.contract import Step
 from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.parallel import TorchTeam
+from runner_core.output import display
+from runner_core.training import loop
 from torch import nn
 from torch.nn import functional as F
 
@@ -133,10 +136,12 @@ class Kept(TorchTeam):
 
 def main(folder: Path, number: int) -> None:
     torch.set_num_threads(1)
+    display._PLAIN_SECONDS, loop.SHOW_EVERY = 0.0, -1  # the screen of the first process changes with every step
     team = Kept(Place(number, 2, number, 2, f"file://{folder / 'meeting'}"), torch.device("cpu"))
     for strategy in ("ddp", "fsdp"):
         same = {"train__strategy": strategy}
-        toy.run(settings(2, **same), folder / strategy, project=Together, team=team)
+        screen = display.Display(stream=StringIO(), silent=number > 0)
+        toy.run(settings(2, **same), folder / strategy, project=Together, team=team, display=screen)
         random = same | {"net__dropout": 0.3}
         toy.run(settings(2, **random), folder / f"{strategy}-random", project=Together, team=team)
         try:

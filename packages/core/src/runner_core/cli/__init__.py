@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all", "help"):
         return overview()
     word, rest = arguments[0], arguments[1:]
     if word == "--version":
@@ -88,7 +88,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _project_command(project: str, rest: list[str]) -> int:
     plugin = find_project(project)
-    if not rest or rest[0] in ("-h", "--help"):
+    if not rest or rest[0] in ("-h", "--help", "--help-all"):
         return project_help(plugin)
     if rest[0] not in PROJECT_COMMANDS:
         hint = did_you_mean(rest[0], PROJECT_COMMANDS)
@@ -201,7 +201,7 @@ def project_help(plugin: Plugin) -> int:
     name = plugin.name
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
     _columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
-    print(f"\n`runner {name} COMMAND --help` lists every setting with its default")
+    print(f"\n`runner {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0
 
 

@@ -25,16 +25,26 @@ COMMON = {
     "checkpoint": ("every", "keep"),
     "log": ("tensorboard", "wandb", "mlflow"),
 }
-"""Settings that `--help` shows, by section; it shows all of `data`, and `--help-all` shows all."""
+"""Settings that a training's `--help` shows, by section, beside all of `data`; `--help-all` shows all."""
+FOR_USE = {
+    "data": ("manifest", "pattern"),
+    "precision": ("mode",),
+    "train": ("device", "threads"),
+}
+"""The same for commands that use a trained network, beside all of `predict`; most others would change the network."""
 
 
-def common(settings: RunConfig) -> tuple[Any, int]:
-    """Return an object with the common settings alone, for tyro to show, and the number of those left out."""
+def common(settings: RunConfig, use: bool) -> tuple[Any, int]:
+    """Return an object with the common settings alone, for tyro to show, and the number of those left out.
+
+    `use` is True for commands that use a trained network.
+    """
+    whole, wanted = ("predict", FOR_USE) if use else ("data", COMMON)
     shown, left_out = list[tuple[str, Any, Any]](), 0
     for section in dataclasses.fields(settings):
         values = getattr(settings, section.name)
         fields = dataclasses.fields(values)
-        kept = [f for f in fields if section.name == "data" or f.name in COMMON.get(section.name, ())]
+        kept = [f for f in fields if section.name == whole or f.name in wanted.get(section.name, ())]
         left_out += len(fields) - len(kept)
         if kept:
             hints = get_type_hints(type(values), include_extras=True)

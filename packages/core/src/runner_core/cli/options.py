@@ -94,7 +94,7 @@ class CheckOptions(PresetOptions):
 
 @dataclass(kw_only=True)
 class VerifyResumeOptions(PresetOptions):
-    """Kill trainings at random moments, resume them, and compare each with an undisturbed training, bit for bit.
+    """Kill trainings at random moments, resume them, and compare each with an uninterrupted training, bit for bit.
 
     Kills (kill -9) hit steps, validations and saves. Compared are weights, optimizer, random generators, metrics and
     log. Exit code 3 if any training differs.
@@ -274,14 +274,20 @@ def parse(
     refuse_removed(settings, flags)
     for value in nested.values():
         _refuse_values(value, arguments)
+    if extra is not None and (
+        taken := {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(extra)} & {*ALIASES}
+    ):
+        raise BadInput(f"predict_options has a field for {min(taken)}, which is short for a setting: rename the field")
     about = [inspect.cleandoc(kind.__doc__ or "")]
     if {"-h", "--help", "--help-all"} & set(arguments):
         for shown in (kind, *map(type, nested.values())):
             complete_help(shown)
-        about.append("Short for common settings: " + ", ".join(f"{short} = {long}" for short, long in ALIASES.items()))
+        use = issubclass(kind, RunOptions)
         if "--help-all" not in arguments:
-            nested["settings"], left_out = common(settings)
+            nested["settings"], left_out = common(settings, use)
             about.append(f"{left_out} more settings: --help-all shows them.")
+        names = ("--device", "--precision") if use else tuple(ALIASES)
+        about.append("Short for common settings: " + ", ".join(f"{short} = {ALIASES[short]}" for short in names))
         about.append(f"The defaults of the settings below are those of {defaults}.")
         arguments = ["--help"]
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]

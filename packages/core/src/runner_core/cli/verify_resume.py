@@ -1,4 +1,4 @@
-"""`runner verify-resume PROJECT`: test that a killed and resumed run equals an undisturbed one."""
+"""`runner verify-resume PROJECT`: test that a killed and resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from runner_core.tools.verify_resume.campaign import Campaigns, Result
 _USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
 
 Kill trainings at random moments, resume them, and compare each bit for bit with an uninterrupted one.
-`runner verify-resume PROJECT --help` lists every setting with its default."""
+`runner verify-resume PROJECT --help` shows the common settings, `--help-all` all."""
 
 
 def verify_resume(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
         print(_USAGE)
         return 0
     if arguments[0].startswith("-"):

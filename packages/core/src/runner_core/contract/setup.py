@@ -165,7 +165,10 @@ class Trainer(Protocol):
         ...
 
     def losses(self) -> list[float]:
-        """Return the loss of each step since the last `read_log`, for the screen; waits for the device."""
+        """Return the loss of each step since the last `read_log`; waits for the device.
+
+        With several processes, all must call it.
+        """
         ...
 
     def notes(self) -> list[str]:

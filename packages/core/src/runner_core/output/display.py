@@ -1,7 +1,7 @@
 """The display of a training run: a rich progress bar on a terminal, plain lines elsewhere.
 
-train.log keeps every printed line too. A terminal that disappears (SIGHUP, a closed pipe) never ends a run: the display
-falls silent.
+train.log keeps every line of `say` too. A terminal that disappears (SIGHUP, a closed pipe) never ends a run: the
+display falls silent.
 """
 
 from __future__ import annotations

@@ -83,11 +83,9 @@ def find_project(name: str) -> Plugin:
     if name in found:
         return found[name]
     hint = did_you_mean(name, [*found, *COMMANDS])
-    package = f"runner-{name}" if name.isidentifier() and not hint else "runner-NAME"
-    raise BadInput(
-        f"there is no project or command {name!r}{hint}\ninstalled projects: {', '.join(found) or 'none'}; "
-        f"`uv sync --inexact --package {package}` or `pip install {package}` adds one"
-    )
+    more = "" if hint else "; `uv sync --inexact --package runner-NAME` or `pip install runner-NAME` adds one"
+    there = f"installed projects: {', '.join(found) or 'none'}"
+    raise BadInput(f"there is no project or command {name!r}{hint}\n{there}{more}")
 
 
 def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:

@@ -293,7 +293,7 @@ _MOVED = {
 """Members of a project by their names before 0.1.0, which nothing would call now, and their places."""
 _GONE = {
     "left_out": "runner_core.leave_out(text)",
-    "pipeline": "cropped` (its `decoded` and `box`) in `predict(cropped, infer)",
+    "pipeline.decode_cropped": "cropped` (its `decoded` and `box`) in `predict(cropped, infer)",
 }
 """Attributes that a project's own methods used before 0.1.0, and what to write now."""
 
@@ -315,9 +315,9 @@ def _refuse_moved(cls: type[Any], name: str) -> None:
 def _uses(cls: type[Any], attribute: str) -> bool:
     """Return whether a method of the class has `self.` and this attribute in its source."""
     methods = [m for c in cls.__mro__ if c is not Project for m in vars(c).values() if inspect.isfunction(m)]
-    named = [method for method in methods if attribute in method.__code__.co_names]
+    named = [method for method in methods if attribute.partition(".")[0] in method.__code__.co_names]
     try:  # another object may have an attribute of that name
-        return any(re.search(rf"\bself\.{attribute}\b", inspect.getsource(method)) for method in named)
+        return any(re.search(rf"\bself\.{re.escape(attribute)}\b", inspect.getsource(method)) for method in named)
     except (OSError, TypeError):  # no source
         return False
 

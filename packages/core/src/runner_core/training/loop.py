@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from signal import Signals as Signal
-from statistics import fmean
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -69,7 +68,7 @@ class Monitor:
 
 
 SHOW_EVERY = 500_000_000
-"""Nanoseconds between two updates of the display. Each waits for the device, to show the loss of the last steps."""
+"""Nanoseconds between two updates of the display, which wait for the device to show the loss of the last steps."""
 
 
 class Loop:
@@ -108,7 +107,8 @@ class Loop:
         self.watching = DeviceUsage(setup.device)
         self.unsaved: str | None = None  # why the newest checkpoint could not be saved
         self._recalls = keeper.recalls
-        self._loss: float | None = None  # of the last train line
+        self._loss: float | None = None  # that the display shows
+        self._loss_read = 0
         self._validation_seconds = 0.0  # of the last validation
         self.restore(LoopState(), Timing())
 
@@ -210,16 +210,27 @@ class Loop:
             self._show()
 
     def _show(self) -> None:
-        """Show the mean loss since the last train line, the pace, and the time to the end."""
-        begun = perf_counter_ns()
-        losses = self.trainer.losses()
-        waited = perf_counter_ns() - begun
-        self.timing.compute += waited  # the device was computing meanwhile
-        self.timing.total += waited
+        """Show the loss, the pace, and the time to the end.
+
+        The loss is the mean since the last train line. With several processes it is that of the last train line,
+        because all must take part when losses are read, and only the first has a display.
+        """
+        if self.processes == 1 and perf_counter_ns() - self._loss_read > SHOW_EVERY:
+            self._read_loss()
         values = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
-        values["loss"] = fmean(losses) if losses else self._loss
+        values["loss"] = self._loss
         later = self.cadence.validations_after(self.state.step) * self._validation_seconds
         self.display.update(self.state.step, self.epoch, values, later)
+
+    def _read_loss(self) -> None:
+        begun = perf_counter_ns()
+        losses = self.trainer.losses()
+        self._loss_read = perf_counter_ns()
+        waited = self._loss_read - begun
+        self.timing.compute += waited  # the device was computing meanwhile
+        self.timing.total += waited
+        if losses:
+            self._loss = sum(losses) / len(losses)  # fmean raises where infinite losses have both signs
 
     def _finish_step(self, errors: list[Unhealthy]) -> None:
         """Validate and save if due, then end the run if something asks for it."""

@@ -64,7 +64,7 @@ class Signals:
             raise KeyboardInterrupt
         else:
             self._number = self.pending = number
-            if self.answers:
+            if self.answers and not self.damage:
                 self._answer(number)
             if self.damage:  # looked at last: the thread may have set it meanwhile
                 self.pending = DAMAGED

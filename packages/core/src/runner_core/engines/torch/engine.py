@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from runner_core.base.errors import BadInput
+from runner_core.base.text import counted
 from runner_core.config import RunConfig
 from runner_core.contract import Array, Arrays, Device, Infer, Json, State, Trained
 from runner_core.contract.phases import Phases
@@ -207,7 +208,7 @@ def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     if not found:
         raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'use the CPU with --train.device cpu'}")
     if found < place.local_count:
-        raise BadInput(f"{several}: PyTorch sees only {found} GPUs here; use at most as many")
+        raise BadInput(f"{several}: PyTorch sees only {counted(found, 'GPU')} here; use at most as many")
     return place.local
 
 

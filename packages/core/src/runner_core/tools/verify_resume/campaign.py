@@ -1,4 +1,4 @@
-"""Kill and resume trainings, and compare each with an undisturbed one."""
+"""Kill and resume trainings, and compare each with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAID = ".out"
 
 @dataclass
 class Campaign:
-    """Result of one training: the moments of its kills, and its first differences from the undisturbed one."""
+    """Result of one training: the moments of its kills, and its first differences from the uninterrupted one."""
 
     number: int
     killed: list[Moment] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Campaign:
 class Result:
     """Result of all trainings, which take `steps` steps each.
 
-    If a training differed, `repeatable` holds the first differences of two undisturbed ones (none if they are equal);
+    If a training differed, `repeatable` holds the first differences of two uninterrupted ones (none if they are equal);
     None means not tested.
     """
 
@@ -137,7 +137,7 @@ class Campaigns:
         return campaign
 
     def _repeated(self, reference: Path) -> list[Difference]:
-        """Return the differences of a second undisturbed training from the first; keep it if there are any."""
+        """Return the differences of a second uninterrupted training from the first; keep it if there are any."""
         again = self._folder / "reference-again"
         self._to_the_end(again)
         found = differences(reference, again, self._read)
@@ -158,7 +158,7 @@ class Campaigns:
     # ------------------------------------------------------------ processes
 
     def _whole(self, run: Path) -> dict[Moment, float]:
-        """Return the seconds of every moment of an undisturbed training."""
+        """Return the seconds of every moment of an uninterrupted training."""
         try:
             begun = self._to_the_end(run)
         except BadInput:
