@@ -243,7 +243,8 @@ def test_early_stopping_survives(tmp_path):
     assert again["metrics"] == summary["metrics"]
 
 
-def test_finished_run_resumes_to_the_same_summary(tmp_path):
+def test_finished_run_resumes_to_the_same_summary(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner_core.training.loop.SHOW_EVERY", -1)  # the screen reads the loss after every step
     first = toy.run(toy.small(), tmp_path)
     again = toy.run(toy.small(), tmp_path, resume=True)
     same = ("status", "epochs", "steps", "metrics", "best_step", "samples_per_second")

@@ -215,7 +215,8 @@ class Loop:
         The loss is the mean since the last train line. With several processes it is that of the last train line,
         because all must take part when losses are read, and only the first has a display.
         """
-        if self.processes == 1 and perf_counter_ns() - self._loss_read > SHOW_EVERY:
+        reads = self.processes == 1 and not self.finished  # the timing at the end is saved already
+        if reads and perf_counter_ns() - self._loss_read > SHOW_EVERY:
             self._read_loss()
         values = {name: getattr(self.timing, name) for name in ("samples_per_second", "data_wait_share")}
         values["loss"] = self._loss
