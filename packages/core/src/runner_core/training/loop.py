@@ -61,12 +61,16 @@ class Monitor:
             shown[0] += " (best so far)"
         elif best is not None:
             shown[0] += f" (best: {best['value']:.4g}, step {best['step']})"
-        return "  ".join([*shown, f"in {duration(seconds)}" if seconds >= 60 else f"in {seconds:.1f} s"])
+        more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
+        took = f"in {duration(seconds)}" if seconds >= 60 else f"in {seconds:.1f} s"
+        return "  ".join([*shown[:_MOST_SHOWN], *more, took])
 
     def _later(self, name: str) -> bool:
         return name != self.name
 
 
+_MOST_SHOWN = 6
+"""Metrics in a validation's line on the screen: some projects have four for each class."""
 SHOW_EVERY = 500_000_000
 """Nanoseconds between two updates of the display, which wait for the device to show the loss of the last steps."""
 
