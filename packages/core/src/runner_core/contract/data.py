@@ -71,7 +71,7 @@ class Cropped(Protocol):
 
     @property
     def decoded(self) -> Decoded:
-        """What `decode` returns for the record, cut to the box."""
+        """The decoded record, cut to the box."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Cropped(Protocol):
 
     @property
     def prepared(self) -> Arrays:
-        """What `prepare` returns for it: the arrays as the cache would hold them."""
+        """The prepared arrays, as the cache would hold them."""
         ...
 
 

@@ -57,7 +57,7 @@ class Project:
     config: RunConfig
     """The run's settings, an instance of `Config`."""
     statistics: Statistics
-    """What `fit` learned from the training records; empty until then. It is set before `model` is called, in training
+    """The result of `fit` on the training records; empty until then. It is set before `model` is called, in training
     and in every command that uses a trained network."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -56,7 +56,10 @@ class Monitor:
         """
         arrows = {name: " ↓" for name in metrics if name.split("_")[-1] == "loss"}
         arrows[self.name] = " ↑" if self.mode == "max" else " ↓"
-        shown = [f"{name}{arrows.get(name, '')} {metrics[name]:.4g}" for name in sorted(metrics, key=self._later)]
+        shown = [
+            f"{name}{arrows.get(name, '')} {metrics[name]:.4g}"
+            for name in sorted(metrics, key=lambda name: name != self.name)
+        ]
         if improved:
             shown[0] += " (best so far)"
         elif best is not None:
@@ -64,9 +67,6 @@ class Monitor:
         more = [f"and {len(shown) - _MOST_SHOWN} more"] if len(shown) > _MOST_SHOWN else []
         took = f"in {duration(seconds)}" if seconds >= 60 else f"in {seconds:.1f} s"
         return "  ".join([*shown[:_MOST_SHOWN], *more, took])
-
-    def _later(self, name: str) -> bool:
-        return name != self.name
 
 
 _MOST_SHOWN = 6
