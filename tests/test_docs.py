@@ -30,10 +30,10 @@ LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 FILES = {"csv", "json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
 """Endings of file names that look like settings: `log.jsonl`."""
 OWN_FLAGS = {
-    "compare": {"--out"},
+    "compare": {"--out", "--json"},
     "cache": {"--dir", "--project", "--older-than-days", "--max-gb", "--all"},
-    "doctor": set(),
-    "list": {"--hooks", "--extension", "--no-extension"},
+    "doctor": {"--json"},
+    "list": {"--json", "--hooks", "--extension", "--no-extension"},
     "new": {"--framework", "--into"},
 }
 """Flags of `runner`'s own commands, which take no settings."""

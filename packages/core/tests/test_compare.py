@@ -82,7 +82,7 @@ def test_what_differs_is_shown_and_what_does_not_is_not(said: Said, tmp_path: Pa
     assert "device memory" not in text
     assert "NOTE" not in text
     facts = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert facts["settings that differ"] == {"train.batch_size": [8, 16], "train.ema": ["–", 0.9]}
+    assert facts["settings"] == {"train.batch_size": [8, 16], "train.ema": ["–", 0.9]}
     assert facts["speed"]["samples/s"] == [40.0, 60.0]
 
 

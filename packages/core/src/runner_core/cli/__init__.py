@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows ? instead of failing
             stream.reconfigure(errors="replace")
     try:
-        return _dispatch(arguments)
+        with _json(arguments):
+            return _dispatch(arguments)
     except RunnerError as error:
         _complain(_traceback(error) if "--debug" in arguments else str(error))
         return error.exit_code
@@ -67,6 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _of_the_machine(error)
         _complain(_traceback(error) if "--debug" in arguments else message or _unexpected(error))
         return BadInput.exit_code if message else 1
+
+
+def _json(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    if "--json" not in arguments:
+        return nullcontext()
+    from runner_core.cli.json_output import stdout_for_json
+
+    return stdout_for_json()
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -174,6 +184,12 @@ def overview() -> int:
 
 def list_plugins(arguments: Sequence[str]) -> int:
     """Print every plugin with the hooks in its source (`runner list`); --hooks is in `runner_core.cli.hooks`."""
+    if arguments == ["--json"]:
+        from runner_core.cli.json_output import show_json
+
+        kinds = {"projects": discovery.projects(), "extensions": discovery.extensions()}
+        show_json({kind: [plugin.facts() for plugin in found.values()] for kind, found in kinds.items()})
+        return 0
     if arguments:
         from runner_core.cli.hooks import list_hooks
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted
+from runner_core.cli.json_output import show_json
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import start_new
 from runner_core.contract.run import collect_left_out
@@ -40,9 +41,12 @@ def _check(setup: Setup, options: CheckOptions) -> int:
     for shown in result.tables:
         print(f"{shown.title}:", *lines([shown]), sep="\n")
     auditor.conclude(result)
+    page = None
     try:
         page = write_audit(result, options.out or tool_folder(setup.name, "check", None))
         print(f"report: {page}")
     except (BadInput, OSError) as error:  # the screen has the same content
         print(f"NOTE: there is no report: {error}")
+    if options.json:
+        show_json({"folder": page and page.parent, **result.to_json()})
     return 0 if result.status == "ready" else 2

@@ -9,9 +9,12 @@ from pathlib import Path
 from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
+from runner_core.cli.json_output import read_json, show_json
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed
 from runner_core.tools.compare import Compared, Run, notes, read_runs, render, tables
+
+FACTS = "compare.json"
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -25,6 +28,7 @@ def compare(arguments: Sequence[str]) -> int:
         metavar="DIR",
         help="a new or empty folder for the page (default: runs/PROJECT/compare-TIME)",
     )
+    parser.add_argument("--json", action="store_true", help="print the result on stdout as JSON, the rest on stderr")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     options = parser.parse_args(list(arguments))
     runs = read_runs(options.runs)
@@ -32,15 +36,17 @@ def compare(arguments: Sequence[str]) -> int:
     with claimed(runs[0].project, "compare", options.out) as folder:  # refuse the folder before anything is printed
         for line in _lines(runs, found, remarks):
             print(line)
-        replace_json(folder / "compare.json", _facts(runs, found, remarks))
+        replace_json(folder / FACTS, _facts(runs, found, remarks))
         replace_text(folder / "report.html", render(runs, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
+        if options.json:
+            show_json({"folder": folder, **read_json(folder / FACTS)})
     return 0
 
 
 def _lines(runs: Sequence[Run], found: Sequence[Compared], remarks: Sequence[str]) -> Iterator[str]:
     yield from aligned([(f"run {n}", shell_word(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
-    for compared in found:
+    for compared in filter(lambda table: table.rows, found):
         yield f"\n{compared.title}"
         yield from lines([compared.table()])
     for note in remarks:
@@ -51,6 +57,6 @@ def _facts(runs: Sequence[Run], found: Sequence[Compared], remarks: Sequence[str
     return {
         "project": runs[0].project,
         "runs": [{"folder": run.folder.path, "state": run.state} for run in runs],
-        **{table.title: {row.name: row.values for row in table.rows} for table in found},
+        **{table.name: {row.name: row.values for row in table.rows} for table in found},
         "notes": list(remarks),
     }

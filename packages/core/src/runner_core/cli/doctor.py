@@ -17,13 +17,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runner_core.base.errors import BadInput
+from runner_core.cli.json_output import show_json
 from runner_core.data.cache.folder import cache_root
 from runner_core.engines.device import cpu_name
 from runner_core.engines.usage import usable_cores
 from runner_core.plugins import discovery
+from runner_core.plugins.discovery import Plugin
 
 _PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "jax", "monai", "nibabel", "blosc2", "pluggy",
              "tyro")  # fmt: skip
@@ -48,14 +50,21 @@ class Gpu(NamedTuple):
 
 def doctor(arguments: Sequence[str]) -> int:
     """Print the findings and return 0: a slow machine is no error."""
-    if set(arguments) - {"--debug"}:
+    if set(arguments) - {"--debug", "--json"}:
         raise BadInput(f"`runner doctor` takes no arguments, not {' '.join(arguments)}")
     gpus = find_gpus()
     cache = cache_root(None)
     speed = disk_speed(cache)
     seen = seen_gpus() if gpus else {}
+    found = list(advice(gpus, seen, cache, speed))
+    machine = machine_facts(gpus, cache, speed)
+    if "--json" in arguments:
+        plugins = [plugin.facts() for plugin in _plugins()]
+        versions = {package: _version(package) for package in _PACKAGES}
+        show_json({**machine, "gpus_seen_by": seen, "versions": versions, "plugins": plugins, "advice": found})
+        return 0
     for title, rows in (
-        ("machine", machine_rows(gpus, cache, speed)),
+        ("machine", machine_rows(machine)),
         ("GPUs seen by", [(name, ", ".join(found) or "NONE") for name, found in seen.items()]),
         ("versions", version_rows()),
         ("plugins", plugin_rows()),
@@ -63,24 +72,34 @@ def doctor(arguments: Sequence[str]) -> int:
         lines = [f"  {name:<14} {text}" for name, text in rows]
         if lines:
             print(f"{title}:", *lines, sep="\n")
-    found = list(advice(gpus, seen, cache, speed))
     print("advice:" if found else "nothing to improve was found")
     for line in found:
         print(f"  - {line}")
     return 0
 
 
-def machine_rows(gpus: Sequence[Gpu], cache: Path, speed: float | None) -> Iterator[tuple[str, str]]:
+def machine_facts(gpus: Sequence[Gpu], cache: Path, speed: float | None) -> dict[str, Any]:
     import psutil
 
-    memory = psutil.virtual_memory()
-    yield "system", f"{platform.platform()}, Python {platform.python_version()}"
-    yield "CPU", f"{cpu_name()}, {usable_cores()} cores usable of {os.cpu_count()}"
-    yield "RAM", f"{memory.total / 1e9:.1f} GB, {memory.available / 1e9:.1f} GB free"
-    disk = shutil.disk_usage(_existing(cache))
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(_existing(cache))
+    return {
+        **{"system": platform.platform(), "python": platform.python_version()},
+        **{"cpu": cpu_name(), "usable_cores": usable_cores(), "cores": os.cpu_count()},
+        **{"ram_bytes": memory.total, "free_ram_bytes": memory.available},
+        "cache": {"folder": str(cache), "free_bytes": disk.free, "written_bytes_per_second": speed},
+        "gpus": [gpu._asdict() for gpu in gpus],
+    }
+
+
+def machine_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "system", f"{facts['system']}, Python {facts['python']}"
+    yield "CPU", f"{facts['cpu']}, {facts['usable_cores']} cores usable of {facts['cores']}"
+    yield "RAM", f"{facts['ram_bytes'] / 1e9:.1f} GB, {facts['free_ram_bytes'] / 1e9:.1f} GB free"
+    cache, speed = facts["cache"], facts["cache"]["written_bytes_per_second"]
     rate = "" if speed is None else f", writes {speed / 1e6:.0f} MB/s"
-    yield "cache folder", f"{cache} ({disk.free / 1e9:.0f} GB free{rate})"
-    yield "GPU", "; ".join(f"{g.name}, {g.memory_gb:.0f} GB, driver {g.driver}" for g in gpus) or "none found"
+    yield "cache folder", f"{cache['folder']} ({cache['free_bytes'] / 1e9:.0f} GB free{rate})"
+    gpus = [f"{gpu['name']}, {gpu['memory_gb']:.0f} GB, driver {gpu['driver']}" for gpu in facts["gpus"]]
+    yield "GPU", "; ".join(gpus) or "none found"
 
 
 def version_rows() -> Iterator[tuple[str, str]]:
@@ -89,8 +108,12 @@ def version_rows() -> Iterator[tuple[str, str]]:
 
 
 def plugin_rows() -> Iterator[tuple[str, str]]:
-    for plugin in (*discovery.projects().values(), *discovery.extensions().values()):
+    for plugin in _plugins():
         yield plugin.name, f"{plugin.kind}, {plugin.distribution} {plugin.version}"
+
+
+def _plugins() -> list[Plugin]:
+    return [*discovery.projects().values(), *discovery.extensions().values()]
 
 
 def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, speed: float | None) -> Iterator[str]:

@@ -12,6 +12,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
 from runner_core.cli.contents import Seen, read_contents, seen
+from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks, start_from_run
 from runner_core.contract import Infer, Trained
@@ -26,7 +27,7 @@ from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, traine
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder, claimed
 from runner_core.training.data import SPLIT_FILE, SavedSplit, data_folder, read_records, read_split
-from runner_core.training.evaluation import Scores, draw_figures, write_scores
+from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, write_scores
 from runner_core.training.evaluation import evaluate as score_records
 
 SPLITS = ("validation", "train", "test", "all")
@@ -68,6 +69,9 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
     print(f"written: {', '.join(p.name for p in written)} in {done[0]}")
     if done[0].absolute().parent == run.path.absolute():  # the report shows evaluations in the run folder
         print(f"report: {write_report(run)}")
+    if options.json:
+        facts_file, scores_file = (read_json(done[0] / name) for name in (FACTS_FILE, SCORES_FILE))
+        show_json({"folder": done[0], **facts_file, "scores": scores_file})
     for error in scores.errors:
         print(f"warning: not scored: {error}", file=sys.stderr)
     if scores.errors:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import aligned
+from runner_core.cli.json_output import show_json
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins, gives_first_result, hook_names
 
@@ -21,7 +22,7 @@ def list_hooks(arguments: Sequence[str]) -> int:
     if options.hooks is None:
         parser.error("--extension and --no-extension go with --hooks")
     names = [options.hooks] if options.hooks else list(discovery.projects())
-    broken: list[str] = []
+    broken, facts = list[str](), dict[str, object]()
     for number, name in enumerate(names):
         problems: list[str] = []
         plugins = Plugins.load(name, options.extension, options.no_extension, problems.append)
@@ -35,7 +36,18 @@ def list_hooks(arguments: Sequence[str]) -> int:
         for problem in problems:
             print(f"PROBLEM: {problem}")
         broken += problems
+        facts[name] = {
+            "hooks": {hook.removeprefix("runner_"): _facts(plugins, hook) for hook in hook_names()},
+            "problems": problems,
+        }
+    if options.json:
+        show_json({"projects": facts})
     return BadInput.exit_code if broken else 0
+
+
+def _facts(plugins: Plugins, hook: str) -> dict[str, object]:
+    contested = plugins.contested(hook)
+    return {"offered_by": plugins.offers(hook), "first_wins": gives_first_result(hook), "contested": contested}
 
 
 def _row(plugins: Plugins, hook: str) -> tuple[str, str, str]:
@@ -58,5 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-extension", action="append", default=[], metavar="NAME", help="leave this extension out, as in a run"
     )
+    parser.add_argument("--json", action="store_true", help="print the result on stdout as JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser

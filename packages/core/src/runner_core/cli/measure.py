@@ -15,6 +15,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
+from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import AblateOptions, ProfileOptions, TuneOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.config.values import flat, plain
@@ -32,6 +33,8 @@ from runner_core.tools.measure.trial import Ready, TrialFailed
 from runner_core.tools.measure.tune import Tuning
 from runner_core.training.assembly import TrainingSpec
 from runner_core.training.data import data_folder, open_data
+
+FACTS = "ablate.json"
 
 
 def base_of(started: Started[Any]) -> TrainingSpec:
@@ -85,6 +88,8 @@ def _profile(started: Started[ProfileOptions], folder: Path) -> None:
     profile_report.write(facts, fixes, folder)
     for line in profile_report.lines(facts, fixes, folder):
         print(line)
+    if options.json:
+        show_json({"folder": folder, **read_json(folder / profile_report.FACTS)})
 
 
 def tune(name: str, arguments: Sequence[str]) -> int:
@@ -123,6 +128,8 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
     tune_report.write(found, base, type(setup.project), setup.config, folder)
     for line in tune_report.lines(found, folder, setup.name):
         print(line)
+    if options.json:
+        show_json({"folder": folder, **read_json(folder / tune_report.FACTS)})
     return code
 
 
@@ -175,7 +182,9 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
         print("interrupted: the result leaves out what was not finished")
     elif not found.rows:
         print("there is nothing to switch off")
-    print(f"report: {folder / 'report.html'}   also ablate.csv, ablate.json")
+    print(f"report: {folder / 'report.html'}   also ablate.csv, {FACTS}")
+    if options.json:
+        show_json({"folder": folder, **read_json(folder / FACTS)})
     return code
 
 
@@ -187,6 +196,6 @@ def _show(setup: Setup, found: Ablated) -> None:
 
 def _write(setup: Setup, found: Ablated, folder: Path) -> None:
     head = report.head(setup, found)
-    replace_json(folder / "ablate.json", report.as_json(head, found))
+    replace_json(folder / FACTS, report.as_json(head, found))
     replace_text(folder / "ablate.csv", report.as_csv(found))
     replace_text(folder / "report.html", report.as_page(head, found))

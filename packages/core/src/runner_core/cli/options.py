@@ -55,6 +55,12 @@ class Options:
 
 
 @dataclass(kw_only=True)
+class JsonOptions:
+    json: FlagCreatePairsOff[bool] = False
+    """Print the result on stdout as JSON, and everything else on stderr."""
+
+
+@dataclass(kw_only=True)
 class PresetOptions(Options):
     preset: str | None = None
     """Named defaults to start from. Default: demo for the phantom, else default."""
@@ -79,7 +85,7 @@ class ConfigOptions(PresetOptions):
 
 
 @dataclass(kw_only=True)
-class CheckOptions(PresetOptions):
+class CheckOptions(PresetOptions, JsonOptions):
     """Audit the data, on screen and as report.html and check.json.
 
     Shows faulty records, duplicates, the split, grey values, classes, and the size of the cache. Exit code 2 if
@@ -111,7 +117,7 @@ class VerifyResumeOptions(PresetOptions):
 
 
 @dataclass(kw_only=True)
-class AblateOptions(PresetOptions):
+class AblateOptions(PresetOptions, JsonOptions):
     """Switch off each optimisation in turn, then all, and measure the effect.
 
     Measures the time of a step (data, network and loss separately) and of an epoch, the memory, and whether the network
@@ -127,7 +133,7 @@ class AblateOptions(PresetOptions):
 
 
 @dataclass(kw_only=True)
-class ProfileOptions(PresetOptions):
+class ProfileOptions(PresetOptions, JsonOptions):
     """Train some steps and report where their time goes, what limits it, and what might help.
 
     Writes the result to the screen and into report.html and profile.json.
@@ -148,7 +154,7 @@ class ProfileOptions(PresetOptions):
 
 
 @dataclass(kw_only=True)
-class TuneOptions(PresetOptions):
+class TuneOptions(PresetOptions, JsonOptions):
     """Try settings that might make training faster, and measure each against the current settings.
 
     Settings that are faster beyond the noise and learn the same are written into settings.yaml, which `train --config`
@@ -179,7 +185,7 @@ class RunOptions(Options):
 
 
 @dataclass(kw_only=True)
-class EvaluateOptions(RunOptions):
+class EvaluateOptions(RunOptions, JsonOptions):
     """Score whole records with the best checkpoint, worst cases first; write a table and figures."""
 
     data: Place = None

@@ -44,6 +44,11 @@ class Plugin(NamedTuple):
         metadata = self.entry.dist.metadata if self.entry.dist else None
         return metadata["Summary"] if metadata is not None and "Summary" in metadata else ""
 
+    def facts(self) -> dict[str, object]:
+        """Return what is known of it without importing it, for JSON."""
+        about = {"name": self.name, "kind": self.kind, "package": self.distribution, "version": self.version}
+        return about | {"summary": self.summary(), "hooks": self.hooks()}
+
     def hooks(self) -> list[str]:
         """Return the names, without `runner_`, of the hooks that its source marks with @hookimpl.
 

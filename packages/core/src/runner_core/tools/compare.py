@@ -167,41 +167,43 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """Quantities of one kind, one row each."""
+    """Quantities of one kind, one row each; `name` is their key in compare.json."""
 
+    name: str
     title: str
     rows: Sequence[Row]
 
     def table(self) -> Table:
         """Return them as a table with a column for each run."""
         columns = ("", *(f"run {number}" for number in range(1, len(self.rows[0].texts) + 1)))
-        name = self.title.replace(" ", "-").replace(",", "")
-        return Table(name, "", columns, [(row.name, *row.texts) for row in self.rows])
+        return Table(self.name, "", columns, [(row.name, *row.texts) for row in self.rows])
 
 
 def tables(runs: Sequence[Run]) -> list[Compared]:
-    """Return tables of differing settings, metrics, scores and speed, without empty ones."""
+    """Return tables of differing settings, metrics, scores and speed; one without rows is not shown."""
     settings = _differing([run.settings for run in runs])
     about = _differing([run.about for run in runs])
     scores = [_numbers(run.summary.get("scores") or {}) for run in runs]
     baseline = [_numbers(run.summary.get("baseline") or {}) for run in runs]
     found = [
-        Compared("settings that differ", [_row(name, values, _setting) for name, values in settings]),
-        Compared("what else differs", [_row(name, values, _setting) for name, values in about]),
+        Compared("settings", "settings that differ", [_row(name, values, _setting) for name, values in settings]),
+        Compared("about", "what else differs", [_row(name, values, _setting) for name, values in about]),
         Compared(
+            "validation",
             "validation, best checkpoint",
             [
                 *_every([run.metrics for run in runs], decimal),
                 _row("step of it", [run.best_step for run in runs], "{:,}".format),
             ],
         ),
-        Compared("whole records", [*_every(scores, decimal), *_every(baseline, decimal, "trivial baseline, ")]),
-        Compared("speed", _speed(runs)),
+        Compared(
+            "scores", "whole records", [*_every(scores, decimal), *_every(baseline, decimal, "trivial baseline, ")]
+        ),
+        Compared("speed", "speed", _speed(runs)),
     ]
     return [
-        Compared(table.title, rows)
+        Compared(table.name, table.title, [row for row in table.rows if any(value is not None for value in row.values)])
         for table in found
-        if (rows := [row for row in table.rows if any(value is not None for value in row.values)])
     ]
 
 
@@ -304,7 +306,7 @@ def render(runs: Sequence[Run], tables: Sequence[Compared], notes: Sequence[str]
             [],
             [
                 ("Runs", [_runs(runs), *(Note(note, "warning") for note in notes)]),
-                *((found.title.capitalize(), [found.table()]) for found in tables),
+                *((found.title.capitalize(), [found.table()]) for found in tables if found.rows),
                 ("Curves", [*_curves(runs)]),
             ],
         )

@@ -25,6 +25,7 @@ from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
 
 FIGURES = 6
+SCORES_FILE = "scores.json"
 SAID_EVERY = 100
 """Number of records between two progress lines, for records without scores of their own."""
 
@@ -182,7 +183,7 @@ def no_better(project: Project, scores: Scores) -> Finding | None:
 
 def write_scores(scores: Scores, folder: Path) -> list[Path]:
     """Write scores.csv (one row per record, worst first), one CSV per further table, and scores.json with all."""
-    table, summary = folder / "scores.csv", folder / "scores.json"
+    table, summary = folder / "scores.csv", folder / SCORES_FILE
     baseline = [name for name in scores.names if any(name in row.baseline for row in scores.rows)]
     lines: list[list[Any]] = [
         ["record", "group", *scores.names, *(f"baseline_{name}" for name in baseline), "trained_on"]
