@@ -1,6 +1,6 @@
 """Make pages of the site from files outside docs/: a hook of MkDocs (mkdocs.yml names it).
 
-The READMEs become pages, with their links turned to the site's pages: README.md is the home page, packages/X/README.md
+The READMEs become pages, with their links turned to the site's pages: README.md is about.md, packages/X/README.md
 is projects/X.md, examples/X/README.md is examples/X.md. New READMEs appear at the next build. The tables of settings,
 commands and checks are read from the source text, so building the site imports neither runner nor a framework.
 """
@@ -27,7 +27,7 @@ PACKAGES = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml")
 EXAMPLES = sorted(p.parent for p in (ROOT / "examples").glob("*/README.md"))
 
 PAGE_OF = {
-    "README.md": "index.md",
+    "README.md": "about.md",
     "CHANGELOG.md": "changes.md",
     "packages/core/README.md": "reference/core.md",
     **{f"packages/{p.name}/README.md": f"projects/{p.name}.md" for p in PACKAGES},
@@ -64,8 +64,6 @@ def on_page_markdown(text: str, page: Page, **_: Any) -> str:
         "projects": projects_table,
     }
     text = TABLE.sub(lambda found: tables[found[1]](), text)
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation"]
     return linked(text, page.file.src_uri)
 
 
@@ -125,7 +123,10 @@ def projects_table() -> str:
 
 
 def settings_table() -> str:
-    """Return a table for each section of RunConfig, then one for the settings that each project adds."""
+    """Return the settings of each section of RunConfig, then those that each project adds, each below its own heading.
+
+    A heading makes a setting a result of the search, and an address that can be linked to.
+    """
     core = kinds(CORE / "config/__init__.py")
     sections = [(f.name, core[ast.unparse(f.type)]) for f in core["RunConfig"].fields]
     parts = [f"## `{name}`\n\n{_settings([(name, kind)], core)}" for name, kind in sections]
@@ -141,7 +142,7 @@ def settings_table() -> str:
 def _settings(sections: list[tuple[str, Kind]], own: dict[str, Kind]) -> str:
     """`own`: classes of the module, of which a field may be one: its fields stand in its place."""
     leaves = (leaf for section, kind in sections for leaf in _leaves(section, kind, own))
-    return _table("setting", ((f"`{name}`", f) for name, f in leaves))
+    return "\n\n".join(f"#### `{name}`\n\nDefault: {_default(f)}. {_text(f.text)}{_choices(f)}" for name, f in leaves)
 
 
 def _leaves(section: str, kind: Kind, own: dict[str, Kind]) -> Iterator[tuple[str, Field]]:
@@ -247,7 +248,11 @@ _BOUNDS = {
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return _text(text).replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    return " ".join(text.split()).replace("<", "&lt;")
 
 
 def kinds(path: Path) -> dict[str, Kind]:
