@@ -1,9 +1,19 @@
-"""The face of runner_core: everything that a project or an extension imports. `__init__.py` reads this table."""
+"""The face of runner_core: what Python calls and what plugins import; `__init__.py` reads this table."""
 
+from runner_core.api.calls import check as check
+from runner_core.api.calls import open as open
+from runner_core.api.calls import phantom as phantom
+from runner_core.api.calls import train as train
+from runner_core.api.prediction import Prediction as Prediction
+from runner_core.api.results import DataCheck as DataCheck
+from runner_core.api.results import Rows as Rows
+from runner_core.api.results import Scores as Scores
+from runner_core.api.run import Run as Run
 from runner_core.base.errors import BadInput as BadInput
 from runner_core.base.errors import DataErrors as DataErrors
 from runner_core.base.errors import OutOfSpace as OutOfSpace
 from runner_core.base.errors import RunnerError as RunnerError
+from runner_core.base.errors import Stopped as Stopped
 from runner_core.base.errors import Unhealthy as Unhealthy
 from runner_core.base.errors import did_you_mean as did_you_mean
 from runner_core.base.files import hash_file as hash_file

@@ -10,14 +10,16 @@ import mmap
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, reduction, util
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 from runner_core.base.errors import BadInput, RunnerError
@@ -46,7 +48,8 @@ class Workers:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(work, theirs), name=f"runner: {purpose}", daemon=True)
-            process.start()
+            with _without_main():
+                process.start()
             theirs.close()  # so that a worker's death closes the pipe
             self._pipes.append(ours)
             self._processes.append(process)
@@ -119,6 +122,20 @@ class Workers:
             hint = " (the system often does this when memory runs out: see `dmesg`)" if name == "SIGKILL" else ""
             return RunnerError(f"a process to {self._purpose} was killed by {name}{hint}; use fewer workers")
         return RunnerError(f"a process to {self._purpose} ended with exit code {code}; its message is above")
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep a process that is spawned meanwhile from importing the caller's main module.
+
+    Nothing of it is needed. A script that trains outside of `if __name__ == "__main__"` would train again in it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _stop(pipes: Sequence[Connection], processes: Sequence[BaseProcess]) -> None:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import CheckOptions
-from runner_core.cli.start import start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, tool_folder
-from runner_core.tools.check.audit import Auditor
+from runner_core.tools.check.audit import Audit, Auditor
 from runner_core.tools.check.page import write_audit
 from runner_core.training.data import data_folder, read_records
 
 
 def check(name: str, arguments: Sequence[str]) -> int:
-    started = start_new(name, "check", CheckOptions, arguments)
+    audit, _ = check_with(start_new(name, "check", CheckOptions, arguments))
+    return 0 if audit.status == "ready" else 2
+
+
+def check_with(started: Started[CheckOptions]) -> tuple[Audit, Path | None]:
+    """Audit the data; return the results and the page, or None if it could not be written."""
     setup, out = started.setup, started.options.out
     # refuse the folder before anything is read
-    with nullcontext() if out is None else claimed(name, "check", out):
+    with nullcontext() if out is None else claimed(setup.name, "check", out):
         return _check(setup, started.options)
 
 
-def _check(setup: Setup, options: CheckOptions) -> int:
+def _check(setup: Setup, options: CheckOptions) -> tuple[Audit, Path | None]:
     folder = data_folder(setup, print)
     with collect_left_out() as left_out:
         records = read_records(setup, folder, print)
@@ -44,9 +50,10 @@ def _check(setup: Setup, options: CheckOptions) -> int:
     page = None
     try:
         page = write_audit(result, options.out or tool_folder(setup.name, "check", None))
-        print(f"report: {page}")
     except (BadInput, OSError) as error:  # the screen has the same content
         print(f"NOTE: there is no report: {error}")
+    else:
+        print(f"report: {page}")
     if options.json:
         show_json({"folder": page and page.parent, **result.to_json()})
-    return 0 if result.status == "ready" else 2
+    return result, page

@@ -36,7 +36,12 @@ _SHOWN_ROWS = 20
 
 
 def evaluate(name: str, arguments: Sequence[str]) -> int:
-    started = start_from_run(name, "evaluate", EvaluateOptions, arguments)
+    scores, _ = evaluate_with(start_from_run(name, "evaluate", EvaluateOptions, arguments))
+    return BadInput.exit_code if scores.errors else 0
+
+
+def evaluate_with(started: Started[EvaluateOptions]) -> tuple[Scores, Path]:
+    """Score the records, show and write the scores, and return them and their folder."""
     options, setup, run = started.options, started.setup, started.run
     assert run is not None
     side = _side(options, setup.project)
@@ -57,7 +62,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
         versions=setup.engine.versions(),
     )
     done: list[Path] = []
-    with _folder(name, options.out, run, found, done) as out:
+    with _folder(setup.name, options.out, run, found, done) as out:
         print(f"{counted(len(records), 'record')} ({side}) with {networks[2]} of {run.path}")
         scores, written = _score(setup, networks, records, trained_on, out)
     if sides is None:
@@ -76,7 +81,7 @@ def evaluate(name: str, arguments: Sequence[str]) -> int:
         print(f"warning: not scored: {error}", file=sys.stderr)
     if scores.errors:
         print(f"runner: {counted(len(scores.errors), 'record')} could not be scored (see above)", file=sys.stderr)
-    return BadInput.exit_code if scores.errors else 0
+    return scores, done[0]
 
 
 @contextmanager

@@ -51,13 +51,17 @@ def launch(arguments: Sequence[str], count: int) -> int:
 
 @contextmanager
 def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass this process's signals on to all of these, and do nothing else; none outlives the context."""
+    """Pass this process's signals on to all of these, and do nothing else; none outlives the context.
+
+    Outside the main thread, where Python delivers no signals, there is none to pass on.
+    """
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in processes:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in HANDLED}
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, pass_on) for number in HANDLED if main}
     try:
         yield
     finally:

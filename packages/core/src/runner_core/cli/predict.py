@@ -15,7 +15,7 @@ from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
-from runner_core.cli.start import load_network, load_state, refuse_url, start_from_run
+from runner_core.cli.start import Started, load_network, load_state, refuse_url, start_from_run
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.run import collect_left_out
@@ -43,7 +43,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         try:
             with local(setup.project, record) as here:
                 prediction = setup.project.predict(CroppedRecord(pipeline, here), trained.infer)
-                written = write_whole(options.out, partial(_write, setup.project, here, prediction))
+                written = write_prediction(setup.project, here, prediction, options.out)
                 remarks = () if check is None else tuple(check(here, prediction))
         except BadInput as error:
             failed += 1
@@ -54,8 +54,13 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         for finding in remarks:
             print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collect:
-        print(f"written: {', '.join(map(str, _collected(collect, files, options.out)))}")
+        print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
     return _exit_code(failed)
+
+
+def write_prediction(project: Project, record: Record, prediction: Any, out: Path) -> list[Path]:
+    """Write a prediction's files into a folder, all of them or none, and return them."""
+    return write_whole(out, partial(_write, project, record, prediction))
 
 
 def _exit_code(failed: int) -> int:
@@ -75,7 +80,7 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
     )
 
 
-def _collected(
+def collected(
     collect: Callable[[Sequence[Path], Path], Sequence[Path]], files: Sequence[Path], out: Path
 ) -> Sequence[Path]:
     """Replace all files together with the files that the project makes of them, and return those."""
@@ -86,7 +91,12 @@ def _collected(
 
 
 def export(name: str, arguments: Sequence[str]) -> int:
-    started = start_from_run(name, "export", ExportOptions, arguments)
+    export_with(start_from_run(name, "export", ExportOptions, arguments))
+    return 0
+
+
+def export_with(started: Started[ExportOptions]) -> Sequence[Path]:
+    """Write the network for use without runner, and return the files."""
     out = started.options.out
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -96,7 +106,7 @@ def export(name: str, arguments: Sequence[str]) -> int:
     with restoring(checkpoint):
         written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
     print(f"{checkpoint.name}: {', '.join(str(path) for path in written)}")
-    return 0
+    return written
 
 
 def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int]:
@@ -107,19 +117,25 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
     failed = 0
     for place in map(location, options.inputs):
         try:
-            if isinstance(place, Url):
-                refuse_url(setup.project, place)
-            elif not refuse_special_file(place).exists():
-                raise BadInput(f"{place}: there is no such file or folder")
-            with collect_left_out() as left_out:
-                for record in setup.project.inputs(place):
-                    _add(records, record, options.out)
-            for finding in left_out:
-                print(f"note: {finding.message}")
+            for record in find_inputs(setup, place):
+                _add(records, record, options.out)
         except BadInput as error:
             failed += 1
             print(f"warning: not predicted: {error}", file=sys.stderr)
     return list(records.values()), failed
+
+
+def find_inputs(setup: Setup, place: Location) -> Sequence[AnyRecord]:
+    """Return the records of a file, a folder or a URL; notes name the files that are left out."""
+    if isinstance(place, Url):
+        refuse_url(setup.project, place)
+    elif not refuse_special_file(place).exists():
+        raise BadInput(f"{place}: there is no such file or folder")
+    with collect_left_out() as left_out:
+        records = setup.project.inputs(place)
+    for finding in left_out:
+        print(f"note: {finding.message}")
+    return records
 
 
 def _add(records: dict[str, AnyRecord], record: AnyRecord, out: Path) -> None:
@@ -128,12 +144,18 @@ def _add(records: dict[str, AnyRecord], record: AnyRecord, out: Path) -> None:
     for place in files:
         if isinstance(place, Url):
             refuse_secrets(place)
-    if any(isinstance(file, Path) and file.resolve().parent == out.resolve() for file in files):
-        raise BadInput(f"{files[0]} is in the output folder {out}; name another with --out, so that no file is lost")
+    refuse_beside(record, out)
     other = records.setdefault(record.key, record)
     if _files(other) != files:
         first = next(iter(other.files.values()))
         raise BadInput(f"{files[0]} has the same name as {first} ({record.key}); predict it into another folder")
+
+
+def refuse_beside(record: AnyRecord, out: Path) -> None:
+    """Raise BadInput if predictions written to `out` would lie beside the record's own files."""
+    files = _files(record)
+    if any(isinstance(file, Path) and file.resolve().parent == out.resolve() for file in files):
+        raise BadInput(f"{files[0]} is in the output folder {out}; name another with --out, so that no file is lost")
 
 
 def _files(record: AnyRecord) -> list[Location]:

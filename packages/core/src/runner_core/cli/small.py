@@ -9,7 +9,7 @@ from pathlib import Path
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.cli.options import ConfigOptions, PhantomOptions
-from runner_core.cli.start import start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.plugins.settings import dump
 
 
@@ -23,13 +23,18 @@ def config(name: str, arguments: Sequence[str]) -> int:
 
 
 def phantom(name: str, arguments: Sequence[str]) -> int:
-    from runner_core.data.phantoms import write_phantom
-
-    started = start_new(name, "phantom", PhantomOptions, arguments)
-    folder = write_phantom(started.setup.project, started.options.folder)
-    print(f"{folder}: {counted(len(started.setup.project.records(folder)), 'record')}")
+    folder = phantom_with(start_new(name, "phantom", PhantomOptions, arguments))
     print(f"next: runner {name} train --data {shell_word(folder)} --preset demo")
     return 0
+
+
+def phantom_with(started: Started[PhantomOptions]) -> Path:
+    """Write the phantom, and return its folder."""
+    from runner_core.data.phantoms import write_phantom
+
+    folder = write_phantom(started.setup.project, started.options.folder)
+    print(f"{folder}: {counted(len(started.setup.project.records(folder)), 'record')}")
+    return folder
 
 
 def report(name: str, arguments: Sequence[str]) -> int:

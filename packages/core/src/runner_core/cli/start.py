@@ -1,4 +1,7 @@
-"""Turns a command line into a Setup, for a new run or with a trained one: plugins, preset, settings file, flags."""
+"""Turns a command line, or the keywords of a call from Python, into a Setup, for a new run or with a trained one.
+
+Plugins come first, then preset, settings file and flags.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any, Generic
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
+from runner_core.cli.keywords import Keywords
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay, removed
@@ -33,6 +37,9 @@ from runner_core.plugins.settings import (
     refuse_secret_settings,
 )
 from runner_core.training.checkpoints import refuse_nan, restoring
+
+Arguments = Sequence[str] | Keywords
+"""A command line's words, or the keywords of a call from Python."""
 
 
 @dataclass
@@ -59,7 +66,7 @@ def start_new(
     name: str,
     command: str,
     kind: type[Parsed],
-    arguments: Sequence[str],
+    arguments: Arguments,
     *,
     prog: str = "",
     over: Mapping[str, Any] | None = None,
@@ -69,7 +76,7 @@ def start_new(
     `over` holds the command's own settings by section, which override the preset's and a file's. `prog` is how the user
     types the command, if that is not `runner NAME COMMAND`.
     """
-    seen = peek(arguments)
+    seen = _seen(arguments)
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
     plugins, chosen = _plugins(name, seen, saved)
@@ -82,9 +89,29 @@ def start_new(
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
     settings = overlay(_settings(project, preset, saved, file), over or {}, command)
     prog, defaults = prog or f"runner {name} {command}", _defaults(preset, seen, saved or file)
-    options, settings, _ = parse(kind, settings, seen.arguments, prog=prog, defaults=defaults)
+    options, settings, _ = _parsed(kind, settings, arguments, seen, prog=prog, defaults=defaults)
     refuse_secret_settings(settings)
     return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)
+
+
+def _seen(arguments: Arguments) -> Peek:
+    return arguments.peek() if isinstance(arguments, Keywords) else peek(arguments)
+
+
+def _parsed(
+    kind: type[Parsed],
+    settings: RunConfig,
+    arguments: Arguments,
+    seen: Peek,
+    *,
+    prog: str,
+    defaults: str,
+    extra: Any = None,
+) -> tuple[Parsed, Any, Any]:
+    """Return the options, the settings and predict's own options that a command line or a call asks for."""
+    if isinstance(arguments, Keywords):
+        return arguments.parse(settings, extra)
+    return parse(kind, settings, seen.arguments, prog=prog, defaults=defaults, extra=extra)
 
 
 def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
@@ -96,17 +123,17 @@ def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
     return f"the preset {preset}{over}"
 
 
-def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Sequence[str]) -> Started[Parsed]:
+def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Arguments) -> Started[Parsed]:
     """Start a command that uses a trained run, which the user names first.
 
     Uses the run's settings, and flags that leave its model alone.
     """
-    seen = peek(arguments)
+    seen = _seen(arguments)
     if seen.run is None:
         if seen.help:
             project = _plugins(name, seen, None)[0].project()
             parse(
-                *(kind, from_preset(project, "default"), [*arguments]),
+                *(kind, from_preset(project, "default"), seen.arguments),
                 prog=f"runner {name} {command}",
                 defaults="the preset default, or of the run that you name",
                 extra=_extra(kind, project),
@@ -123,8 +150,10 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Seque
         settings = for_other_data(trained, project, preset)
     if seen.config is not None:
         settings = from_file(settings, project, read_settings(seen.config))
-    options, settings, extra = parse(kind, settings, seen.arguments, prog=f"runner {name} {command}",
-                                     defaults=f"the run {run.path}", extra=_extra(kind, project))  # fmt: skip
+    prog, defaults = f"runner {name} {command}", f"the run {run.path}"
+    options, settings, extra = _parsed(
+        *(kind, settings, arguments, seen), prog=prog, defaults=defaults, extra=_extra(kind, project)
+    )
     refuse_secret_settings(settings)
     refuse_other_model(trained, settings, run.path, project.dataset.settings)
     instance = project(settings)

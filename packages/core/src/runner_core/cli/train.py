@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -40,12 +40,17 @@ from runner_core.training.snapshots import draw_watched, read_watched
 from runner_core.training.timing import BLOCK_FILE
 
 
-@outlive_terminal()
 def train(name: str, arguments: Sequence[str]) -> int:
-    started = start_new(name, "train", TrainOptions, arguments)
+    return train_with(start_new(name, "train", TrainOptions, arguments), lambda: arguments)
+
+
+@outlive_terminal()
+def train_with(started: Started[TrainOptions], arguments: Callable[[], Sequence[str]]) -> int:
+    """Train; `arguments` gives the command line for the processes that train together."""
+    name = started.setup.name
     place, devices = place_of(started.setup), started.setup.config.train.devices
     if place is None and devices > 1:
-        return launch([name, "train", *arguments], devices)
+        return launch([name, "train", *arguments()], devices)
     with together(started.setup, place):
         team, fresh = started.setup.team, started.run is None
         if team.first:

@@ -87,6 +87,16 @@ class Project:
         """
         return self.records(path)
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> None:
+        """Write arrays that `Run.predict` was given into `folder`, as one record that `inputs` finds there.
+
+        `arrays` has one, "image", if it was given an array alone. `spacing` is the size of a voxel (mm), one number for
+        each axis or for all; None if none was given. Raises BadInput that says which arrays are needed.
+        """
+        raise BadInput(
+            f"project {self.name} cannot predict arrays: it has no `write_input` method; predict a file instead"
+        )
+
     def decode(self, record: Record) -> Decoded:
         """Read a record's files. Raises BadInput that names the file and what is wrong with it.
 

@@ -73,6 +73,11 @@ def html(page: Page) -> str:
     )
 
 
+def fragment(blocks: Blocks) -> str:
+    """Return blocks as HTML text without a page around it, for a notebook, which has its own style."""
+    return _html(blocks)
+
+
 def lines(blocks: Blocks) -> Iterator[str]:
     """Yield the lines of blocks for the screen."""
     for block in blocks:

@@ -1,0 +1,150 @@
+"""What Python calls first: `train`, `check`, `phantom` and `open`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from runner_core.api.process import keywords, undisturbed
+from runner_core.api.results import DataCheck
+from runner_core.api.run import Run
+from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core.output.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from runner_core.cli.start import Started
+
+AnyPath = str | os.PathLike[str]
+
+
+def open(run: AnyPath) -> Run:
+    """Return a run, given its folder (or one of its checkpoints, which it then uses in place of the best).
+
+    Raises BadInput if there is no run.
+    """
+    return Run(Path(run).expanduser())
+
+
+def train(
+    project: str,
+    *,
+    data: AnyPath | None = None,
+    preset: str | None = None,
+    run_dir: AnyPath | None = None,
+    resume: AnyPath | Literal[True] | None = None,
+    config: AnyPath | None = None,
+    **settings: Any,
+) -> Run:
+    """Train as `runner PROJECT train` does, and return the run.
+
+    Settings have dotted names (`**{"train.epochs": 5}`) or the command line's short ones (`epochs=5`, `lr=1e-3`,
+    `batch_size=8`, `workers=2`, `device="cpu"`). Further options of the command are keywords too (`extension`).
+
+    An interruption (Ctrl-C, a notebook's stop button) saves a checkpoint and returns the run; then `resume=run.path`
+    continues it.
+
+    Args:
+        project: Its name, such as "brainunet".
+        data: A folder or a URL. Default: a generated phantom.
+        preset: Named defaults. Default: demo for the phantom, else default.
+        run_dir: A new or empty folder. Default: runs/PROJECT/TIME.
+        resume: A stopped run to continue; True for the latest.
+        config: A settings file.
+        settings: Settings, which override those of the preset and of the file.
+
+    Raises:
+        BadInput: Data or settings cannot be used.
+        Unhealthy: A health rule stopped the run.
+    """
+    from runner_core.cli.launch import place_of
+    from runner_core.cli.options import TrainOptions
+    from runner_core.cli.start import start_new
+    from runner_core.cli.train import train_with
+
+    given = {"data": data, "preset": preset, "run_dir": run_dir, "resume": resume, "config": config, **settings}
+    with undisturbed() as framework:
+        started = start_new(project, "train", TrainOptions, keywords(TrainOptions, given))
+        framework(started.setup.project.framework)
+        try:
+            if place_of(started.setup) is None and started.setup.config.train.devices > 1:
+                return _train_together(started)
+            train_with(started, list)
+        except Stopped as stopped:
+            if stopped.exit_code != _INTERRUPTED:  # SIGTERM: the program is to end
+                raise
+            print(stopped)
+        except KeyboardInterrupt:
+            if started.run is None or RunFolder(started.run.path).read_summary().get("status") != "done":
+                raise
+            print(f"interrupted after the training: the network is in {started.run.path}")
+    assert started.run is not None
+    return Run(started.run.path)
+
+
+_INTERRUPTED = 130
+
+
+def _train_together(started: Started[Any]) -> Run:
+    """Train in several processes, which the command line starts, with the settings in a file."""
+    from runner_core.cli.train import train_with
+    from runner_core.plugins.settings import save
+
+    options, setup = started.options, started.setup
+    run = started.run or RunFolder.create(None, setup.name, options.run_dir)
+    with tempfile.TemporaryDirectory(prefix="runner-") as folder:
+        file = Path(folder) / "settings.yaml"
+        save(file, setup.config, {"project": setup.name, "preset": setup.preset})
+        words = ["--config", str(file), "--preset", setup.preset]
+        words += ["--resume" if started.run else "--run-dir", str(run.path)]
+        words += [] if setup.source is None else ["--data", str(setup.source)]
+        for name in ("extension", "no_extension"):
+            words += [word for value in getattr(options, name) for word in (f"--{name.replace('_', '-')}", value)]
+        code = train_with(started, lambda: words)
+    if code not in (0, _INTERRUPTED):
+        kinds = {BadInput.exit_code: BadInput, Unhealthy.exit_code: Unhealthy}
+        raise kinds.get(code, RunnerError)(
+            f"the training of {setup.name} ended with code {code}; see its message above"
+        )
+    return Run(run.path)
+
+
+def check(
+    project: str, *, data: AnyPath | None = None, preset: str | None = None, fit: bool = False,
+    out: AnyPath | None = None, **settings: Any,
+) -> DataCheck:  # fmt: skip
+    """Audit data as `runner PROJECT check` does, and return what was found. Settings: as for `train`.
+
+    Args:
+        project: Its name.
+        data: A folder or a URL. Default: a generated phantom.
+        preset: Named defaults.
+        fit: Also find how much memory and disk a training takes.
+        out: A new or empty folder for the report. Default: runs/PROJECT/check-TIME.
+        settings: Settings, by dotted or short name.
+
+    Raises:
+        BadInput: There are no such data. Faulty records are findings; then `ready` is False.
+    """
+    from runner_core.cli.check import check_with
+    from runner_core.cli.options import CheckOptions
+    from runner_core.cli.start import start_new
+
+    given = {"data": data, "preset": preset, "fit": fit, "out": out, **settings}
+    with undisturbed() as framework:
+        started = start_new(project, "check", CheckOptions, keywords(CheckOptions, given))
+        if fit:
+            framework(started.setup.project.framework)
+        return DataCheck(*check_with(started))
+
+
+def phantom(project: str, folder: AnyPath) -> Path:
+    """Write a project's generated data set into a new or empty folder, and return the folder."""
+    from runner_core.cli.options import PhantomOptions
+    from runner_core.cli.small import phantom_with
+    from runner_core.cli.start import start_new
+
+    with undisturbed():
+        options = keywords(PhantomOptions, {"folder": folder})
+        return phantom_with(start_new(project, "phantom", PhantomOptions, options))

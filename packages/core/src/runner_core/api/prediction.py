@@ -1,0 +1,191 @@
+"""Predictions from Python: a trained network that stays loaded, and what it makes of one record."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner_core.api.process import keywords, process_of, undisturbed
+from runner_core.base.errors import BadInput
+from runner_core.base.location import location
+from runner_core.base.text import first_few
+from runner_core.cli.evaluate import make_folder
+from runner_core.cli.options import PredictOptions
+from runner_core.cli.predict import collected, find_inputs, refuse_beside, write_prediction
+from runner_core.cli.start import load_network, start_from_run
+from runner_core.contract import Array, Arrays, Finding
+from runner_core.contract.records import AnyRecord
+from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
+from runner_core.output.evaluations import remove_leftovers
+from runner_core.output.pictures import is_picture
+from runner_core.output.report.page import Markup, Note, fragment
+
+_KEY = "array"
+"""Name of a record that was given as arrays."""
+
+
+class Predictor:
+    """A run's network, loaded once; it computes under its own settings of the framework, whatever others were set."""
+
+    def __init__(self, project: str, named: Path, options: Mapping[str, Any]) -> None:
+        given = {**options, "run": named, "inputs": (), "out": Path()}
+        with undisturbed() as framework:
+            started = start_from_run(project, "predict", PredictOptions, keywords(PredictOptions, given))
+            self.setup, self.project = started.setup, started.setup.project
+            framework(self.project.framework)
+            self._trained, self.checkpoint = load_network(started, named)
+            self._pipeline = RecordPipeline.of(self.setup)
+            self._process = process_of(self.project.framework).read()
+
+    def one(self, item: Any, spacing: Any) -> Prediction:
+        """Predict an array, or the only record of a path."""
+        if isinstance(item, (str, os.PathLike)):
+            if spacing is not None:
+                raise BadInput("spacing is for arrays: a file has its own; leave it out")
+            found = self._records(item)
+            if len(found) != 1:
+                keys = first_few([record.key for record in found])
+                raise BadInput(
+                    f"{item} has {len(found)} records ({keys}): name one, or go through `run.predictions(…)`"
+                )
+            return self._predicted(found[0])
+        folder = tempfile.TemporaryDirectory(prefix="runner-")
+        place = Path(folder.name) / _KEY
+        place.mkdir()
+        try:
+            with undisturbed():
+                self.project.write_input(_arrays(item), _spacing(spacing), place)
+            (record,) = self._records(place)
+            return self._predicted(record, folder)
+        except BadInput as error:  # the user knows no such folder
+            error.args = (str(error).replace(f"{place}{os.sep}", "").replace(str(place), "the array"),)
+            raise
+
+    def each(self, path: str | os.PathLike[str]) -> Iterator[Prediction]:
+        """Predict each record of a path."""
+        yield from map(self._predicted, self._records(path))
+
+    def _records(self, path: str | os.PathLike[str]) -> Sequence[AnyRecord]:
+        with undisturbed():
+            return find_inputs(self.setup, location(os.fspath(path)))
+
+    def _predicted(self, record: AnyRecord, folder: Any = None) -> Prediction:
+        check = self.project.checks().prediction
+        with undisturbed() as framework, local(self.project, record) as here:
+            framework(self.project.framework)
+            process_of(self.project.framework).write(self._process)
+            found = self.project.predict(CroppedRecord(self._pipeline, here), self._trained.infer)
+            remarks = () if check is None else tuple(check(here, found))
+        return Prediction(self, record, found, remarks, folder)
+
+
+class Prediction:
+    """What a network predicts of one record, in the record's own grid."""
+
+    def __init__(
+        self, predictor: Predictor, record: AnyRecord, prediction: Any, remarks: Sequence[Finding], folder: Any
+    ) -> None:
+        self._predictor, self._record = predictor, record
+        self._folder = folder  # the files of an input that was given as arrays; removed with this object
+        self.prediction = prediction
+        """The prediction as the project returns it: an array, or an object with several."""
+        self.remarks = remarks
+        """What the project's checks say about it."""
+
+    @property
+    def record(self) -> str:
+        """The record's name."""
+        return self._record.key
+
+    @property
+    def array(self) -> Array:
+        """The prediction as one array, in the input's grid."""
+        if isinstance(self.prediction, np.ndarray) or hasattr(self.prediction, "__array__"):
+            return np.asarray(self.prediction)
+        name = self._predictor.project.name
+        raise BadInput(
+            f"project {name}: a prediction is no array but {type(self.prediction).__name__}; use .prediction"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the files that `runner PROJECT predict` writes into a folder, and return them.
+
+        `path` may also name one file, such as mask.nii.gz, if exactly one of those files ends so.
+        """
+        target, project = Path(path).expanduser(), self._predictor.project
+        whole = not target.suffix or target.is_dir()
+        out = target if whole else target.parent
+        refuse_beside(self._record, out)
+        make_folder(out)
+        remove_leftovers(out)
+        if whole:
+            return self._written(out)
+        with tempfile.TemporaryDirectory(prefix=".runner-", dir=out) as folder:
+            written = self._written(Path(folder))
+            fitting = [file for file in written if file.name.endswith("".join(target.suffixes))]
+            if len(fitting) != 1:
+                names = ", ".join(file.name for file in written)
+                raise BadInput(f"{path}: {project.name} writes {names}: name a folder, or a file that ends like one")
+            os.replace(fitting[0], target)
+        return [target]
+
+    def _written(self, out: Path) -> list[Path]:
+        project = self._predictor.project
+        with undisturbed(), local(project, self._record) as here:
+            written = write_prediction(project, here, self.prediction, out)
+        collect = project.judging().collect
+        return written if collect is None else list(collected(collect, written, out))
+
+    @cached_property
+    def picture(self) -> Array | None:
+        """The project's picture of it, (H, W) or (H, W, 3) uint8; None if the project draws none."""
+        figure = self._predictor.project.pictures().figure
+        if figure is None:
+            return None
+        with undisturbed(), local(self._predictor.project, self._record) as here:
+            found = figure(here, self.prediction)
+        return found if is_picture(found) else None
+
+    def __repr__(self) -> str:
+        return f"<prediction of {self.record} with {self._predictor.checkpoint}>"
+
+    def _repr_html_(self) -> str:
+        about = f"{self.record}, with {self._predictor.checkpoint}"
+        blocks = [Note(about), *(Note(f.message, f.level, f.level) for f in self.remarks)]
+        return fragment([*blocks, *([] if self.picture is None else [_image(self.picture)])])
+
+
+def _arrays(item: Any) -> Arrays:
+    """Return named arrays; an array alone is called "image". Raises BadInput for anything else."""
+    named = item if isinstance(item, Mapping) else {"image": item}
+    arrays = {str(name): np.asarray(array) for name, array in named.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufSU" or (name == "image" and not array.ndim):
+            raise BadInput(f"{name} is no array of numbers: predict takes an array, a dict of arrays, or a path")
+    return arrays
+
+
+def _spacing(spacing: Any) -> tuple[float, ...] | None:
+    if spacing is None:
+        return None
+    found = tuple(float(mm) for mm in np.atleast_1d(spacing))
+    if not all(np.isfinite(mm) and mm > 0 for mm in found):
+        raise BadInput(f"spacing {spacing!r} must be positive sizes in mm, one for each axis")
+    return found
+
+
+def _image(picture: Array) -> Markup:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    text = base64.b64encode(buffer.getvalue()).decode()
+    return Markup(f'<img style="max-width: 100%" src="data:image/png;base64,{text}">')

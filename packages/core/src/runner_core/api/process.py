@@ -1,0 +1,44 @@
+"""Leaves the process of the caller as it was: environment variables, random generators, settings of frameworks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+
+@contextmanager
+def undisturbed() -> Iterator[Callable[[str], None]]:
+    """Restore the process at the end; call the function that is yielded before a framework (torch, keras) is used.
+
+    Signal handlers, threads and worker processes end with the work itself.
+    """
+    before = dict(os.environ)
+    with ExitStack() as stack:
+        stack.callback(_restore, before)
+
+        def framework(name: str) -> None:
+            own = process_of(name)
+            stack.callback(own.write, own.read())
+
+        yield framework
+
+
+def keywords(kind: Any, given: Mapping[str, Any]) -> Any:
+    """Return the `Keywords` of a call of the command with the options `kind`; None stands for a default."""
+    from runner_core.cli.keywords import Keywords
+
+    return Keywords.of(kind, {name: value for name, value in given.items() if value is not None})
+
+
+def process_of(framework: str) -> Any:
+    """Return the module that reads and writes a framework's state of this process; it imports the framework."""
+    return import_module(f"runner_core.engines.{framework}.process")
+
+
+def _restore(before: Mapping[str, str]) -> None:
+    for name in {*os.environ} - {*before}:
+        del os.environ[name]
+    os.environ.update(before)

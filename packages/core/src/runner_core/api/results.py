@@ -1,0 +1,131 @@
+"""Results as Python values that a notebook shows as tables: `Rows`, `Scores`, `DataCheck`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner_core.base.errors import BadInput
+from runner_core.contract.records import Table
+from runner_core.output.report.page import Note, fragment
+
+if TYPE_CHECKING:
+    from runner_core.tools.check.audit import Audit
+
+_SHOWN = 30
+
+
+class Rows(list[dict[str, Any]]):
+    """A table: a list with one dict for each row, which `pandas.DataFrame(rows)` takes as it is.
+
+    >>> rows = Rows([{"step": 40, "loss": 0.5}, {"step": 80, "loss": 0.25, "dice": 0.9}])
+    >>> rows.columns, rows.column("loss"), rows.column("dice")
+    (['step', 'loss', 'dice'], [0.5, 0.25], [None, 0.9])
+    """
+
+    @property
+    def columns(self) -> list[str]:
+        """The names that any row has, in their order."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+    def column(self, name: str) -> list[Any]:
+        """Return one value for each row, None where the row has none."""
+        return [row.get(name) for row in self]
+
+    def table(self, title: str = "") -> Table:
+        """Return the rows as the reports show them: the first ones, if there are many."""
+        shown = [[_cell(row.get(name)) for name in self.columns] for row in self[:_SHOWN]]
+        more = f" (the first {_SHOWN} of {len(self)})" if len(self) > _SHOWN else ""
+        return Table("rows", title + more, self.columns, shown)
+
+    def _repr_html_(self) -> str:
+        return fragment([self.table()] if self else [Note("no rows")])
+
+
+class Scores(dict[str, float]):
+    """Scores of whole records: the mean of each by name. `records` has those of each record, the worst first."""
+
+    def __init__(self, folder: Path, found: Mapping[str, Any]) -> None:
+        super().__init__(_numbers(found.get("means")))
+        self.folder = folder
+        """Folder with scores.csv, scores.json and pictures."""
+        self.baseline = _numbers(found.get("baseline"))
+        """Scores of a trivial method, if the project has one."""
+        self.further = {name: _numbers(values) for name, values in (found.get("further") or {}).items()}
+        """Scores of other methods, by name."""
+        self.errors: list[str] = list(found.get("errors") or ())
+        """One message for each record that could not be scored."""
+        self.records = Rows(map(_record, found.get("records") or ()))
+
+    @classmethod
+    def read(cls, folder: Path) -> Scores:
+        """Read what a training or an evaluation wrote into `folder`; empty if nothing was scored."""
+        file = folder / "scores.json"
+        try:
+            return cls(folder, json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return cls(folder, {})
+        except (ValueError, AttributeError, TypeError) as error:
+            raise BadInput(f"{file} is damaged: it is not what the runner writes; evaluate the run again") from error
+
+    def table(self) -> Table:
+        """Return a table with one row for each score, and one column for each method."""
+        methods: dict[str, Mapping[str, float]] = {"trained": self}
+        methods |= {"baseline": self.baseline} if self.baseline else {}
+        methods |= self.further
+        rows = [[name, *(_cell(values.get(name)) for values in methods.values())] for name in self]
+        return Table("scores", "Scores", ["", *methods], rows)
+
+    def _repr_html_(self) -> str:
+        records = [self.records.table("Records, the worst first")] if self.records else []
+        return fragment([self.table(), *records] if self else [Note("nothing was scored")])
+
+
+class DataCheck:
+    """What `check` found in a data set."""
+
+    def __init__(self, audit: Audit, report: Path | None) -> None:
+        self.audit = audit
+        self.report = report
+        """The page, or None if it could not be written."""
+
+    @property
+    def ready(self) -> bool:
+        """True if training accepts these data."""
+        return self.audit.status == "ready"
+
+    @property
+    def findings(self) -> Rows:
+        """The findings: level, rule, record (None for the whole set) and message."""
+        order = ("error", "warning", "note")
+        found = sorted(self.audit.findings, key=lambda entry: order.index(entry[1].level))
+        return Rows({"level": f.level, "rule": f.rule, "record": key, "message": f.message} for key, f in found)
+
+    def __repr__(self) -> str:
+        return f"<check of {self.audit.data}: {self.audit.status}, {len(self.audit.findings)} findings>"
+
+    def _repr_html_(self) -> str:
+        status = Note("ready to train", "good") if self.ready else Note("training refuses these data", "error")
+        return fragment([status, *([self.findings.table("Findings")] if self.findings else []), *self.audit.tables])
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """Return numbers by name; JSON has null for one that is not finite."""
+    return {name: math.nan if value is None else value for name, value in dict(found or {}).items()}
+
+
+def _record(found: Mapping[str, Any]) -> dict[str, Any]:
+    baseline = {f"baseline_{name}": value for name, value in _numbers(found.get("baseline")).items()}
+    own = {"record": found["record"], "group": found["group"], **_numbers(found.get("scores")), **baseline}
+    return own | {"trained_on": bool(found.get("trained_on"))}
+
+
+def _cell(value: Any) -> str | float:
+    if isinstance(value, float):
+        return value
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return str(value)

@@ -1,0 +1,202 @@
+"""A run as a Python value: its curves and scores, and what its network makes of other data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner_core.api.process import keywords, undisturbed
+from runner_core.api.results import Rows, Scores
+from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.config.values import flat_items
+from runner_core.contract.records import Table
+from runner_core.output.report.page import Note, fragment
+from runner_core.output.runfolder import RunFolder
+from runner_core.plugins.settings import read_settings
+
+if TYPE_CHECKING:
+    from runner_core.api.prediction import Prediction, Predictor
+
+AnyPath = str | os.PathLike[str]
+_NOT_SHOWN = ("event", "timing")
+
+
+class Run:
+    """A run folder. Every property reads its files anew, so it also follows a run that still trains."""
+
+    def __init__(self, path: Path) -> None:
+        self._named = path
+        self._folder = RunFolder.open(path)
+        self._saved = read_settings(self._folder.config_file)
+        if self._saved.project is None:
+            raise BadInput(f"{self._folder.config_file}: it names no project; it was changed: restore it")
+        self._predictor: tuple[Any, Predictor] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self._folder.path
+
+    @property
+    def project(self) -> str:
+        """The name of its project."""
+        return str(self._saved.project)
+
+    @property
+    def status(self) -> str:
+        """How it ended: done, stopped, failed or unhealthy; "running" as long as nothing says so."""
+        return str(self.summary.get("status") or "running")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by dotted name."""
+        return dict(flat_items(self._saved.sections))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json; empty until the training ends."""
+        return self._folder.read_summary()
+
+    @property
+    def history(self) -> Rows:
+        """One row for each validation: step, epoch, metrics, and the mean training loss since the one before."""
+        rows, losses = Rows(), list[float]()
+        for event in self._folder.checked_events():
+            if event["event"] == "train" and isinstance(event.get("loss"), (int, float)):
+                losses.append(event["loss"])
+            elif event["event"] == "validation":
+                own = {name: value for name, value in event.items() if name not in _NOT_SHOWN}
+                seconds = event.get("timing", {}).get("seconds")
+                rows.append({**own, "train_loss": sum(losses) / len(losses) if losses else None, "seconds": seconds})
+                losses = []
+        return rows
+
+    @property
+    def steps(self) -> Rows:
+        """One row for each logged training step: loss and its terms, learning rate, samples per second."""
+        events = [event for event in self._folder.checked_events() if event["event"] == "train"]
+        rate = "samples_per_second"
+        return Rows({**_shown(event), rate: event.get("timing", {}).get(rate)} for event in events)
+
+    @property
+    def scores(self) -> Scores:
+        """Scores of the validation records with the best checkpoint; empty until the training is done."""
+        return Scores.read(self.path)
+
+    @property
+    def figures(self) -> list[Path]:
+        """Pictures that the training drew, the worst scored record first."""
+        return sorted(self._folder.figures.glob("*.png"))
+
+    @property
+    def report(self) -> Path:
+        """The page with all of it."""
+        return self._folder.report_file
+
+    def evaluate(
+        self, data: AnyPath | None = None, *, split: str | None = None, out: AnyPath | None = None,
+        checkpoint: str | None = None, **settings: Any,
+    ) -> Scores:  # fmt: skip
+        """Score whole records as `runner PROJECT evaluate` does. A record that cannot be scored is in `errors`.
+
+        Args:
+            data: A folder or a URL. Default: the run's own data.
+            split: validation, train, test or all. Default: validation; all if `data` is given.
+            out: A new or empty folder. Default: a new one in the run folder, which the report shows.
+            checkpoint: The name of a checkpoint, such as "step-00000120". Default: the best.
+            settings: Settings that leave the model alone, by dotted or short name.
+
+        Raises:
+            BadInput: The data or the settings cannot be used.
+        """
+        from runner_core.cli.evaluate import evaluate_with
+        from runner_core.cli.options import EvaluateOptions
+        from runner_core.cli.start import start_from_run
+
+        given = {"run": self._checkpoint(checkpoint), "data": data, "split": split, "out": out, **settings}
+        with undisturbed() as framework:
+            started = start_from_run(self.project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))
+            framework(started.setup.project.framework)
+            return Scores.read(evaluate_with(started)[1])
+
+    def predict(
+        self, item: Any, spacing: Any = None, *, checkpoint: str | None = None, **options: Any
+    ) -> Prediction:  # fmt: skip
+        """Predict one record in its own grid: an array, a dict of arrays, or a file or folder that holds one record.
+
+        The network stays loaded for the next call. `predictions` goes through a folder of many records.
+
+        Args:
+            item: What to predict. The project's README says which arrays it takes.
+            spacing: The size of a voxel (mm) for each axis of an array; one number stands for all axes.
+            checkpoint: The name of a checkpoint. Default: the best.
+            options: Settings that leave the model alone, and the flags of the project's `predict` (`brain=True`).
+
+        Raises:
+            BadInput: The input cannot be predicted.
+        """
+        return self._ready(checkpoint, options).one(item, spacing)
+
+    def predictions(self, path: AnyPath, *, checkpoint: str | None = None, **options: Any) -> Iterator[Prediction]:
+        """Predict each record of a folder in turn. Options: as for `predict`."""
+        return self._ready(checkpoint, options).each(path)
+
+    def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
+        """Write the network for use without runner into a new or empty folder, and return the files."""
+        from runner_core.cli.options import ExportOptions
+        from runner_core.cli.predict import export_with
+        from runner_core.cli.start import start_from_run
+
+        given = {"run": self._checkpoint(checkpoint), "out": out, **settings}
+        with undisturbed() as framework:
+            started = start_from_run(self.project, "export", ExportOptions, keywords(ExportOptions, given))
+            framework(started.setup.project.framework)
+            return list(export_with(started))
+
+    def _ready(self, checkpoint: str | None, options: Mapping[str, Any]) -> Predictor:
+        """Return the predictor, which is kept as long as the same checkpoint and options are asked for."""
+        from runner_core.api.prediction import Predictor
+
+        named = self._checkpoint(checkpoint)
+        asked = named, (self._folder.checkpoints / "best.json").stat().st_mtime_ns, repr(sorted(options.items()))
+        if self._predictor is None or self._predictor[0] != asked:
+            self._predictor = None  # its memory is free before the next network is loaded
+            self._predictor = asked, Predictor(self.project, named, options)
+        return self._predictor[1]
+
+    def _checkpoint(self, name: str | None) -> Path:
+        if name is None:
+            return self._named
+        path = self._folder.checkpoints / name
+        if not path.is_dir():
+            there = [f"step-{step:08d}" for step in self._folder.saved_steps()]
+            raise BadInput(f"{self.path} has no checkpoint {name!r}{did_you_mean(name, there)} ({', '.join(there)})")
+        return path
+
+    def __repr__(self) -> str:
+        return f"<run of {self.project}, {self.status}: {self.path}>"
+
+    def _repr_html_(self) -> str:
+        summary, scores, history = self.summary, self.scores, self.history
+        marks = {"done": "good", "running": "note"}
+        about = f"{self.project}, preset {self._saved.preset}, data: {self._saved.source}; {self.path}"
+        blocks: list[Note | Table] = [Note(about, label=self.status), *_ended(summary, marks.get(self.status, "error"))]
+        blocks += [scores.table()] if scores else []
+        blocks += [Rows(history[-_LAST:]).table(f"The last of {len(history)} validations")] if history else []
+        found = [f for f in summary.get("health") or () if f["level"] != "note"]
+        blocks += [Note(f["message"], f["level"], f"{f['level']}: {f['rule']}") for f in found]
+        return fragment(blocks)
+
+
+_LAST = 5
+
+
+def _shown(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in _NOT_SHOWN}
+
+
+def _ended(summary: Mapping[str, Any], kind: str) -> Iterator[Note]:
+    if summary.get("reason"):
+        yield Note(str(summary["reason"]), kind)

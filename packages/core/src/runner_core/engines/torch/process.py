@@ -1,0 +1,36 @@
+"""What a training changes in this process's PyTorch: settings of its backends, and its random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from runner_core.engines.torch.checkpoint import read_generators, write_generators
+
+_HOST = torch.device("cpu")
+
+
+def read() -> Mapping[str, Any]:
+    """Return the state of this process, for `write`. CUDA is not started for it."""
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+        "precision": torch.get_float32_matmul_precision(),
+        "generators": read_generators(_HOST),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def write(found: Mapping[str, Any]) -> None:
+    """Set this process's state to what `read` returned."""
+    torch.set_num_threads(found["threads"])
+    torch.use_deterministic_algorithms(found["deterministic"])
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = found["cudnn"]
+    torch.set_float32_matmul_precision(found["precision"])
+    write_generators(dict(found["generators"]), _HOST)
+    if found["cuda"]:
+        torch.cuda.set_rng_state_all(found["cuda"])
