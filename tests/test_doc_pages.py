@@ -30,6 +30,7 @@ OWN_TESTS = {
     "docs/write-an-extension.md": "tests/test_examples.py",
     "examples/*/README.md": "tests/test_examples.py",
     "docs/contributing.md": "its commands are the parts of .ci/run",
+    "docs/index.md": "test_the_quick_start_has_commands_of_other_pages",
 }
 """Pages that other tests follow."""
 ELSEWHERE = {
@@ -193,3 +194,20 @@ def everywhere(line: str) -> str:
     """A printed line without what differs between machines and days: dates, the cache's folder, free space."""
     line = re.sub(r" in \S+/openkbp/[0-9a-f]{16}", " in CACHE", line)
     return re.sub(r"\d+-\d+-\d+-\d{6}|[\d.,]+ [MGT]B free", "…", line)
+
+
+def test_the_quick_start_has_commands_of_other_pages() -> None:
+    """Those pages' tests type them."""
+    quick, *others = (
+        {
+            line.partition("  #")[0].rstrip()
+            for kind, block in FENCE.findall(text)
+            if kind == "sh"
+            for line in block.splitlines()
+        }
+        for text in (
+            (ROOT / page).read_text(encoding="utf-8") for page in ("docs/index.md", "README.md", "docs/use.md")
+        )
+    )
+    assert quick
+    assert not quick - set().union(*others)
