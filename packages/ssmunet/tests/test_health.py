@@ -148,7 +148,7 @@ def test_the_phantom_with_nothing_ignored_stops_with_exit_code_3(tmp_path: Path)
     assert summary["status"] == "unhealthy"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_only_warned_of_the_same_run_ends_far_below_what_the_demo_reaches(tmp_path: Path) -> None:
     """The demo as it is reaches 0.75 and more (tests/test_ssmunet.py)."""
     done, summary = train(tmp_path, "--data.ignore", "None", "--health.mode", "warn")
