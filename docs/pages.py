@@ -204,7 +204,7 @@ def _constant(path: Path, name: str) -> ast.expr:
 
 def _flags(fields: list[Field]) -> str:
     def shown(f: Field) -> str:
-        return f"`{_word(f)}`" if "Positional" in ast.unparse(f.type) else f"`--{f.name.replace('_', '-')}`"
+        return f"`{_word(f)}`" if "Positional" in ast.unparse(f.type) else f"`--{f.name.strip('_').replace('_', '-')}`"
 
     return _table("flag", ((shown(f), f) for f in fields))
 

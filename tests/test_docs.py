@@ -132,6 +132,6 @@ def _flags(project: type[Project] | None, command: str) -> set[str]:
     kind = getattr(options, f"{command.title().replace('-', '')}Options", options.RunOptions)
     own: list[Any] = [*fields(kind), *(fields(project.predict_options) if project and command == "predict" else ())]
     settings: dict[str, Any] = flat(project.Config() if project else RunConfig())
-    names = [f.name for f in own] + list(settings)
+    names = [f.name.strip("_") for f in own] + list(settings)
     off = [re.sub(r"(\w+)$", r"no_\1", name) for name in names]
     return {f"--{name.replace('_', '-')}" for name in [*names, *off]}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runner_core import Record
 from runner_core.cli import main
-from runner_core.cli.contents import seen
+from runner_core.training.seen import seen
 
 pytestmark = pytest.mark.torch
 

@@ -17,6 +17,7 @@ import keras_toy
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.contract import Device, HostBatch, Precision, Step
 from runner_core.contract.run import matches
+from runner_core.contract.start import StartWeights
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
 import keras
@@ -639,6 +640,24 @@ def test_another_network_is_refused():
     other = trainer(Normalized)
     with pytest.raises(BadInput, match="do not fit this project's network: it lacks"):
         other.load_state(trainer().state())
+
+
+def test_a_network_starts_from_weights_that_fit():
+    project, seed = keras_toy.KerasToy(config()), 3
+    other = arrays(named(build(project, Precision("float32"), seed + 1).variables))
+    floats = {name: array for name, array in other.items() if array.dtype.kind == "f"}
+    first, second, *_ = floats
+    given = {**other, first: np.zeros((1, 1, 1), np.float32)}
+    del given[second]
+    start = StartWeights("file", "", "", True, lambda: given)
+    begun = arrays(named(build(project, Precision("float32"), seed, start).variables))
+    initial = arrays(named(build(project, Precision("float32"), seed).variables))
+    assert start.fit is not None
+    assert (start.fit.kept, [*start.fit.differ], start.fit.unused) == ([second], [first], [])
+    for name, array in begun.items():
+        fits = name in floats and name not in (first, second)
+        np.testing.assert_array_equal(array, (other if fits else initial)[name])
+    assert any(not np.array_equal(other[name], initial[name]) for name in start.fit.fitted)
 
 
 def test_names_do_not_depend_on_what_was_made_before():

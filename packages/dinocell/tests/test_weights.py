@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from runner_dinocell import weights
 from runner_dinocell.config import CellConfig
 from runner_dinocell.network import DinoNet, backbone
 from runner_dinocell.vit import SIZES
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -101,6 +99,15 @@ def defined(state: State, images: Tensor, mask: Tensor | None = None) -> tuple[T
     return x[:, 0], x[:, 1 + len(extra) * w.get("register_tokens", x).shape[1] :]
 
 
+def begin_from(network: DinoNet, state: State) -> None:
+    """What `train --from` does with a file of these weights; all of the backbones' weights are set."""
+    adapted = weights.adapt(network, state)
+    assert adapted is not None
+    own = {name for name in network.state_dict() if ".backbone." in name}
+    assert own == adapted.keys()
+    network.load_state_dict({**network.state_dict(), **adapted})
+
+
 def config(size: str = "mini", patch: int = 14, registers: int = 0, images: int = 518) -> CellConfig:
     made = CellConfig()
     made.model.size, made.model.patch, made.model.registers = size, patch, registers  # type: ignore[assignment]
@@ -110,12 +117,11 @@ def config(size: str = "mini", patch: int = 14, registers: int = 0, images: int 
 
 
 @pytest.mark.parametrize(("size", "registers"), [("mini", 0), ("mini", 4), ("small", 4)])
-def test_outputs_are_those_of_dinov2(size, registers, tmp_path) -> None:
+def test_outputs_are_those_of_dinov2(size, registers) -> None:
     """They are equal with the whole grid of 37 x 37, at other sides, masked, and not square."""
     state = official(size, registers)
-    save_file(state, tmp_path / "dinov2.safetensors")
     net = DinoNet(config(size, registers=registers), 3)
-    weights.start_from(net, tmp_path / "dinov2.safetensors")
+    begin_from(net, state)
     for branch, shape, masked in ((net.student, (56, 98), 0.3), (net.teacher, (70, 70), 0.0)):
         images = torch.randn(1, 3, *shape, generator=torch.Generator().manual_seed(1))
         mask = torch.rand(1, shape[0] // 14 * shape[1] // 14) < masked
@@ -164,30 +170,30 @@ def test_every_weight_of_the_model_zoo_has_its_place(size, registers, monkeypatc
     assert state["pos_embed"].shape == (1, 1370, SIZES[size][0])
     with torch.device("meta"):
         network = backbone(config(size, registers=registers), 3)
-        ours = weights.as_timm(weights.fitted(weights.official(state), network))
+        found = weights.official(state)
+        assert found is not None
+        ours = weights.as_timm(weights.fitted(found, network))
     assert {name: t.shape for name, t in (ours | {"mask_token": state["mask_token"]}).items()} == {
         name: t.shape for name, t in network.state_dict().items()
     }
 
 
-def chunked(state: State) -> dict[str, Any]:
+def chunked(state: State) -> State:
     """A teacher checkpoint of its training: below backbone., blocks in chunks of three, beside heads."""
 
     def name(of: str) -> str:
         return "backbone." + re.sub(r"^blocks\.(\d+)\.", lambda found: f"blocks.{int(found[1]) // 3}.{found[1]}.", of)
 
     heads = {"dino_head.mlp.0.weight": torch.zeros(2, 2), "dino_head.last_layer.weight_g": torch.ones(2, 1)}
-    return {"teacher": {name(of): tensor for of, tensor in state.items()} | heads}
+    return {name(of): tensor for of, tensor in state.items()} | heads
 
 
-def test_files_in_every_form_give_the_same(tmp_path) -> None:
+def test_files_in_every_form_give_the_same() -> None:
     state = official(side=4)
-    torch.save(state, tmp_path / "flat.pth")
-    save_file(state, tmp_path / "flat.safetensors")
-    torch.save(chunked(state), tmp_path / "teacher_checkpoint.pth")
-    assert "backbone.blocks.1.3.ls2.gamma" in chunked(state)["teacher"]
-    for name in ("flat.pth", "flat.safetensors", "teacher_checkpoint.pth"):
-        found = weights.official(weights.read(tmp_path / name))
+    assert "backbone.blocks.1.3.ls2.gamma" in chunked(state)
+    for stored in (state, chunked(state)):
+        found = weights.official(stored)
+        assert found is not None
         assert found.keys() == state.keys()
         assert all(torch.equal(tensor, state[key]) for key, tensor in found.items())
 
@@ -222,53 +228,25 @@ def test_patches_of_another_size_see_the_same(patch) -> None:
     assert (after - before).norm() < 0.1 * before.norm()
 
 
-def refused(state: dict[str, Any], tmp_path: Path, **settings: Any) -> str:
-    torch.save(state, tmp_path / "file.pth")
+def refused(state: State, **settings: Any) -> str:
     net = DinoNet(config(**{"images": 56} | settings), 3)
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(BadInput, match=r"model.weights .*file.pth: ") as error:
-        weights.start_from(net, tmp_path / "file.pth")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    with pytest.raises(BadInput) as error:
+        weights.adapt(net, state)
     return str(error.value)
 
 
-def test_what_does_not_fit_is_named(tmp_path) -> None:
+def test_what_does_not_fit_is_named() -> None:
     state = official(side=4)
-    assert "this network has no register_tokens" in refused(official(side=4, registers=4), tmp_path)
-    assert "it lacks register_tokens" in refused(state, tmp_path, registers=4)
+    assert "this network has no register_tokens" in refused(official(side=4, registers=4))
+    assert "it lacks register_tokens" in refused(state, registers=4)
     less = {name: tensor for name, tensor in state.items() if name != "blocks.2.attn.proj.bias"}
-    assert "it lacks blocks.2.attn.proj.bias" in refused(less, tmp_path)
-    assert "no blocks.0.mlp.w12.weight" in refused(state | {"blocks.0.mlp.w12.weight": torch.zeros(3)}, tmp_path)
-    said = refused(state, tmp_path, size="tiny")
+    assert "it lacks blocks.2.attn.proj.bias" in refused(less)
+    assert "no blocks.0.mlp.w12.weight" in refused(state | {"blocks.0.mlp.w12.weight": torch.zeros(3)})
+    said = refused(state, size="tiny")
     assert "of another shape" in said
     assert "cls_token (1, 1, 96), which here is (1, 1, 192)" in said
     assert "more" in said
-    assert "which here is (1, 17, 96)" in refused(state | {"pos_embed": torch.zeros(1, 7, 96)}, tmp_path)
-    assert "pos_embed (0,)" in refused(state | {"pos_embed": torch.zeros(0)}, tmp_path)
-    assert "pos_embed (1, 0, 96)" in refused(state | {"pos_embed": torch.zeros(1, 0, 96)}, tmp_path)
-    assert "it is no DINOv2 backbone: it holds epoch" in refused({"epoch": 3}, tmp_path)
-    assert "it is no DINOv2 backbone: it holds nothing" in refused({}, tmp_path)
-
-
-class Payload:
-    """Code that a pickle could run."""
-
-    def __reduce__(self):
-        return (Path.touch, (Path("ran"),))
-
-
-def test_files_that_are_no_weights(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for file, content in {"text.pth": b"hello", "empty.pth": b"", "text.safetensors": b"hello" * 9}.items():
-        (tmp_path / file).write_bytes(content)
-        with pytest.raises(BadInput):
-            weights.read(tmp_path / file)
-    torch.save(torch.zeros(3), tmp_path / "one.pth")
-    with pytest.raises(BadInput, match="holds a Tensor, not weights by name"):
-        weights.read(tmp_path / "one.pth")
-    torch.save({"cls_token": Payload()}, tmp_path / "code.pth")
-    with pytest.raises(BadInput, match="holds more than tensors"):
-        weights.read(tmp_path / "code.pth")
-    assert not (tmp_path / "ran").exists()
-    with pytest.raises(BadInput, match="no such file"):
-        weights.read(tmp_path / "nothing.pth")
+    assert "which here is (1, 17, 96)" in refused(state | {"pos_embed": torch.zeros(1, 7, 96)})
+    assert "pos_embed (0,)" in refused(state | {"pos_embed": torch.zeros(0)})
+    assert "pos_embed (1, 0, 96)" in refused(state | {"pos_embed": torch.zeros(1, 0, 96)})
+    assert weights.adapt(DinoNet(config(images=56), 3), {"other": torch.zeros(3)}) is None

@@ -20,6 +20,7 @@ from runner_core.contract.facets import Health, Learning, Pictures
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
+from runner_core.contract.start import StartWeights
 from runner_core.contract.team import ALONE, Team
 from runner_core.data.samples import RowSamples
 from runner_core.engines.device import default_precision
@@ -188,6 +189,7 @@ class ToySetup:
     rules: list | None = None
     plugins: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(versions={"core": "0"}))
     team: Team = ALONE
+    start: StartWeights | None = None
 
     @property
     def config(self):

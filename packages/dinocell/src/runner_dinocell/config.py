@@ -68,8 +68,6 @@ class ModelConfig:
     """Width before the prototypes."""
     ibot_head: Literal["shared", "own"] = "shared"
     """Projection head of patch tokens: the image's, or one of their own."""
-    weights: Path | None = None
-    """Official DINOv2 weights (.pth or .safetensors) to start student and teacher from."""
 
 
 @dataclass

@@ -111,12 +111,11 @@ class DinoCell(Project):
 
         return DinoNet(self.config, len(self._channels))
 
-    def _initialise(self, model: Any) -> None:
-        """Load official DINOv2 weights if `model.weights` names a file."""
-        if self.config.model.weights is not None:
-            from runner_dinocell.weights import start_from
+    def _adapt_weights(self, model: Any, weights: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return official DINOv2 weights under this network's names and in its shapes."""
+        from runner_dinocell.weights import adapt
 
-            start_from(model, self.config.model.weights)
+        return adapt(model, weights)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_dinocell.objective import objective
@@ -148,7 +147,7 @@ class DinoCell(Project):
         """Not splittable: Sinkhorn-Knopp, centres and KoLeo look at the whole batch."""
         return Learning(
             optimisations=OPTIMISATIONS,
-            initialise=self._initialise,
+            adapt_weights=self._adapt_weights,
             parameter_groups=self._parameter_groups,
             schedule=partial(schedules.learning_rate, self.config),
             adjust=self._adjust,

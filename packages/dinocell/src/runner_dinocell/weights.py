@@ -1,7 +1,7 @@
 """Loading of official DINOv2 weights (github.com/facebookresearch/dinov2) into student and teacher.
 
-It reads the files of its model zoo, and the teacher checkpoints that its training writes: these have the backbone below
-`backbone.`, beside heads that are ignored, and number blocks by chunk ("blocks.0.3." is block 3).
+`train --from FILE` takes the files of its model zoo, and the teacher checkpoints that its training writes: these have
+the backbone below `backbone.`, beside heads that are ignored, and number blocks by chunk ("blocks.0.3." is block 3).
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from runner_core import BadInput
-from safetensors.torch import load_file
 from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
@@ -27,49 +24,30 @@ _SQUARES = {side**2 for side in range(1, 1000)}
 """Patches of a grid that can be interpolated."""
 
 
-def start_from(network: DinoNet, file: Path) -> None:
-    """Start student and teacher from the official weights in `file`, fitted to the network (see `fitted`).
+def adapt(network: DinoNet, stored: Mapping[str, object]) -> Weights | None:
+    """Return official weights for student and teacher, fitted to the network (see `fitted`).
 
-    Raises BadInput for a file that is no such checkpoint, and for weights of another network, naming them.
+    Returns None for a file that holds no DINOv2 backbone. Raises BadInput for weights of another network, naming them.
     """
     backbone = network.student.backbone
-    try:
-        weights = fitted(official(read(file)), backbone)
-    except BadInput as error:
-        raise BadInput(f"model.weights {file}: {error}") from error
+    if (found := official(stored)) is None:
+        return None
+    weights = fitted(found, backbone)
     if isinstance(backbone, CellTransformer):
         own = as_timm(weights) | {"mask_token": weights["mask_token"]}
     else:
         own = {f"vit.{name}": tensor for name, tensor in weights.items()}
-    for branch in (network.student, network.teacher):
-        branch.backbone.load_state_dict(own)
+    branches = ("student", "teacher")
+    return {f"{branch}.backbone.{name}": tensor for branch in branches for name, tensor in own.items()}
 
 
-def read(file: Path) -> Mapping[str, object]:
-    """Read a .safetensors or .pth file, or raise BadInput."""
-    if not file.is_file():
-        raise BadInput("there is no such file")
-    try:
-        safe = file.suffix == ".safetensors"
-        stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise BadInput("it holds more than tensors, which is not loaded: save its state dict alone") from error
-    except Exception as error:  # readers raise any exception for a damaged file
-        raise BadInput(f"it cannot be read as weights: {type(error).__name__}: {error}") from error
-    if not isinstance(stored, Mapping):
-        raise BadInput(f"it holds a {type(stored).__name__}, not weights by name")
-    return stored
-
-
-def official(stored: Mapping[str, object]) -> Weights:
-    """Return the backbone's weights under the model zoo's names; BadInput if there are none."""
-    teacher = stored.get("teacher")
-    holder = teacher if isinstance(teacher, Mapping) else stored
-    tensors = {name: tensor for name, tensor in holder.items() if torch.is_tensor(tensor)}
+def official(stored: Mapping[str, object]) -> Weights | None:
+    """Return the backbone's weights under the model zoo's names; None if there are none."""
+    tensors = {name: tensor for name, tensor in stored.items() if torch.is_tensor(tensor)}
     inside = {name.removeprefix("backbone."): t for name, t in tensors.items() if name.startswith("backbone.")}
     weights = {re.sub(r"^blocks\.\d+\.(?=\d)", "blocks.", name): t for name, t in (inside or tensors).items()}
     if not {"cls_token", "pos_embed", PROJECTION} <= weights.keys():
-        raise BadInput(f"it is no DINOv2 backbone: it holds {_some(stored)}")
+        return None
     return weights
 
 
@@ -137,7 +115,7 @@ def _projection(kernel: Tensor, channels: int, patch: int) -> Tensor:
     return resample_patch_embed(kernel, [patch, patch])
 
 
-def _some(names: Sequence[str] | Mapping[str, object]) -> str:
-    few = list(names)[:4]
+def _some(names: Sequence[str]) -> str:
+    few = names[:4]
     more = f" and {len(names) - len(few)} more" if len(names) > len(few) else ""
     return ", ".join(few) + more if few else "nothing"

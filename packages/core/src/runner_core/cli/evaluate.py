@@ -11,7 +11,6 @@ from typing import Any
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
-from runner_core.cli.contents import Seen, read_contents, seen
 from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks, start_from_run
@@ -26,9 +25,10 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder, claimed
-from runner_core.training.data import SPLIT_FILE, SavedSplit, data_folder, read_records, read_split
+from runner_core.training.data import data_folder, read_records
 from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, write_scores
 from runner_core.training.evaluation import evaluate as score_records
+from runner_core.training.seen import SPLIT_FILE, History, SavedSplit, Seen, read_split
 
 SPLITS = ("validation", "train", "test", "all")
 SCORED = "scored"
@@ -45,16 +45,18 @@ def evaluate_with(started: Started[EvaluateOptions]) -> tuple[Scores, Path]:
     options, setup, run = started.options, started.setup, started.run
     assert run is not None
     side = _side(options, setup.project)
-    sides, contents = read_split(run.path), read_contents(run.path)
+    sides = read_split(run.path)
+    history = History.of(run.path, str(started.head["source"]) if started.own_data else "")
     networks = load_networks(started, options.run)  # before the records are read: `records` may use statistics
     everything, records = _records(started, side, sides)
     index = Identities(cache_root(setup.config.cache.dir))
     digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
-    read = records if started.own_data else everything
+    source = str(started.head["source"])
+    read = everything if history.foreign(source) else records
     digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
-    trained_on = seen(sides, contents, everything, [*digests.values()], started.own_data)
+    trained_on = history.seen(everything, [*digests.values()], source)
     found = facts(
-        data=str(started.head["source"]),
+        data=source,
         split=side,
         checkpoint=networks[2],
         contents={record.key: digests[record.key] for record in records},

@@ -49,6 +49,7 @@ class Keywords:
             config=get("config"),
             data=None if data is None else location(data),
             resume=get("resume"),
+            start=get("from_"),
             run_dir=get("run_dir"),
             extension=get("extension", ()),
             no_extension=get("no_extension", ()),

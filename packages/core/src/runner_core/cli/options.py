@@ -77,6 +77,10 @@ class TrainOptions(PresetOptions):
     """Folder of the run; it must be empty or new. Default: runs/PROJECT/TIME."""
     resume: str | None = None
     """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest."""
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE")] = None
+    """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), or
+    of a file (.safetensors). A run also gives its settings and data, unless --preset and --data name others. Its
+    training records never validate or test."""
 
 
 @dataclass(kw_only=True)
@@ -223,6 +227,7 @@ class Peek:
     config: Path | None
     data: Location | None
     resume: str | None
+    start: str | None
     run_dir: Path | None
     extension: tuple[str, ...]
     no_extension: tuple[str, ...]
@@ -239,6 +244,7 @@ def peek(arguments: Sequence[str]) -> Peek:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--preset", "--resume"):
         parser.add_argument(name)
+    parser.add_argument("--from", dest="start")
     for name in ("--config", "--run-dir"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--data", type=location)
@@ -255,6 +261,7 @@ def peek(arguments: Sequence[str]) -> Peek:
         config=known.config,
         data=known.data,
         resume=known.resume,
+        start=known.start,
         run_dir=known.run_dir,
         extension=tuple(known.extension),
         no_extension=tuple(known.no_extension),

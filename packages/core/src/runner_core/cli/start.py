@@ -15,7 +15,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, parse, peek
+from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, TrainOptions, parse, peek
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
@@ -37,6 +37,8 @@ from runner_core.plugins.settings import (
     refuse_secret_settings,
 )
 from runner_core.training.checkpoints import refuse_nan, restoring
+from runner_core.training.seen import History
+from runner_core.training.start import open_start, reopen
 
 Arguments = Sequence[str] | Keywords
 """A command line's words, or the keywords of a call from Python."""
@@ -55,6 +57,8 @@ class Started(Generic[Parsed]):
     """Settings that differ from the run that is used: name → (the run's value, this command's)."""
     own_data: bool = True
     """True if these are the data that the run was trained on."""
+    before: History = field(default_factory=History)
+    """What the weights that a new training starts from were trained on."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -82,16 +86,65 @@ def start_new(
     plugins, chosen = _plugins(name, seen, saved)
     project = plugins.project()
     file = None if seen.config is None else read_settings(seen.config)
-    source = _source(project, seen.data, saved or file)
+    start = _start(name, kind, seen, file)
+    parent = None if start is None else start.settings
+    source = _source(project, seen.data, saved or _with_source(file, parent))
     fallback = "demo" if source is None else "default"
-    preset = seen.preset or (file and file.preset) or (saved and saved.preset) or fallback
+    preset = seen.preset or next((f.preset for f in (file, saved, parent) if f is not None and f.preset), fallback)
     if saved is not None and seen.preset not in (None, saved.preset):
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
-    settings = overlay(_settings(project, preset, saved, file), over or {}, command)
-    prog, defaults = prog or f"runner {name} {command}", _defaults(preset, seen, saved or file)
+    base = _settings(project, preset, saved or (None if seen.preset else parent), None)
+    if parent is not None and str(source or PHANTOM) != parent.source:
+        base = for_other_data(base, project, preset)
+    settings = overlay(base if file is None else from_file(base, project, file), over or {}, command)
+    prog, defaults = prog or f"runner {name} {command}", _defaults(preset, seen, saved or file or parent)
     options, settings, _ = _parsed(kind, settings, arguments, seen, prog=prog, defaults=defaults)
     refuse_secret_settings(settings)
-    return Started(options, Setup(project(settings), settings, preset, source, plugins), run, chosen)
+    setup, before = Setup(project(settings), settings, preset, source, plugins), History()
+    if run is not None and start is None:
+        setup.start, before = reopen(setup, run), History.before(run.path)
+    elif start is not None:
+        setup.start, before = open_start(setup, start.named, start.history)
+    return Started(options, setup, run, chosen, before=before)
+
+
+@dataclass(frozen=True)
+class _From:
+    """The weights that the user named with --from; `settings` and `history` are those of their run, if it is one."""
+
+    named: Path
+    settings: SettingsFile | None
+    history: History | None
+
+
+def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None) -> _From | None:
+    """Return the weights that a new training starts from, or None. Raises BadInput for --from beside --resume."""
+    if not issubclass(kind, TrainOptions) or seen.help:
+        return None
+    if seen.resume is not None:
+        if seen.start is not None:
+            raise BadInput(
+                "--from starts a new run, and --resume continues an old one, whose weights are in its checkpoints: "
+                "leave one of them out"
+            )
+        return None
+    named = seen.start or (None if file is None else file.start)
+    if named is None:
+        return None
+    place = Path(named).expanduser()
+    if not place.exists():
+        raise BadInput(f"--from {named}: there is no such run or file")
+    try:
+        run = RunFolder.open(place)
+    except BadInput:
+        return _From(place, None, None)
+    settings = read_run(run, name)
+    return _From(place, settings, History.of(run.path, settings.source or PHANTOM))
+
+
+def _with_source(file: SettingsFile | None, parent: SettingsFile | None) -> SettingsFile | None:
+    """Return the file that names the data: the user's settings file, or else the run's of --from."""
+    return file if file is not None and file.source is not None else parent or file
 
 
 def _seen(arguments: Arguments) -> Peek:
@@ -182,6 +235,9 @@ def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | 
     state, checkpoint = load_state(started, named)
     judging = setup.project.judging()
     wanted = judging.untrained and judging.judge is not None
+    if wanted and started.run is not None and (start := reopen(setup, started.run)) is not None:
+        start.restored = False
+        setup.start = start
     with restoring(checkpoint):
         trained = setup.engine.load(setup, state)
         return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
@@ -197,7 +253,7 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
     setup, run = started.setup, started.run
     assert run is not None
     checkpoints = Checkpoints(run.checkpoints, setup.checkpoint_format, project=setup.name)
-    path = checkpoint_path(run, named)
+    path = run.checkpoint_of(named)
     if path is None:
         found = checkpoints.best()
         if found is None:
@@ -206,16 +262,6 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
     state = checkpoints.load(path)
     refuse_nan(state, path)
     return state, path
-
-
-def checkpoint_path(run: RunFolder, named: Path) -> Path | None:
-    """Return the checkpoint that the user named inside `run`; None for the run folder itself."""
-    inside = named.absolute()
-    if run.checkpoints.absolute() not in inside.parents:
-        return None
-    while inside.parent != run.checkpoints.absolute():  # a file inside a checkpoint
-        inside = inside.parent
-    return inside
 
 
 def _resumed(name: str, seen: Peek) -> RunFolder | None:

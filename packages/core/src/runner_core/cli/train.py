@@ -15,7 +15,6 @@ from runner_core.base.errors import BadInput, OutOfSpace, RunnerError, Stopped, 
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
-from runner_core.cli.contents import CONTENTS_FILE, save_contents
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.launch import launch, noticing, place_of, together
 from runner_core.cli.options import TrainOptions
@@ -26,6 +25,7 @@ from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.duplicates import known_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
@@ -33,10 +33,12 @@ from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
-from runner_core.training.data import SPLIT_FILE, open_data, read_split, save_split, trained_on
+from runner_core.training.data import open_data
 from runner_core.training.evaluation import draw_figures, evaluate, no_better, versions, write_scores
+from runner_core.training.seen import CONTENTS_FILE, SPLIT_FILE, START_FILE, History, Seen, save_contents, save_split
 from runner_core.training.signals import outlive_terminal
 from runner_core.training.snapshots import draw_watched, read_watched
+from runner_core.training.start import save_start
 from runner_core.training.timing import BLOCK_FILE
 
 
@@ -65,6 +67,8 @@ def _lead(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
         before = None if fresh else _Before(folder)
         traces, phases = _traces(folder), Phases(folder, started.setup.name, fresh=fresh)
         try:
+            if fresh and started.setup.start is not None:  # before config.yaml, which makes it a run
+                save_start(folder.path, started.setup.start, started.before)
             save(folder.config_file, started.setup.config, started.head)
             with noticing(started.setup.team):
                 return _train(started, folder, Display(folder.log), not fresh, phases)
@@ -86,7 +90,7 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
     try:
         with noticing(setup.team):
             setup.team.share(None)  # the first prepares the data
-            data = open_data(setup, silent.say, None if fresh else folder.path)
+            data = open_data(setup, silent.say, None if fresh else folder.path, started.before)
             run_training(setup, data, folder, Sinks([], silent.say), silent, not fresh)
     except RunnerError:
         raise
@@ -170,7 +174,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     _ = setup.engine  # engine and sinks refuse unusable settings before a cache is built
     sinks = Sinks(setup.sinks(folder.path), display.say)
     phases.now = Phase.DATA
-    data = open_data(setup, display.say, folder.path if resume else None)
+    data = open_data(setup, display.say, folder.path if resume else None, started.before)
     setup.team.share(None)  # the other processes may open the data now
     save_split(folder.path, data.records, data.splits)
     save_contents(folder.path, Identities(cache_root(setup.config.cache.dir)), data.records, data.splits["train"])
@@ -286,7 +290,7 @@ def _score(
     scores = evaluate(
         *(pipeline, trained.infer, records, display.say),
         untrained=untrained,
-        trained_on=trained_on(read_split(folder.path)),
+        trained_on=_trained_on(started, folder, records),
     )
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
@@ -307,6 +311,13 @@ def _score(
             "scoring_errors": scores.errors, "scoring_seconds": seconds, "health": health}  # fmt: skip
 
 
+def _trained_on(started: Started[Any], folder: RunFolder, records: Sequence[Record]) -> Seen:
+    """Return which records this run, or one before it, was trained on."""
+    source = str(started.head["source"])
+    digests = known_digests(Identities(cache_root(started.setup.config.cache.dir)), records)
+    return History.of(folder.path, source).seen(records, digests, source)
+
+
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
     setup = started.setup
     source = PHANTOM if setup.source is None else str(setup.source)
@@ -325,7 +336,7 @@ def _discard(folder: RunFolder) -> None:
     for path in (
         folder.config_file,
         folder.log,
-        *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, BLOCK_FILE, BAD_FILE)),
+        *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, START_FILE, BLOCK_FILE, BAD_FILE)),
     ):
         path.unlink(missing_ok=True)
     for path in (folder.checkpoints, folder.figures):

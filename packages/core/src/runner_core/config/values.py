@@ -17,7 +17,8 @@ from runner_core.base.errors import BadInput, did_you_mean
 Config = TypeVar("Config")
 
 REMOVED = {
-    "loss.measure_every": "every run logs the gradient norms of its loss terms, and `profile` times them: leave it out"
+    "model.weights": "`train --from FILE` starts from weights, for every project",
+    "loss.measure_every": "every run logs the gradient norms of its loss terms, and `profile` times them: leave it out",
 }
 """Settings that projects had before 0.1.0, with the answer to those who set them."""
 

@@ -79,6 +79,11 @@ class Learning:
     """`initialise(model)` loads pretrained weights into a network that `Project.model` returned.
 
     Only a training calls it. A network that gets a checkpoint's weights for prediction does not need it."""
+    adapt_weights: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+    """`adapt_weights(model, weights)` returns a file's weights under the network's names and in its shapes.
+
+    It is for files of a model zoo that `train --from FILE` may name. `weights` are as the file has them. If it returns
+    None, names and shapes are compared as they are."""
     parameter_groups: Callable[[Any], Any] | None = None
     """`parameter_groups(model)` returns parameter groups for the optimizer, in Keras the variables that it changes.
 

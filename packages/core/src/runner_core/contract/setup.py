@@ -18,8 +18,9 @@ from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Statistics
 from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Sink, State
+from runner_core.contract.start import StartWeights
 from runner_core.contract.team import ALONE, Place, Team
-from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json
+from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Tensors
 
 
 class Hooks(Protocol):
@@ -63,6 +64,8 @@ class Setup:
     plugins: Hooks
     team: Team = ALONE
     """The processes that train together; a team of one in every other command."""
+    start: StartWeights | None = None
+    """Weights that the training starts from; None: the network's initial ones."""
 
     @property
     def name(self) -> str:
@@ -272,7 +275,14 @@ class Engine(Protocol):
         ...
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> Trainer:
-        """Return a fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
+        """Return a fresh model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`.
+
+        The model has the weights of `setup.start` as far as they fit, and `setup.start.fit` says how they do.
+        """
+        ...
+
+    def read_weights(self, file: Path) -> Tensors:
+        """Return the weights in a file, by name, in host memory. Raises BadInput if it holds none."""
         ...
 
     def phases(self, trainer: Any) -> Phases | None:
@@ -287,7 +297,7 @@ class Engine(Protocol):
         ...
 
     def untrained(self, setup: Setup, state: State) -> Trained:
-        """Return the network before the first step of this checkpoint's run, made anew from its seed."""
+        """Return the network before the first step of this checkpoint's run, made anew from its seed and start."""
         ...
 
     def export(self, setup: Setup, state: State, folder: Path) -> Sequence[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,12 +77,18 @@ def _nearest(sums: int, wanted: float, round_up: bool) -> int:
 SPLITS = ("train", "validation", "test")
 
 
-def split(records: Sequence[AnyRecord], config: DataConfig, seed: int) -> dict[str, list[int]]:
+def split(
+    records: Sequence[AnyRecord], config: DataConfig, seed: int, seen: Callable[[AnyRecord], bool] | None = None
+) -> dict[str, list[int]]:
     """Return record numbers of `train`, `validation` and `test`, each ascending; `data.split` describes the rules.
 
-    This is a pure function of the settings, the seed and the records, whatever their order. Raises BadInput if a group
-    would be in two splits, if nothing is left to train on, or if a name is unknown.
+    This is a pure function of the settings, the seed and the records, whatever their order. A record for which `seen`
+    is true was trained on before, so only training may have it.
+
+    Raises BadInput if a group would be in two splits, if nothing is left to train on, if a name is unknown, or if a
+    rule takes a seen record to validate or test.
     """
+    known = frozenset(r.group for r in records if seen is not None and seen(r))
     if twice := [key for key, n in Counter(r.key for r in records).items() if n > 1]:
         raise BadInput(f"two records share the key '{twice[0]}'; keys must be unique")
     rule = config.split
@@ -91,7 +97,7 @@ def split(records: Sequence[AnyRecord], config: DataConfig, seed: int) -> dict[s
     elif rule == "auto" and any(r.split for r in records):
         chosen = _folders(records)
     elif rule == "auto":
-        chosen = _validate(records, _random_groups(records, config.validation_fraction, seed))
+        chosen = _validate(records, _random_groups(records, config.validation_fraction, seed, known))
     elif rule.startswith("group:"):
         chosen = _validate(records, _named_groups(records, rule.removeprefix("group:")))
     elif rule.endswith((".yaml", ".yml")):
@@ -99,6 +105,7 @@ def split(records: Sequence[AnyRecord], config: DataConfig, seed: int) -> dict[s
     else:
         raise BadInput(f"data.split is '{rule}'; it can be auto, none, group:NAME[,NAME] or a .yaml file")
     _refuse_leaks(records, chosen, rule)
+    _refuse_seen(records, chosen, known, rule)
     result = {name: [i for i, c in enumerate(chosen) if c == name] for name in SPLITS}
     if not result["train"]:
         raise BadInput(f"data.split {rule} leaves no record to train on")
@@ -119,7 +126,10 @@ def _folders(records: Sequence[AnyRecord]) -> list[str]:
     return [str(r.split) for r in records]
 
 
-def _random_groups(records: Sequence[AnyRecord], fraction: float, seed: int) -> set[str]:
+def _random_groups(
+    records: Sequence[AnyRecord], fraction: float, seed: int, seen: frozenset[str] = frozenset()
+) -> set[str]:
+    """Return random groups with this share of the records; if some were `seen`, of the others alone."""
     groups = _groups(records)
     if len(groups) < 2:
         raise BadInput(
@@ -133,7 +143,21 @@ def _random_groups(records: Sequence[AnyRecord], fraction: float, seed: int) -> 
     shuffled = [groups[i] for i in order(seed, 0, len(groups), len(groups), shuffle=True)]
     upwards = bool(order(seed, 1, 2, 1, shuffle=True)[0])
     places = nearest_share([sizes[group] for group in shuffled], fraction * len(records), round_up=upwards)
-    return {shuffled[place] for place in places}
+    chosen = {shuffled[place] for place in places}
+    return _unseen(shuffled, sizes, fraction * len(records), seen) if chosen & seen else chosen
+
+
+def _unseen(groups: Sequence[str], sizes: Mapping[str, int], wanted: float, seen: frozenset[str]) -> set[str]:
+    """Return unseen groups with about `wanted` records, or all if they have no more."""
+    left = [group for group in groups if group not in seen]
+    if not left:
+        raise BadInput(
+            "all groups of these data were trained on before (--from), so none can validate: add data that were not, "
+            "or train without validation (data.split none)"
+        )
+    if sum(sizes[group] for group in left) <= wanted or len(left) == 1:
+        return set(left)
+    return {left[place] for place in nearest_share([sizes[group] for group in left], wanted)}
 
 
 def spread(records: Sequence[AnyRecord], numbers: Sequence[int], count: int | None, seed: int) -> list[int]:
@@ -231,4 +255,15 @@ def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str
         raise BadInput(
             f"data.split {rule}: {counted(len(leaking), 'group')} would be in two splits ({shown}); the "
             "scores would be those of data seen in training. Put each group into one split"
+        )
+
+
+def _refuse_seen(records: Sequence[AnyRecord], chosen: Sequence[str], seen: frozenset[str], rule: str) -> None:
+    again = sorted({r.group for r, side in zip(records, chosen, strict=True) if side in SPLITS[1:] and r.group in seen})
+    if again:
+        shown = ", ".join(again[:5]) + (", …" if len(again) > 5 else "")
+        raise BadInput(
+            f"data.split {rule}: the weights of --from were trained on {counted(len(again), 'group')} that would "
+            f"validate or test ({shown}); the scores would be those of data seen in training. Choose other groups, or "
+            "data.split auto"
         )

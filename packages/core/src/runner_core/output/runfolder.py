@@ -79,7 +79,7 @@ class RunFolder:
         """Return whether `path` is left by a start that was killed before it wrote config.yaml."""
         if path in (self.checkpoints, self.figures):
             return path.is_dir() and not any(path.iterdir())
-        return path.name == _LOCK or _LEFTOVER.fullmatch(path.name) is not None
+        return path.name in (_LOCK, "start.json") or _LEFTOVER.fullmatch(path.name) is not None
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -116,6 +116,15 @@ class RunFolder:
         end = next((n for n, (_, event) in enumerate(logged, 1) if saved.items() <= event.items()), None)
         kept = logged[:end] if end else [(line, event) for line, event in logged if event.get("step", 0) <= step]
         replace_text(self.jsonl, "".join(f"{line}\n" for line, _ in kept))
+
+    def checkpoint_of(self, named: Path) -> Path | None:
+        """Return the checkpoint of this run that `named` is, or is inside of; None for any other path."""
+        inside = named.absolute()
+        if self.checkpoints.absolute() not in inside.parents:
+            return None
+        while inside.parent != self.checkpoints.absolute():  # a file inside a checkpoint
+            inside = inside.parent
+        return inside
 
     def saved_steps(self) -> list[int]:
         """Return the steps of the checkpoints, ascending, including damaged ones."""

@@ -52,6 +52,8 @@ class SettingsFile:
     source: str | None = None
     plugins: dict[str, str] = field(default_factory=dict)
     chosen: list[str] = field(default_factory=list)
+    start: str | None = None
+    """Weights that the run started from (`from`)."""
 
 
 def read_settings(path: Path) -> SettingsFile:
@@ -61,17 +63,18 @@ def read_settings(path: Path) -> SettingsFile:
         values = {}
     if not isinstance(values, dict):
         raise BadInput(f"{path}: expected sections such as `train:`, found {type(values).__name__}")
-    own = {key: values.pop(key, None) for key in ("project", "preset", "source")}
+    own = {key: values.pop(key, None) for key in ("project", "preset", "source", "from")}
     for key, value in own.items():
         if value is not None and not isinstance(value, str):
             raise BadInput(f"{path}: {key} must be text, not {value!r}")
+    start = own.pop("from")
     plugins = values.pop("plugins", None) or {}
     if not isinstance(plugins, dict) or not all(isinstance(name, str) for name in plugins):
         raise BadInput(f"{path}: plugins must be names with versions, not {plugins!r}")
     chosen = values.pop("chosen", None) or []
     if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
         raise BadInput(f"{path}: chosen must be a list of extensions, not {chosen!r}")
-    return SettingsFile(path, values, plugins=plugins, chosen=chosen, **own)
+    return SettingsFile(path, values, plugins=plugins, chosen=chosen, start=start, **own)
 
 
 def from_preset(project: type[Project], preset: str) -> RunConfig:
@@ -121,6 +124,7 @@ def head(setup: Setup, chosen: Sequence[str]) -> dict[str, Any]:
         "source": PHANTOM if setup.source is None else str(setup.source),
         "plugins": setup.plugins.versions,
         "chosen": list(chosen),
+        **({} if setup.start is None else {"from": setup.start.source}),
     }
 
 

@@ -20,7 +20,7 @@ from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import Block, Markup, Note, Page, html, is_number
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
-from runner_core.training.data import SavedSplit, read_split
+from runner_core.training.seen import SavedSplit, read_split
 
 _NO_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen")
 

@@ -7,19 +7,16 @@ would call training records "validation" as soon as the folder has other records
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
 from runner_core.base.files import size_text
 from runner_core.base.location import Location, Url, refuse_secrets, shell_word
 from runner_core.base.progress import progress
 from runner_core.base.text import about, counted
-from runner_core.base.writing import replace_text
 from runner_core.config import DataConfig
 from runner_core.config.values import flat
 from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding
@@ -31,60 +28,12 @@ from runner_core.data.cache import is_streaming
 from runner_core.data.cache.build import run_all
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
-from runner_core.data.duplicates import find_duplicates, known_digests, suspected_digests
+from runner_core.data.duplicates import find_duplicates, known_digests, read_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
 from runner_core.data.pipeline import RecordPipeline, local
-from runner_core.data.splits import SPLITS, read_lists, split, spread
-
-SPLIT_FILE = "split.yaml"
-
-SavedSplit = Mapping[str, Sequence[str]]
-"""Split name → groups and record keys."""
-
-
-def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> None:
-    """Write split.yaml at the run's first start; a resumed run keeps its own."""
-    path = run / SPLIT_FILE
-    if path.exists():
-        return
-    names = {}
-    for name, numbers in splits.items():
-        chosen = [records[n] for n in numbers]
-        names[name] = sorted({r.group for r in chosen} | {r.key for r in chosen})
-    try:
-        replace_text(path, "# groups and records of each split, when training began\n" + yaml.safe_dump(names))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def read_split(run: Path) -> SavedSplit | None:
-    """Return the split of the run, or None if it has no split.yaml."""
-    path = run / SPLIT_FILE
-    return read_lists(path) if path.exists() else None
-
-
-def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] | None:
-    """Return the split that a run was started with, as ascending numbers of `records`, or None if it is unknown.
-
-    A resumed run keeps it, whatever the rule of `data.split` would give now. New records belong to no split.
-    """
-    saved = read_split(run)
-    if saved is None:
-        return None
-    kept = {name: frozenset(saved.get(name, ())) for name in SPLITS}
-    return {
-        name: [n for n, r in enumerate(records) if r.key in found and r.group in found] for name, found in kept.items()
-    }
-
-
-def trained_on(saved: SavedSplit | None) -> Callable[[AnyRecord], bool]:
-    """Return a function that tells by name if training used a record or another of its group.
-
-    It returns False for every record if the split is unknown.
-    """
-    names = frozenset((saved or {}).get("train", ()))
-    return lambda record: record.key in names or record.group in names
-
+from runner_core.data.splits import split, spread
+from runner_core.plugins.settings import PHANTOM
+from runner_core.training.seen import History, Seen, kept_split
 
 _MOST_RECORDS = 500
 """Largest number of records to check; more would take minutes."""
@@ -221,18 +170,19 @@ def kept_phantom(setup: Setup, folder: Location) -> Iterator[None]:
         raise
 
 
-def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
+def open_data(setup: Setup, say: Say, run: Path | None = None, before: History | None = None) -> Data:
     """Return the records, their split, their cache and the statistics of the training records.
 
     The cache is announced first, then built as far as it is missing. `run` is the folder of a resumed run, which keeps
-    its own split.
+    its own split. `before` is what the weights that training starts from were trained on; such records do not validate.
     """
     folder = data_folder(setup, say)
     with collect_left_out() as left_out:
         records = read_records(setup, folder, say)
     config = setup.config
     kept = None if run is None else kept_split(run, records)
-    splits = split(records, config.data, config.train.seed) if kept is None else kept
+    seen = None if before is None or kept is not None else _seen(setup, before, records, say)
+    splits = split(records, config.data, config.train.seed, seen) if kept is None else kept
     validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
     for line in describe_split(setup.project, records, splits, len(validated)):
         say(line)
@@ -256,6 +206,24 @@ def open_data(setup: Setup, say: Say, run: Path | None = None) -> Data:
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
     return Data(records, splits, store, statistics, validated=validated, plan=plan)
+
+
+def _seen(setup: Setup, before: History, records: Sequence[AnyRecord], say: Say) -> Seen:
+    """Return which records the weights were trained on before, and say how many.
+
+    In other data names say nothing, so files that no cache has read yet are read, unless they are streamed.
+    """
+    index, source = Identities(cache_root(setup.config.cache.dir)), str(setup.source or PHANTOM)
+    reads = before.foreign(source) and not is_streaming(setup.config, records)
+    found = before.seen(records, (read_digests if reads else known_digests)(index, records), source)
+    for note in found.notes:
+        say(f"NOTE: {note}")
+    if count := sum(map(found, records)):
+        say(
+            f"the weights of --from were trained on {count:,} of these {counted(len(records), 'record')} or others of "
+            "their groups: they do not validate"
+        )
+    return found
 
 
 def refuse_duplicates(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:

@@ -71,7 +71,7 @@ def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) ->
         raise BadInput(
             "the run cannot continue with settings or data other than those it was started with:\n"
             + "\n".join(changed)
-            + "\nresume it as it was, or start a new run"
+            + "\nresume it as it was, or start a new run (`train --from RUN` begins with this run's weights)"
         )
 
 
@@ -98,8 +98,8 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
         raise BadInput(
             f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. You may only add epochs, and "
             "only where the learning rate does not depend on them (train.schedule constant, after its warm-up, no "
-            "schedule of the project's own): "
-            "resume with the run's own epochs, or start a new run"
+            "schedule of the project's own). Resume with the run's own epochs, or start a new run from its weights: "
+            f"runner {project.name} train --from RUN --train.epochs N"
         )
 
 
@@ -187,6 +187,8 @@ class Keeper:
             say=say,
         )
         self._fingerprint = fingerprint(setup.config, data, setup.precision.compute)
+        if setup.start is not None:
+            self._fingerprint["weights at the start"] = setup.start.digest
         if any(other != self._fingerprint for other in self._team.every(self._fingerprint)):
             raise BadInput("the processes of this training do not all see the same settings and data: check --data")
         # without health rules nobody asks, and of several processes each may hold a part of the network

@@ -24,8 +24,10 @@ from runner_core.training.assembly import assemble
 from runner_core.training.checkpoints import restoring
 from runner_core.training.keeping import Keeper, other_plugins
 from runner_core.training.loop import Loop
+from runner_core.training.seen import History
 from runner_core.training.signals import Signals
 from runner_core.training.snapshots import Snapshots
+from runner_core.training.start import describe, save_start, summary_of
 from runner_core.training.timing import BLOCK_FILE, kept_block
 
 
@@ -73,12 +75,23 @@ class _Run:
             data.store.block = kept_block(folder.path / BLOCK_FILE, data.store.block)
         self.parts = assemble(setup, data, folder.path, display.say)
         try:
+            self._started_from()
             self.keeper = Keeper(self.parts, folder.checkpoints, sinks, display.say, begun)
             self.health = Health(setup.health_rules(), setup.config.health.mode, self._report)
             self.loop = Loop(self.parts, self.keeper, self.health, self._snapshots(), sinks, display, self.signals)
         except BaseException:
             self.parts.loaders.close()
             raise
+
+    def _started_from(self) -> None:
+        """Say how the weights fit that a new run starts from, and record it in the run."""
+        start = self.setup.start
+        if start is None or start.restored:
+            return
+        for line in describe(start):
+            self.display.say(line)
+        if self.team.first:
+            save_start(self.folder.path, start, History.before(self.folder.path))
 
     def _snapshots(self) -> Snapshots | None:
         if self.parts.cadence.snapshots_every is None:
@@ -141,6 +154,7 @@ class _Run:
             "steps_per_epoch": self.parts.cadence.steps_per_epoch,
             "samples": {split: len(samples) for split, samples in self.data.samples.items()},
             "precision": self.setup.precision.compute,
+            **({} if self.setup.start is None else {"weights": summary_of(self.setup.start)}),
             "timing": {"device": asdict(self.setup.device), "versions": self.keeper.versions},
         }
 
@@ -179,6 +193,7 @@ class _Run:
             "peak_memory_bytes": {"host": peak_host_memory(), "device": self.parts.trainer.peak_memory()},
             "wall_seconds": self.keeper.seconds(),
             "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
+            **({} if self.setup.start is None else {"start": summary_of(self.setup.start)}),
             "split": self.data.described_split(),
             "device": asdict(self.setup.device),
             "devices": self.team.count,

@@ -22,6 +22,7 @@ from runner_core.engines.export import describe
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import unflatten
 from runner_core.engines.keras.network import Bound, assign, build, named, put
+from runner_core.engines.keras.start import read_weights
 from runner_core.engines.keras.trainer import KerasTrainer
 from runner_core.engines.memory import network_too_large
 
@@ -58,6 +59,10 @@ class KerasEngine:
         except OutOfDeviceMemory:
             raise network_too_large() from None
 
+    def read_weights(self, file: Path) -> Tensors:
+        """Return the weights in a .safetensors or .keras file, by name; raise BadInput if it holds none."""
+        return read_weights(file)
+
     def join(self, place: Place) -> Team:
         """Raise BadInput, because Keras distributes by its own means, which this engine does not use."""
         raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
@@ -85,10 +90,12 @@ class KerasEngine:
         return self._ready(setup, *self._network(setup, state))
 
     def untrained(self, setup: Setup, state: State) -> Trained:
-        """Return the network before the first step of the checkpoint's run, made anew from its seed."""
+        """Return the network before the first step of the checkpoint's run, made anew from its seed and start."""
         self._configure(setup)
         statistics = setup.project.statistics = unflatten(state)["statistics"]
-        return self._ready(setup, build(setup.project, setup.precision, self.config.train.seed), statistics)
+        return self._ready(
+            setup, build(setup.project, setup.precision, self.config.train.seed, setup.start), statistics
+        )
 
     def _ready(self, setup: Setup, network: keras.Model, statistics: Statistics) -> Trained:
         """Return a network with the function that predicts with it."""

@@ -15,8 +15,9 @@ from runner_core.base.errors import BadInput
 from runner_core.contract import Array, Precision, Step
 from runner_core.contract.project import Project
 from runner_core.contract.run import OtherWeights
+from runner_core.contract.start import StartWeights
 from runner_core.engines.keras import precision
-from runner_core.engines.weights import MovingAverage
+from runner_core.engines.weights import MovingAverage, given_weights, matched, refuse_no_fit
 
 
 class Bound:
@@ -46,8 +47,12 @@ class Bound:
         return found
 
 
-def build(project: Project, policy: Precision, seed: int | None = None) -> keras.Model:
+def build(
+    project: Project, policy: Precision, seed: int | None = None, start: StartWeights | None = None
+) -> keras.Model:
     """Return a new network under `policy`, with the initial weights of a training if `seed` is given.
+
+    The weights of `start` replace those that they fit.
 
     Layer names do not depend on what this process made before. Raises BadInput for a network without weights.
     """
@@ -64,8 +69,24 @@ def build(project: Project, policy: Precision, seed: int | None = None) -> keras
     initialise = project.learning().initialise
     if seed is not None and initialise is not None:
         initialise(network)
+    if start is not None and not start.restored:
+        start_from(network, project, start)
     precision.keep_float32(network, policy)
     return network
+
+
+def start_from(network: keras.Model, project: Project, start: StartWeights) -> None:
+    """Set the weights that `start` has in their shapes; raise BadInput if there are none.
+
+    Random streams (whole numbers) stay those of the seed.
+    """
+    given = given_weights(start, network, project)
+    own = {name: v for name, v in named(network.variables).items() if is_float(v)}
+    shapes = {n: str(np.shape(array)) for n, array in given.items() if np.asarray(array).dtype.kind == "f"}
+    start.fit, names = matched({n: str(tuple(v.shape)) for n, v in own.items()}, shapes)
+    refuse_no_fit(start, {name: int(np.prod(v.shape)) for name, v in own.items()})
+    for name, source in names.items():
+        own[name].assign(given[source])
 
 
 def named(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:

@@ -57,7 +57,7 @@ class KerasTrainer:
         self._per_epoch = max(1, steps // config.epochs)
         self._backend, self._device, self._xla = backend, setup.device, xla
         self._policy = setup.precision
-        self.network = build(project, setup.precision, config.seed)
+        self.network = build(project, setup.precision, config.seed, setup.start)
         gather = DeviceRows(data.samples["train"], backend) if data.store.device else None
         self._learning = Learning(
             project, config, self.network, setup.precision, data.statistics, steps, backend, gather

@@ -18,7 +18,7 @@ from torch import nn
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted
 from runner_core.config import RunConfig
-from runner_core.contract import Array, Arrays, Device, Infer, Json, State, Trained
+from runner_core.contract import Array, Arrays, Device, Infer, Json, State, Tensors, Trained
 from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
@@ -38,6 +38,7 @@ from runner_core.engines.torch.checkpoint import (
 )
 from runner_core.engines.torch.memory import network_fits
 from runner_core.engines.torch.parallel import TorchTeam, fresh, place
+from runner_core.engines.torch.start import read_weights
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
 
@@ -85,6 +86,10 @@ class TorchEngine:
         with network_fits():
             return TorchTrainer(setup, data, steps, torch_device(setup.device))
 
+    def read_weights(self, file: Path) -> Tensors:
+        """Return the weights in a .safetensors, .pt or .pth file, by name; raise BadInput if it holds none."""
+        return read_weights(file)
+
     def phases(self, trainer: TorchTrainer) -> Phases:
         """Return the object that measures the parts of the trainer's steps."""
         from runner_core.engines.torch.phases import TorchPhases
@@ -104,13 +109,13 @@ class TorchEngine:
         return self._ready(setup, *self._network(setup, state))
 
     def untrained(self, setup: Setup, state: State) -> Trained:
-        """Return the network before the first step of the checkpoint's run, made anew from its seed."""
+        """Return the network before the first step of the checkpoint's run, made anew from its seed and start."""
         statistics = setup.project.statistics = unflatten(state.values["torch"], state.tensors)["statistics"]
         device = torch_device(setup.device)
         generators = read_generators(device)
         try:
             seed_generators(self.config.train.seed)
-            network = fresh(setup.project, setup.precision)
+            network = fresh(setup.project, setup.precision, setup.start)
         finally:
             write_generators(generators, device)
         return self._ready(setup, network, statistics)

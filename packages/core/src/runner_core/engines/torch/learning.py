@@ -43,7 +43,7 @@ class Learning:
         project, config, team = setup.project, setup.config.train, setup.team
         self.project, self.config, self.device, self._team = project, config, device, team
         seed_generators(config.seed)
-        self.network: nn.Module = place(fresh(project, setup.precision), project, device)
+        self.network: nn.Module = place(fresh(project, setup.precision, setup.start), project, device)
         self._kept = precision.keep_float32(self.network, setup.precision, device)
         self.compiles = project.config.train.compile == "on"
         self._cast = precision.autocast(setup.precision, device)

@@ -18,7 +18,9 @@ from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Json, Precision, Step, Tensors
 from runner_core.contract.project import Project
+from runner_core.contract.start import StartWeights
 from runner_core.contract.team import Place
+from runner_core.engines.torch.start import start_from
 
 _BYTES_A_WEIGHT = 16
 """Bytes of a float32 weight, its gradient, and Adam's two averages."""
@@ -190,12 +192,14 @@ def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def fresh(project: Project, policy: Precision) -> nn.Module:
-    """Return a network in its initial state for training."""
+def fresh(project: Project, policy: Precision, start: StartWeights | None) -> nn.Module:
+    """Return a network in its initial state for training, with the weights of `start` as far as they fit."""
     network: nn.Module = project.model(policy)
     initialise = project.learning().initialise
     if initialise is not None:
         initialise(network)
+    if start is not None and not start.restored:
+        start_from(network, project, start)
     return network
 
 

@@ -1,0 +1,27 @@
+"""Weights in a file, for a new Keras network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+from safetensors.numpy import load_file
+
+from runner_core.base.errors import BadInput
+from runner_core.contract import Tensors
+from runner_core.engines.keras.network import apart, arrays, named
+
+
+def read_weights(file: Path) -> Tensors:
+    """Return the weights in a .safetensors or .keras file, by name; raise BadInput if it holds none."""
+    try:
+        if file.suffix == ".safetensors":
+            weights = dict(load_file(file))
+        else:
+            with apart():
+                weights = arrays(named(keras.saving.load_model(file, compile=False, safe_mode=True).variables))
+    except Exception as error:  # readers raise any exception for a damaged file
+        raise BadInput(f"{file} cannot be read as weights: {type(error).__name__}: {error}") from error
+    if not weights:
+        raise BadInput(f"{file} holds no weights")
+    return weights

@@ -1,0 +1,230 @@
+"""What a run was trained on: its split (split.yaml), digests of its records (contents.json), and the runs before it.
+
+In other data names say little: "sub-01" is another person there, and a copy under another name is the same scan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner_core.base.errors import BadInput
+from runner_core.base.text import counted
+from runner_core.base.writing import replace_json, replace_text
+from runner_core.contract.records import AnyRecord
+from runner_core.data.cache.identity import Identities
+from runner_core.data.duplicates import known_digests
+from runner_core.data.splits import SPLITS, read_lists
+
+SPLIT_FILE = "split.yaml"
+
+SavedSplit = Mapping[str, Sequence[str]]
+"""Split name → groups and record keys."""
+
+
+def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> None:
+    """Write split.yaml at the run's first start; a resumed run keeps its own."""
+    path = run / SPLIT_FILE
+    if path.exists():
+        return
+    names = {}
+    for name, numbers in splits.items():
+        chosen = [records[n] for n in numbers]
+        names[name] = sorted({r.group for r in chosen} | {r.key for r in chosen})
+    try:
+        replace_text(path, "# groups and records of each split, when training began\n" + yaml.safe_dump(names))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_split(run: Path) -> SavedSplit | None:
+    """Return the split of the run, or None if it has no split.yaml."""
+    path = run / SPLIT_FILE
+    return read_lists(path) if path.exists() else None
+
+
+def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] | None:
+    """Return the split that a run was started with, as ascending numbers of `records`, or None if it is unknown.
+
+    A resumed run keeps it, whatever the rule of `data.split` would give now. New records belong to no split.
+    """
+    saved = read_split(run)
+    if saved is None:
+        return None
+    kept = {name: frozenset(saved.get(name, ())) for name in SPLITS}
+    return {
+        name: [n for n, r in enumerate(records) if r.key in found and r.group in found] for name, found in kept.items()
+    }
+
+
+CONTENTS_FILE = "contents.json"
+
+
+def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], training: Sequence[int]) -> None:
+    """Write digests of the training records' main files at the run's first start, as far as the cache knows them."""
+    path = run / CONTENTS_FILE
+    if path.exists():
+        return
+    trained = [records[n] for n in training]
+    found = {r.key: digest for r, digest in zip(trained, known_digests(index, trained), strict=True) if digest}
+    try:
+        replace_json(path, {"train": found})
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_contents(run: Path) -> dict[str, str]:
+    """Return record key → digest of the training records; empty if the run does not record them."""
+    path = run / CONTENTS_FILE
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["train"]
+        if isinstance(found, dict) and all(isinstance(digest, str) for digest in found.values()):
+            return found
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise BadInput(f"{path} is damaged; remove it, and training records are recognised by their names")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What one run was trained on: groups and record keys in its data (`source`), and record key → digest."""
+
+    run: str
+    source: str
+    names: Sequence[str]
+    contents: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class History:
+    """What the weights of a run, and those that they started from, were trained on.
+
+    Attributes:
+        runs: The run and those before it.
+        unknown: Runs and files of which it is not known.
+    """
+
+    runs: tuple[TrainedRun, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: Path, source: str) -> History:
+        """Return the history of a run that was trained on `source`, with all runs before it."""
+        sides, before = read_split(run), cls.before(run)
+        if sides is None:
+            return cls(before.runs, (str(run.absolute()), *before.unknown))
+        own = TrainedRun(str(run.absolute()), source, list(sides.get("train", ())), read_contents(run))
+        return cls((own, *before.runs), before.unknown)
+
+    @classmethod
+    def before(cls, run: Path) -> History:
+        """Return the history of the weights that a run started from; empty if it started from none."""
+        saved = read_start(run)
+        return cls() if saved is None else cls.from_json(saved["trained_on"])
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> History:
+        return cls(tuple(TrainedRun(**run) for run in values["runs"]), tuple(values["unknown"]))
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def foreign(self, source: str) -> bool:
+        """Return whether any of the runs was trained on other data than `source`, where names mean other records."""
+        return any(run.source != source for run in self.runs)
+
+    def seen(self, records: Sequence[AnyRecord], digests: Sequence[str | None], source: str) -> Seen:
+        """Return which of `records`, all those of the data `source`, were trained on by any of the runs."""
+        found = [seen({"train": run.names}, run.contents, records, digests, run.source == source) for run in self.runs]
+        notes = list(dict.fromkeys(note for one in found for note in one.notes))
+        notes += [
+            f"it is not known what {name} was trained on: records that it has seen count as unseen"
+            for name in self.unknown
+        ]
+        keys = frozenset[str]().union(*(one.keys for one in found))
+        return Seen(keys, frozenset[str]().union(*(one.groups for one in found)), notes)
+
+
+START_FILE = "start.json"
+"""File in the folder of a run that started from weights: which, how they fit, and what they were trained on."""
+
+
+def read_start(run: Path) -> dict[str, Any] | None:
+    """Return start.json of a run, or None if it started from no weights."""
+    path = run / START_FILE
+    if not path.exists():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        History.from_json(found["trained_on"])
+        if all(isinstance(found[name], str) for name in ("source", "digest", "about")):
+            return found
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise BadInput(f"{path} is damaged: start a new run with --from")
+
+
+@dataclass
+class Seen:
+    """The records to score that were trained on, and how this is known."""
+
+    keys: frozenset[str]
+    groups: frozenset[str]
+    notes: list[str] = field(default_factory=list)
+
+    def __call__(self, record: AnyRecord) -> bool:
+        """Return whether the record, or another of its group, was trained on."""
+        return record.key in self.keys or record.group in self.groups
+
+
+def seen(
+    sides: SavedSplit | None,
+    contents: Mapping[str, str],
+    records: Sequence[AnyRecord],
+    digests: Sequence[str | None],
+    own: bool,
+) -> Seen:
+    """Find the records that were trained on, among all `records` of the data.
+
+    Compares by content if both contents are known, else by name. With `own` these are the data that the run was trained
+    on; there the same name means the same record, or one of its group.
+    """
+    names, trained = frozenset((sides or {}).get("train", ())), {digest: key for key, digest in contents.items()}
+    named = [r for r in records if r.key in names or r.group in names]
+    same = [r for r, digest in zip(records, digests, strict=True) if digest in trained]
+    unknown = {r.key for r, digest in zip(records, digests, strict=True) if digest is None or not contents}
+    unknown |= {r.key for r in named if r.key in names and r.key not in contents}
+    by_name = named if own else [r for r in named if r.key in unknown]
+    keys = frozenset(r.key for r in (*same, *by_name))
+    groups = frozenset(r.group for r in same) | frozenset(r.group for r in by_name)
+    return Seen(keys, groups, _notes(named, same, by_name, keys, names))
+
+
+def _notes(
+    named: Sequence[AnyRecord],
+    same: Sequence[AnyRecord],
+    by_name: Sequence[AnyRecord],
+    keys: frozenset[str],
+    names: frozenset[str],
+) -> list[str]:
+    notes = []
+    if copies := [r.key for r in same if r.key not in names and r.group not in names]:
+        shown = ", ".join(copies[:3]) + ", …" * (len(copies) > 3)
+        notes.append(
+            f"scans that were trained on have other names in this data: {counted(len(copies), 'record')} ({shown})"
+        )
+    if others := [r.key for r in named if r.key not in keys]:
+        notes.append(
+            "names of training records or of their groups stand for other contents in this data: "
+            f"{counted(len(others), 'record')}, not counted as trained on"
+        )
+    if by_name and not same:
+        notes.append("training records are recognised by their names, because their contents are not known")
+    return notes

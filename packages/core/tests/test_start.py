@@ -1,0 +1,229 @@
+"""`train --from`: weights of a run or a file, what fits, what they were trained on, and resuming such a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runner_core as runner
+from runner_core import BadInput, Record
+from runner_core.cli import main
+from runner_core.config import DataConfig
+from runner_core.contract.start import StartWeights
+from runner_core.data.splits import split
+from runner_core.engines.weights import matched, refuse_no_fit
+from runner_core.training.seen import History, TrainedRun, read_split
+
+QUICK = ["--train.epochs", "2", "--train.steps-per-epoch", "2", "--train.deterministic"]
+
+
+def summary(run: str) -> Any:
+    return json.loads((Path(run) / "summary.json").read_text(encoding="utf-8"))
+
+
+def weights(run: str, step: int) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(Path(run) / "checkpoints" / f"step-{step:08d}" / "model.safetensors"))
+
+
+def everything(run: str, step: int) -> Any:
+    """Return all that a checkpoint holds, except times: weights, average, optimizer, generators, counters."""
+    folder = Path(run) / "checkpoints" / f"step-{step:08d}"
+    values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    del values["values"]["timing"]
+    return values, {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+
+
+@pytest.fixture
+def parent(trained: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Path]:
+    """A trained run of the toy, in the working folder."""
+    yield shutil.copytree(trained, here / "parent")
+    capsys.readouterr()
+
+
+@pytest.mark.torch
+def test_a_run_gives_its_settings_its_data_and_what_it_was_trained_on(
+    parent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "train", "--from", "parent", "--run-dir", "child", "--train.seed", "5", *QUICK]) == 0
+    said = capsys.readouterr().out
+    assert "do not validate" in said
+    start = summary("child")["start"]
+    assert start["fitted"] == len(weights("child", 4))
+    assert start["from"].startswith(str(parent.absolute()))
+    assert [start["kept"], start["unused"], start["differ"]] == [[], [], {}]
+    one, other = read_split(parent), read_split(Path("child"))
+    assert one is not None
+    assert other is not None
+    assert other["validation"], "the seed alone would choose others"
+    assert not {*one["train"]} & {*other["validation"]}
+    assert summary("child")["preset"] == summary("parent")["preset"]
+
+    # a run that starts from that one knows both, in the same data under other names too
+    assert main(["toy", "phantom", "data"]) == 0
+    names = sorted(path.stem for path in Path("data").glob("*.npy") if not path.stem.endswith("_mask"))
+    Path("moved").mkdir()
+    for number, name in enumerate(names):
+        for end in ("", "_mask"):
+            shutil.copy(f"data/{name}{end}.npy", f"moved/new{number}_a{end}.npy")
+    values = np.random.default_rng(0).random((2, 8, 24, 24)).astype(np.float32)
+    for group in "ab":
+        np.save(f"moved/{group}_new.npy", values["ab".index(group)])
+        np.save(f"moved/{group}_new_mask.npy", (values["ab".index(group)] > 0.5).astype(np.float32))
+    assert main(["toy", "train", "--from", "child", "--data", "moved", "--run-dir", "third", *QUICK]) == 0
+    third = read_split(Path("third"))
+    assert third is not None
+    seen = {*one["train"], *other["train"]} & {*names}
+    unseen = {f"new{number}_a" for number, name in enumerate(names) if name not in seen} | {"a_new", "b_new"}
+    assert {name for name in third["validation"] if "_" in name} <= unseen
+    capsys.readouterr()
+    assert main(["toy", "evaluate", "third", "--data", "data"]) == 0
+    trained_on = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("  trained on")]
+    assert seen <= {*trained_on}
+    history = History.of(Path("third").absolute(), str(Path("moved").absolute()))
+    assert [Path(run.run).name for run in history.runs] == ["third", "child", "parent"]
+
+    named = sorted({*one["train"]} & {name.partition("_")[0] for name in names})[0]
+    assert main(["toy", "train", "--from", "child", "--run-dir", "no", "--data.split", f"group:{named}"]) == 2
+    assert f"were trained on 1 group that would validate or test ({named})" in capsys.readouterr().err
+    assert not Path("no").exists()
+
+
+@pytest.mark.torch
+def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.numpy import save_file
+
+    own = weights("parent", int(summary("parent")["steps"]))
+    first, *rest = (name for name in own if own[name].ndim > 1)
+    changed = {f"module.{name}": array for name, array in own.items() if name != rest[0]}
+    save_file(
+        {**changed, f"module.{first}": np.zeros((1, 2), np.float32), "module.more": np.ones(3)}, "some.safetensors"
+    )
+    assert main(["toy", "train", "--from", "some.safetensors", "--run-dir", "child", *QUICK]) == 0
+    said, start = capsys.readouterr().out, summary("child")["start"]
+    assert start["kept"] == [rest[0]]
+    assert start["unused"] == ["module.more"]
+    assert [*start["differ"]] == [first]
+    assert start["fitted"] == len(own) - 2
+    assert f"not in the file, so initial: 1 ({rest[0]})" in said
+    assert "it is not known what" in said
+
+    def refused(*words: str) -> str:
+        assert main(["toy", "train", "--run-dir", "no", *words]) == 2
+        assert not Path("no").exists()
+        return capsys.readouterr().err
+
+    save_file({"other": np.ones(3, np.float32)}, "other.safetensors")
+    assert "none of its weights fits this network" in refused("--from", "other.safetensors")
+    save_file({**own, first: np.full_like(own[first], np.nan)}, "nan.safetensors")
+    assert f"nan.safetensors: {first} holds NaN" in refused("--from", "nan.safetensors")
+    Path("text.safetensors").write_text("hello", encoding="utf-8")
+    assert "cannot be read as weights" in refused("--from", "text.safetensors")
+    assert "there is no such run or file" in refused("--from", "nothing.pth")
+    assert "leave one of them out" in refused("--from", "parent", "--resume", "child")
+    Path("empty").mkdir()
+    assert "neither a run nor a folder with weights" in refused("--from", "empty")
+
+
+KILLED = """
+import os, signal, sys
+from runner_core.cli import main
+from runner_core.engines.torch.trainer import TorchTrainer
+own, at = TorchTrainer.train_step, int(sys.argv[1])
+def mortal(self, batch, step):
+    if step == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return own(self, batch, step)
+TorchTrainer.train_step = mortal
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_killed_and_resumed_run_equals_one_that_never_was(parent: Path, at: int) -> None:
+    """At step 1 nothing is saved yet: the weights are read again. At step 5 they are gone, and nothing needs them."""
+    words = ["toy", "train", "--from", "parent", "--train.ema", "0.9", *QUICK, "--train.steps-per-epoch", "4"]
+    assert main([*words, "--run-dir", "whole"]) == 0
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(at), *words, "--run-dir", "run"], check=False)
+    assert killed.returncode == -9
+    if at == 5:
+        shutil.rmtree(parent)
+    assert main(["toy", "train", "--resume", "run"]) == 0
+    assert everything("whole", 8) == everything("run", 8)
+    assert summary("run")["metrics"] == summary("whole")["metrics"]
+    assert summary("run")["start"] == summary("whole")["start"]
+
+    # averaged weights are what a run that starts from this one gets
+    if at == 1:
+        runner.train("toy", from_="run", run_dir="next", epochs=1, **{"train.steps_per_epoch": 1})
+        assert summary("next")["start"]["weights"].startswith("averaged weights of step-")
+
+
+@pytest.mark.torch
+def test_weights_that_changed_before_the_first_checkpoint_are_refused(
+    parent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = json.loads((parent / "checkpoints" / "best.json").read_text(encoding="utf-8"))["step"]
+    shutil.copy(parent / "checkpoints" / f"step-{best:08d}" / "model.safetensors", "some.safetensors")
+    words = ["toy", "train", "--from", "some.safetensors", "--run-dir", "run", *QUICK]
+    assert subprocess.run([sys.executable, "-c", KILLED, "1", *words], check=False).returncode == -9
+    from safetensors.numpy import load_file, save_file
+
+    save_file({name: array + 1 for name, array in load_file("some.safetensors").items()}, "some.safetensors")
+    assert main(["toy", "train", "--resume", "run"]) == 2
+    assert "was changed since" in capsys.readouterr().err
+
+
+def test_names_that_all_begin_alike_are_compared_without_it() -> None:
+    fit, names = matched({"a.w": "2", "b.w": "3"}, {"net.a.w": "2", "net.b.w": "3"})
+    assert names == {"a.w": "net.a.w", "b.w": "net.b.w"}
+    assert (fit.kept, fit.unused, fit.differ) == ([], [], {})
+    fit, names = matched({"a.w": "2", "b": "3"}, {"a.w": "2", "c": "9"})
+    assert (names, fit.kept, fit.unused) == ({"a.w": "a.w"}, ["b"], ["c"])
+    assert matched({"a": "2"}, {})[0].kept == ["a"]
+
+
+def test_a_counter_alone_does_not_fit() -> None:
+    start = StartWeights("file", "", "", True, dict)
+    start.fit, _ = matched({"n": "()", "w": "(3,)"}, {"n": "()", "v": "(3,)"})
+    with pytest.raises(BadInput, match="none of its weights fits"):
+        refuse_no_fit(start, {"n": 1, "w": 3})
+
+
+def records(*groups: str) -> list[Record]:
+    return [Record(f"{group}{n}", group, {}) for group in groups for n in range(2)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_seen_groups_never_validate(seed: int) -> None:
+    found = records(*"abcdefghij")
+    usual = split(found, DataConfig(), seed)
+    trained = {found[n].group for n in usual["train"]}
+    assert split(found, DataConfig(), seed, lambda r: r.group in trained) == usual, "the same seed, the same split"
+    other = split(found, DataConfig(), seed + 100, lambda r: r.group in trained)
+    assert other["validation"] == usual["validation"]
+    few = split(found, DataConfig(), seed, lambda r: r.group not in "cd")
+    assert {found[n].group for n in few["validation"]} == {"c", "d"}
+    with pytest.raises(BadInput, match="none can validate"):
+        split(found, DataConfig(), seed, lambda r: True)
+    assert not split(found, DataConfig(split="none"), seed, lambda r: True)["validation"]
+
+
+def test_names_count_in_the_same_data_and_contents_in_others() -> None:
+    one, two = Record("s1", "s1", {}), Record("s2", "s2", {})
+    history = History((TrainedRun("run", "here", ["s1"], {"s1": "x"}),), ("weights.pth",))
+    same = history.seen([one, two], ["x", "y"], "here")
+    assert (same(one), same(two)) == (True, False)
+    other = history.seen([one, two], ["z", "x"], "elsewhere")
+    assert (other(one), other(two)) == (False, True)
+    assert any("weights.pth" in note for note in other.notes)
+    assert History.from_json(json.loads(json.dumps(history.json()))).seen([one], ["x"], "here")(one)
