@@ -25,7 +25,7 @@ from runner_core.data.cache.folder import Damaged
 from runner_core.data.cache.prepared import PreparedCache
 from runner_core.data.crop import CentreCrop, NoCrop
 from runner_core.data.pipeline import RecordPipeline
-from runner_core.training.data import describe_plan, refuse_what_no_device_holds
+from runner_core.training.data import describe_plan, read_records, refuse_what_no_device_holds
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
 from cache_toy import LENGTHS, Folders, Workplace, assert_holds_what_the_pipeline_gives, flip_byte
@@ -127,6 +127,41 @@ def test_one_more_scan_prepares_one_scan(place):
     assert set(place.decoded()) == {"a0", "e4"}  # one of those copied is prepared, and compared
     assert any("3 of 4 records are copied" in s for s in place.said)
     assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory"])
+def test_one_corrected_value_prepares_one_record(place, mode):
+    capability = place.capability(mode=mode)
+    records = [replace(record, values={"class": "round", "age": 60}) for record in place.records]
+    capability.open(place.pipeline, records, place.said.append).close()
+    assert set(place.decoded()) == {"a0", "b1", "c2", "d3"}
+    records[2] = replace(records[2], values={"age": 60, "class": "long"})
+    capability.open(place.pipeline, records, place.said.append).close()
+    decoded = set(place.decoded())
+    assert "c2" in decoded
+    assert mode == "memory" or decoded <= {"a0", "c2"}
+    swapped = [replace(record, values=dict(reversed(record.values.items()))) for record in records]
+    capability.open(place.pipeline, swapped, place.said.append).close()
+    assert mode == "memory" or place.decoded() == ["a0"]  # one of those that were there is prepared, and compared
+
+
+def test_values_are_in_a_records_identity_and_in_no_others(place):
+    place.open()
+    plain, other = place.records[:2]
+    same = identity.identify(replace(plain, values={})).identity
+    assert same == identity.identify(plain).identity
+    found = [identity.identify(replace(plain, values={"class": value})).identity for value in (1, 1.5, "1", True, None)]
+    assert len({*found, same, identity.identify(other).identity}) == 7
+
+
+@pytest.mark.parametrize("value", [np.float32(1), float("nan"), ["round"], Path("a")])
+def test_values_that_are_not_plain_are_refused(place, monkeypatch, value):
+    place.open()
+    records = [*place.records[:1], replace(place.records[1], values={"class": value})]
+    monkeypatch.setattr(place.project, "records", lambda folder: records)
+    setup = SimpleNamespace(project=place.project, name="toy", source=place.data, config=RunConfig())
+    with pytest.raises(BadInput, match=r"record 'b1' has the value 'class'.*float\(…\)"):
+        read_records(setup, place.data, print)
 
 
 def test_blosc2_is_made_from_the_memory_map_and_back(place):

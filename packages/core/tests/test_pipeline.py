@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -72,6 +72,14 @@ def test_a_prediction_sees_no_label_and_the_record_stays_what_it_is(record):
     cropped = CroppedRecord(RecordPipeline(Counting(), NoCrop()), field)
     assert cropped.record == Field("a0", "a", record.files | {"image header": Path("i")}, "test", ("dna",))
     assert [*field.files] == ["image", "mask", "mask header", "image header"]
+
+
+def test_a_prediction_sees_no_value_that_is_a_label(record):
+    values = {"mask": "round", "magnification": 20.0}
+    whole = replace(record, values=values)
+    cropped = CroppedRecord(RecordPipeline(Counting(), NoCrop()), whole)
+    assert cropped.record.values == {"magnification": 20.0}
+    assert whole.values == values
 
 
 def test_pickled_pipeline_does_the_same(record):

@@ -101,6 +101,7 @@ from runner_core.contract.values import HostBatch as HostBatch
 from runner_core.contract.values import Infer as Infer
 from runner_core.contract.values import Json as Json
 from runner_core.contract.values import Progress as Progress
+from runner_core.contract.values import Scalar as Scalar
 from runner_core.contract.values import Step as Step
 from runner_core.contract.values import Tensors as Tensors
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache

@@ -33,7 +33,7 @@ from runner_core.contract.run import (
     State,
 )
 from runner_core.contract.setup import Engine, Trained, Trainer
-from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Progress, Step, Tensors
+from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Progress, Scalar, Step, Tensors
 
 __all__ = [
     "LEFT_OUT",
@@ -60,6 +60,7 @@ __all__ = [
     "Remedy",
     "SampleSpec",
     "Samples",
+    "Scalar",
     "Sink",
     "State",
     "Step",

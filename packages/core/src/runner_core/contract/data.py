@@ -66,7 +66,7 @@ class Cropped(Protocol):
 
     @property
     def record(self) -> Record:
-        """The record, without the files that `DataSet.labels` names."""
+        """The record, without the files and values that `DataSet.labels` names."""
         ...
 
     @property

@@ -40,7 +40,8 @@ class DataSet:
     crop: str = "none"
     """The cropper that `crop.mode: auto` chooses for this project."""
     labels: tuple[str, ...] = ()
-    """Roles in `Record.files` that hold labels: "mask", "dose". `predict` and `baseline` get records without them."""
+    """Roles in `Record.files`, and names in `Record.values`, that hold labels: "mask", "dose", "class". `predict` and
+    `baseline` get records without them."""
     remote: bool = False
     """True if the data may be at a URL. `records` and `inputs` then get a `Url` if the user named one."""
     settings: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, Generic
 from typing_extensions import TypeVar
 
 from runner_core.base.location import Location, Url
-from runner_core.contract.values import Array, Arrays, Json
+from runner_core.contract.values import Array, Arrays, Json, Scalar
 
 Place_co = TypeVar("Place_co", bound=Location, default=Path, covariant=True)
 
@@ -21,6 +21,8 @@ class Record(Generic[Place_co]):
 
     `key` is unique in the data set. No split ever cuts a `group` (patient, scroll, plate). `files` maps roles ("image",
     "mask") to files or folders. `split` is train, validation or test if the data set's own folders name the split.
+    `values` holds what a table says of this record alone: labels ("class", "age") and metadata ("magnification"). They
+    are part of the record's identity: if one value changes, this record is prepared anew, and no other.
 
     The files of a `Record` are on this machine. The files of a `Record[Location]`, which a `remote` project may find,
     can also be at URLs; they are fetched before a method of the project reads them.
@@ -30,6 +32,7 @@ class Record(Generic[Place_co]):
     group: str
     files: Mapping[str, Place_co]
     split: str | None = None
+    values: Mapping[str, Scalar] = field(default_factory=dict, kw_only=True)
 
 
 AnyRecord = Record[Any]

@@ -15,6 +15,8 @@ Tensors = dict[str, Any]
 """The engine's own tensors (torch, Keras) by name."""
 Json = Any
 """Any JSON value: text, numbers, booleans, None, lists, and mappings with text keys."""
+Scalar = str | int | float | bool | None
+"""One plain value: text, a finite number, a bool or None."""
 
 
 class HostBatch(NamedTuple):

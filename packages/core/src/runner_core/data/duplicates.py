@@ -135,7 +135,7 @@ def _judge(records: Sequence[AnyRecord], names: set[str]) -> Finding:
 
 
 def _main(record: AnyRecord) -> Record:
-    return replace(record, files=dict(list(record.files.items())[:1]))
+    return replace(record, files=dict(list(record.files.items())[:1]), values={})
 
 
 def _path(record: AnyRecord) -> Location:

@@ -112,8 +112,11 @@ class CroppedRecord:
 
     def __init__(self, pipeline: RecordPipeline, record: AnyRecord) -> None:
         labels = pipeline.project.dataset.labels
-        files = {role: file for role, file in record.files.items() if role not in labels}
-        self.record = dataclasses.replace(record, files=files)
+        files, values = (
+            {name: value for name, value in mapping.items() if name not in labels}
+            for mapping in (record.files, record.values)
+        )
+        self.record = dataclasses.replace(record, files=files, values=values)
         self._pipeline = pipeline
 
     @property

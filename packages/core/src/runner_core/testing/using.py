@@ -29,8 +29,9 @@ def export_writes_files(case: Case) -> None:
 def prediction_is_repeatable(case: Case) -> None:
     """Check that two predictions of the same record are equal bit for bit, and that it had labels to leave out."""
     _assert_predicts(case)
-    labels, files = case.project.dataset.labels, case.validation_record.files
-    assert not labels or files.keys() & labels, f"DataSet.labels names none of the record's files: {list(files)}"
+    labels, record = case.project.dataset.labels, case.validation_record
+    names = [*record.files, *record.values]
+    assert not labels or set(names) & {*labels}, f"DataSet.labels names no file and no value of the record: {names}"
     one, cropped = case.predict(), case.cropped()
     assert_equal(one, case.predict(cropped), "predict, called twice")
     assert_equal(one, case.predict(cropped), "predict, called again with what the first call was given,")

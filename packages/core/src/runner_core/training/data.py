@@ -6,6 +6,7 @@ would call training records "validation" as soon as the folder has other records
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,7 +138,7 @@ def data_folder(setup: Setup, say: Say) -> Location:
 def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord]:
     """Return every record below `folder`, with today's size and etag for files at URLs.
 
-    Raises BadInput if there are no records or if two records have the same key.
+    Raises BadInput if there are no records, if two records have the same key, or if a value is none that JSON has.
     """
     with kept_phantom(setup, folder):
         records = setup.project.records(folder)
@@ -148,6 +149,7 @@ def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord
         for place in record.files.values():
             if isinstance(place, Url):
                 refuse_secrets(place)
+        _refuse_values(setup.name, record)
         if record.key in seen:
             raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
         seen[record.key] = record
@@ -156,6 +158,17 @@ def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord
 
         return marked(records, setup.config.remote, cache_root(setup.config.cache.dir), say)
     return records
+
+
+def _refuse_values(project: str, record: AnyRecord) -> None:
+    """Raise BadInput unless the record's values are text, finite numbers, bools or None, under names that are text."""
+    for name, value in record.values.items():
+        plain = value is None or type(value) in (str, int, float, bool)
+        if not isinstance(name, str) or not plain or (isinstance(value, float) and not math.isfinite(value)):
+            raise BadInput(
+                f"project {project}: record {record.key!r} has the value {name!r}: {value!r} ({type(value).__name__}); "
+                "values are text, finite numbers, bools or None of Python itself (float(…), int(…), str(…) convert)"
+            )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Digests of the content of records' files, remembered by path, size and time of change.
 
-A record's identity is the xxh3 (128 bit) of its roles and their files' contents, not of their location: a data set
-moved to another disk is the same data set.
+A record's identity is the xxh3 (128 bit) of its roles, their files' contents and its values, not of their location: a
+data set moved to another disk is the same data set.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _known(record: Record, marks: Sequence[FileMark]) -> Known:
         role: [(_text(file.relative_to(path)), digests[str(file)]) for file in files_below(path)]
         for role, path in sorted(_absolute(record).items())
     }
-    return Known(digest_json(content), marks)
+    return Known(digest_json([content, dict(record.values)] if record.values else content), marks)
 
 
 def source_bytes(record: Record) -> int:

@@ -14,7 +14,7 @@ from runner_core.base.errors import OutOfSpace
 from runner_core.base.files import size_text
 from runner_core.base.location import Location, Url
 from runner_core.base.text import counted
-from runner_core.contract import CachePlan, Pipeline, Store
+from runner_core.contract import CachePlan, Json, Pipeline, Store
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import digest_json
@@ -85,8 +85,9 @@ def _names(pipeline: Pipeline, records: Sequence[AnyRecord]) -> list[str]:
     return [digest_json([settings, record.key, record.group, _marks(record)]) for record in records]
 
 
-def _marks(record: AnyRecord) -> list[list[str | int | None]]:
-    return [[role, *_mark(place)] for role, place in sorted(record.files.items())]
+def _marks(record: AnyRecord) -> list[Json]:
+    marks: list[Json] = [[role, *_mark(place)] for role, place in sorted(record.files.items())]
+    return [*marks, dict(record.values)] if record.values else marks
 
 
 def _mark(place: Location) -> list[str | int | None]:
