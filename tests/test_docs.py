@@ -35,6 +35,7 @@ OWN_FLAGS = {
     "doctor": {"--json"},
     "list": {"--json", "--hooks", "--extension", "--no-extension"},
     "new": {"--framework", "--into"},
+    "completion": set(),
 }
 """Flags of `runner`'s own commands, which take no settings."""
 

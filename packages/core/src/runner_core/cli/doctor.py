@@ -6,6 +6,7 @@ framework is asked in its own process whether it sees it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -19,7 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner_core.base.errors import BadInput
 from runner_core.cli.json_output import show_json
 from runner_core.data.cache.folder import cache_root
 from runner_core.engines.device import cpu_name
@@ -50,15 +50,17 @@ class Gpu(NamedTuple):
 
 def doctor(arguments: Sequence[str]) -> int:
     """Print the findings and return 0: a slow machine is no error."""
-    if set(arguments) - {"--debug", "--json"}:
-        raise BadInput(f"`runner doctor` takes no arguments, not {' '.join(arguments)}")
+    parser = argparse.ArgumentParser(prog="runner doctor", description="Show the machine, and what is slow or missing.")
+    parser.add_argument("--json", action="store_true", help="print the result on stdout as JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    options = parser.parse_args(list(arguments))
     gpus = find_gpus()
     cache = cache_root(None)
     speed = disk_speed(cache)
     seen = seen_gpus() if gpus else {}
     found = list(advice(gpus, seen, cache, speed))
     machine = machine_facts(gpus, cache, speed)
-    if "--json" in arguments:
+    if options.json:
         plugins = [plugin.facts() for plugin in _plugins()]
         versions = {package: _version(package) for package in _PACKAGES}
         show_json({**machine, "gpus_seen_by": seen, "versions": versions, "plugins": plugins, "advice": found})

@@ -60,7 +60,7 @@ def complete_help(kind: type) -> None:
     tyro reads annotations, and bounds must not need tyro, which takes long to import: they are joined here. tyro alone
     would keep the line breaks that a text has in its source.
     """
-    hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
+    hints, about = get_type_hints(kind, include_extras=True), texts(kind)
     for field in dataclasses.fields(kind):
         hint, more = hints[field.name], list[Any]()
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -68,13 +68,13 @@ def complete_help(kind: type) -> None:
             continue
         if (bounds := next(bounds_of(hint), None)) and "metavar" not in repr(hint):
             more.append(tyro.conf.arg(metavar=_metavar(hint, bounds)))
-        if field.name in texts and not any(isinstance(extra, Doc) for extra in get_args(hint)):
-            more.append(Doc(texts[field.name]))
+        if field.name in about and not any(isinstance(extra, Doc) for extra in get_args(hint)):
+            more.append(Doc(about[field.name]))
         if more:
             kind.__annotations__[field.name] = Annotated[(hint, *more)]
 
 
-def _texts(kind: type) -> dict[str, str]:
+def texts(kind: type) -> dict[str, str]:
     """Return the text below each field, without line breaks; empty if the source is not there."""
     found: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):

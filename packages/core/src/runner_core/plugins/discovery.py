@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": "runner_core.cli.compare:compare",
     "verify-resume": "runner_core.cli.verify_resume:verify_resume",
     "new": "runner_core.cli.new:new",
+    "completion": "runner_core.cli.completion:completion",
 }
 """Commands of `runner` itself, and the functions that they call; no project can have one of these names."""
 
