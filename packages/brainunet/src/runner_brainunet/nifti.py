@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,29 @@ def grid_distance(a: Array, b: Array, shape: tuple[int, ...]) -> float:
     """Return the largest distance between the corners of a grid under two affines."""
     corners = np.array(np.meshgrid(*[(0, n - 1) for n in shape], [1], indexing="ij")).reshape(4, -1)
     return float(np.linalg.norm(((a - b) @ corners)[:3], axis=0).max())
+
+
+def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None, path: Path) -> Path:
+    """Write a scan that was given as `image` (X, Y, Z), with `affine` (4, 4) or its spacing in mm, and return the path.
+
+    Without an affine, the axes point right, anterior, superior. Raises BadInput that says what is needed.
+    """
+    if unknown := sorted({*arrays} - {"image", "affine"}) or (["no image"] if "image" not in arrays else []):
+        raise BadInput(f"{unknown[0]}: a scan is given as an array (X, Y, Z), or as {{'image': …, 'affine': …}}")
+    image, affine = arrays["image"], arrays.get("affine")
+    if image.ndim != 3 or image.dtype.kind not in "biuf":
+        raise BadInput(f"the array has shape {image.shape} and type {image.dtype}: a scan is (X, Y, Z), of numbers")
+    if affine is None and (spacing is None or len(spacing) not in (1, 3)):
+        raise BadInput("give the size of a voxel in mm, spacing=(x, y, z), or the affine: {'image': …, 'affine': …}")
+    if affine is None:
+        affine = np.diag([*np.broadcast_to(np.array(spacing), 3), 1.0])
+    elif affine.shape != (4, 4):
+        raise BadInput(f"the affine has shape {affine.shape}: it is (4, 4), from voxels to mm")
+    stored = image.astype(np.uint8) if image.dtype == bool else image
+    if (stored.dtype.kind in "iu" and stored.dtype.itemsize == 8) or stored.dtype == np.float16:
+        stored = stored.astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(stored, affine.astype(np.float64)), path)
+    return path
 
 
 def write_like(image: Any, data: Array, path: Path) -> Path:

@@ -75,6 +75,9 @@ class BrainUNet(Project):
     def inputs(self, path: Path) -> Sequence[Record]:
         return files.find_inputs(path, self.config.data)
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        return nifti.write_arrays(arrays, spacing, folder / "array.nii.gz")
+
     def decode(self, record: Record) -> Decoded:
         """Return the scan, its head (all but air: the cropper's guide) and its mask, in RAS at `data.spacing`."""
         path = record.files["image"]

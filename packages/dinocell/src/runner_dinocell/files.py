@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner_core import BadInput, Location, collect_left_out, counted, did_you_mean, leave_out, location
+import numpy as np
+from runner_core import Array, BadInput, Location, collect_left_out, counted, did_you_mean, leave_out, location
 
-from runner_dinocell import labels, manifest, names, sources
+from runner_dinocell import labels, manifest, names, sources, tiff
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import Field
 from runner_dinocell.manifest import Image, Table
@@ -83,6 +84,32 @@ def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> 
     if not fields:
         raise BadInput(f"{path}: its name does not say which field it is of, or it is of another channel.")
     return fields
+
+
+def write_arrays(arrays: Mapping[str, Array], channels: Sequence[str], folder: Path) -> Path:
+    """Write a field that was given as an array (C, H, W), its channels in the network's order, or by channel (H, W).
+
+    Raises BadInput that says what is needed.
+    """
+    stack = arrays.get("image")
+    if stack is not None:
+        if stack.ndim != 3 or len(stack) != len(channels):
+            raise BadInput(
+                f"the array has shape {stack.shape}: a field is (C, H, W), here with the channels {', '.join(channels)}"
+            )
+        arrays = dict(zip(channels, stack, strict=True))
+    rows = ["plate,well,site,channel,path"]
+    for number, (name, image) in enumerate(arrays.items()):
+        if image.ndim != 2 or image.dtype not in (np.uint8, np.uint16):
+            raise BadInput(
+                f"channel {name} has shape {image.shape} and type {image.dtype}: give the microscope's own "
+                "grey values, (H, W) in uint16 or uint8"
+            )
+        tiff.write(folder / f"{number}.tif", image)
+        rows.append(f"array,A01,1,{name},{number}.tif")
+    table = folder / "fields.csv"
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return table
 
 
 def _manifest(root: Location, config: CellConfig) -> Table | None:

@@ -72,6 +72,9 @@ class DinoCell(Project):
     def inputs(self, path: Location) -> Sequence[fields.Field]:
         return files.find_inputs(path, self.config, self._channels)
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        return files.write_arrays(arrays, self._channels, folder)
+
     def decode(self, record: Record) -> Decoded:
         return fields.decode(record)
 

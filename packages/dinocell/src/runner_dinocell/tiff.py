@@ -42,6 +42,11 @@ def read(path: Path, together: int = 1) -> Array:
         return np.ascontiguousarray(page.asarray(), dtype=page.dtype.newbyteorder("="))
 
 
+def write(path: Path, image: Array) -> None:
+    """Write an image (H, W), uint16 or uint8."""
+    tifffile.imwrite(path, image, photometric="minisblack", metadata=None)
+
+
 def outline(path: Path) -> tuple[tuple[int, ...], int]:
     """Return height and width, and bits per pixel, from the header alone; raises BadInput as `read` does."""
     refuse_special_file(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from runner_core import Array, BadInput, Infer
@@ -21,6 +22,10 @@ class Embedded:
 
     windows: Array
     corners: Array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the field's embedding, for NumPy."""
+        return np.array(self.field, dtype)
 
     @property
     def field(self) -> Array:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, Record, walk
 
-from runner_openkbp.csvfiles import read_masks, read_values, read_voxels
+from runner_openkbp.csvfiles import read_masks, read_values, read_voxels, write_indices, write_values, write_voxels
 from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit, unpack
 
 REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
@@ -139,6 +139,32 @@ def _packed(path: Path) -> bool:
 def _natural(text: str) -> list[tuple[int, str]]:
     """Return a sort key that puts pt_2 before pt_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None, folder: Path) -> Path:
+    """Write a patient that was given as arrays on the challenge's grid: ct, possible_dose_mask, and regions.
+
+    Raises BadInput that says what is needed.
+    """
+    needed, example = {"ct", POSSIBLE}, f"predict({{'ct': …, '{POSSIBLE}': …, 'PTV70': …}}, spacing=(x, y, z))"
+    if unknown := {*arrays} - {"ct", *MASKS}:
+        known = f"the regions are {', '.join(ROIS)}"
+        raise BadInput(f"{min(unknown)}: a dose needs more than one array. Write {example}; {known}")
+    if lacking := needed - {*arrays}:
+        raise BadInput(f"{min(lacking)} is missing: {example}")
+    if spacing is None or len(spacing) not in (1, len(GRID)):
+        raise BadInput(f"give the size of a voxel in mm: {example}")
+    for name, array in arrays.items():
+        if array.shape != GRID:
+            raise BadInput(f"{name} has shape {array.shape}: every array is on the challenge's grid, {GRID}")
+        if not np.isfinite(array).all():
+            raise BadInput(f"{name} has values that are NaN or infinite")
+    write_voxels(folder / REQUIRED["voxels"], np.broadcast_to(np.array(spacing), 3))
+    possible = arrays[POSSIBLE] > 0
+    write_values(folder / REQUIRED["ct"], arrays["ct"], possible | (arrays["ct"] != 0))
+    for name in {*arrays} - {"ct"}:
+        write_indices(folder / f"{name}.csv", arrays[name] > 0)
+    return folder
 
 
 # ---------------------------------------------------------------- reading

@@ -69,6 +69,11 @@ class OpenKBP(Project):
         outputs.refuse(self.predict_options, self._asked)
         return records
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        from runner_openkbp import files
+
+        return files.write_arrays(arrays, spacing, folder)
+
     def decode(self, record: Record) -> Decoded:
         """Read a patient: ct int16, masks uint16 and, if there is one, dose uint16, all on 128³.
 

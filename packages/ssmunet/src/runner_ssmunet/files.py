@@ -110,6 +110,28 @@ def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
     return sorted(records, key=lambda record: record.key)
 
 
+def write_arrays(arrays: Mapping[str, Array], own: Array, folder: Path) -> Path:
+    """Write a core that was given as `image` (H, W, bands), `wavenumbers` (bands,) and perhaps `tissue` (H, W).
+
+    `own` are the network's wavenumbers, which as many bands have if none are given. Raises BadInput that says what is
+    needed.
+    """
+    names = {"image": "X", "wavenumbers": "wn", "tissue": "tissue_mask"}
+    if unknown := {*arrays} - {*names}:
+        raise BadInput(f"{min(unknown)}: a core is given as {', '.join(names)}")
+    image = arrays.get("image", np.empty(0))
+    if image.ndim != 3:
+        raise BadInput(f"the array has shape {image.shape}: a core is (rows, columns, bands), and called image")
+    if "wavenumbers" not in arrays and image.shape[2] != len(own):
+        raise BadInput(
+            f"the array has {counted(image.shape[2], 'band')}, the network reads {len(own)}: say which the array's "
+            "are, predict({'image': array, 'wavenumbers': axis}), in cm⁻¹"
+        )
+    path, given = folder / "core_array.npz", {"wavenumbers": own, **arrays}
+    np.savez(path, allow_pickle=False, **{names[name]: array for name, array in given.items()})
+    return path
+
+
 def read_core(path: Path, labels: Path | None = None) -> Core:
     """Return the core of a file, with mask and meta from beside it, and labels from there or from `labels`.
 

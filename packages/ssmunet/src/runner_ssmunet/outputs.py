@@ -33,6 +33,10 @@ class Segmented:
     tissue: Array
     attention: Array
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the classes, for NumPy."""
+        return np.array(self.classes, dtype)
+
 
 def segmented(probabilities: Array, tissue: Array, labels: Array, attention: Array) -> Segmented:
     """Make a prediction from `probabilities` (K, H, W) and the label of each of the K outputs."""

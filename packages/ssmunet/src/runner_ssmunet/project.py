@@ -130,6 +130,9 @@ class SSMUNet(Project):
     def inputs(self, path: Path) -> Sequence[Record]:
         return files.find_inputs(path, self.config.data)
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        return files.write_arrays(arrays, self.statistics["wavenumbers"], folder)
+
     def decode(self, record: Record) -> Decoded:
         """Return spectra (H, W, C) as the file has them, tissue (the cropper's guide) and labels."""
         path, data = record.files["core"], self.config.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from runner_core import Array, BadInput, Finding
@@ -28,6 +29,10 @@ class Detected:
 
     mask: Array
     probability: Array | None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the mask, for NumPy."""
+        return np.array(self.mask, dtype)
 
 
 def write(prediction: Detected, key: str, folder: Path, probability: bool) -> list[Path]:

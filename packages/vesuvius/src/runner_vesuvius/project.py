@@ -82,6 +82,13 @@ class Vesuvius(Project):
             outputs.refuse_overlap(path, {record.key for record in found})
         return found
 
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        """Write the volume (Z, Y, X); its voxels have no size."""
+        if {*arrays} != {"image"}:
+            raise BadInput(f"{', '.join(arrays)}: a volume is one array, (Z, Y, X)")
+        np.save(folder / "array.npy", arrays["image"], allow_pickle=False)
+        return folder / "array.npy"
+
     def decode(self, record: Record) -> Decoded:
         """Read image and label, (D, H, W) uint8."""
         volumes.refuse_large(record.files)

@@ -62,8 +62,8 @@ class Predictor:
         place.mkdir()
         try:
             with undisturbed():
-                self.project.write_input(_arrays(item), _spacing(spacing), place)
-            (record,) = self._records(place)
+                written = self.project.write_input(_arrays(item), _spacing(spacing), place)
+            (record,) = self._records(written)
             return self._predicted(record, folder)
         except BadInput as error:  # the user knows no such folder
             error.args = (str(error).replace(f"{place}{os.sep}", "").replace(str(place), "the array"),)

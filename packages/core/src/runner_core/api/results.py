@@ -46,19 +46,23 @@ class Rows(list[dict[str, Any]]):
 
 
 class Scores(dict[str, float]):
-    """Scores of whole records: the mean of each by name. `records` has those of each record, the worst first."""
+    """Scores of whole records: the mean of each by name. `records` has those of each record, the worst first.
+
+    A project with many scores names those that are shown; scores.csv and scores.json in `folder` have all.
+    """
 
     def __init__(self, folder: Path, found: Mapping[str, Any]) -> None:
-        super().__init__(_numbers(found.get("means")))
+        shown = found.get("shown") or None
+        super().__init__(_numbers(found.get("means"), shown))
         self.folder = folder
         """Folder with scores.csv, scores.json and pictures."""
-        self.baseline = _numbers(found.get("baseline"))
+        self.baseline = _numbers(found.get("baseline"), shown)
         """Scores of a trivial method, if the project has one."""
-        self.further = {name: _numbers(values) for name, values in (found.get("further") or {}).items()}
+        self.further = {name: _numbers(values, shown) for name, values in (found.get("further") or {}).items()}
         """Scores of other methods, by name."""
         self.errors: list[str] = list(found.get("errors") or ())
         """One message for each record that could not be scored."""
-        self.records = Rows(map(_record, found.get("records") or ()))
+        self.records = Rows(_record(record, shown) for record in found.get("records") or ())
 
     @classmethod
     def read(cls, folder: Path) -> Scores:
@@ -112,14 +116,15 @@ class DataCheck:
         return fragment([status, *([self.findings.table("Findings")] if self.findings else []), *self.audit.tables])
 
 
-def _numbers(found: Any) -> dict[str, float]:
-    """Return numbers by name; JSON has null for one that is not finite."""
-    return {name: math.nan if value is None else value for name, value in dict(found or {}).items()}
+def _numbers(found: Any, shown: Any) -> dict[str, float]:
+    """Return those of the numbers that are `shown`, None for all; JSON has null for one that is not finite."""
+    chosen = {name: value for name, value in dict(found or {}).items() if shown is None or name in shown}
+    return {name: math.nan if value is None else value for name, value in chosen.items()}
 
 
-def _record(found: Mapping[str, Any]) -> dict[str, Any]:
-    baseline = {f"baseline_{name}": value for name, value in _numbers(found.get("baseline")).items()}
-    own = {"record": found["record"], "group": found["group"], **_numbers(found.get("scores")), **baseline}
+def _record(found: Mapping[str, Any], shown: Any) -> dict[str, Any]:
+    baseline = {f"baseline_{name}": value for name, value in _numbers(found.get("baseline"), shown).items()}
+    own = {"record": found["record"], "group": found["group"], **_numbers(found.get("scores"), shown), **baseline}
     return own | {"trained_on": bool(found.get("trained_on"))}
 
 

@@ -87,8 +87,8 @@ class Project:
         """
         return self.records(path)
 
-    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> None:
-        """Write arrays that `Run.predict` was given into `folder`, as one record that `inputs` finds there.
+    def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
+        """Write arrays that `Run.predict` was given into `folder`, as one record, and return the path for `inputs`.
 
         `arrays` has one, "image", if it was given an array alone. `spacing` is the size of a voxel (mm), one number for
         each axis or for all; None if none was given. Raises BadInput that says which arrays are needed.

@@ -98,8 +98,9 @@ class Toy(Project):
         there = isinstance(mask, Path) and mask.exists()
         return [self._record(path.name.removesuffix(".npy"), path, mask if there else None)]
 
-    def write_input(self, arrays: Mapping[str, Any], spacing: Any, folder: Path) -> None:
+    def write_input(self, arrays: Mapping[str, Any], spacing: Any, folder: Path) -> Path:
         np.save(folder / "array.npy", arrays["image"], allow_pickle=False)
+        return folder / "array.npy"
 
     def _files(self, root: Location) -> Sequence[Location]:
         if isinstance(root, Path):
