@@ -34,6 +34,7 @@ def train(
     preset: str | None = None,
     run_dir: AnyPath | None = None,
     resume: AnyPath | Literal[True] | None = None,
+    from_: AnyPath | None = None,
     config: AnyPath | None = None,
     **settings: Any,
 ) -> Run:
@@ -51,6 +52,7 @@ def train(
         preset: Named defaults. Default: demo for the phantom, else default.
         run_dir: A new or empty folder. Default: runs/PROJECT/TIME.
         resume: A stopped run to continue; True for the latest.
+        from_: A run or a file of weights to start a new run from.
         config: A settings file.
         settings: Settings, which override those of the preset and of the file.
 
@@ -63,7 +65,8 @@ def train(
     from runner_core.cli.start import start_new
     from runner_core.cli.train import train_with
 
-    given = {"data": data, "preset": preset, "run_dir": run_dir, "resume": resume, "config": config, **settings}
+    given = {"data": data, "preset": preset, "run_dir": run_dir, "resume": resume, "from_": from_}
+    given |= {"config": config, **settings}
     with undisturbed() as framework:
         started = start_new(project, "train", TrainOptions, keywords(TrainOptions, given))
         framework(started.setup.project.framework)
@@ -99,6 +102,7 @@ def _train_together(started: Started[Any]) -> Run:
         words = ["--config", str(file), "--preset", setup.preset]
         words += ["--resume" if started.run else "--run-dir", str(run.path)]
         words += [] if setup.source is None else ["--data", str(setup.source)]
+        words += [] if options.from_ is None else ["--from", options.from_]
         for name in ("extension", "no_extension"):
             words += [word for value in getattr(options, name) for word in (f"--{name.replace('_', '-')}", value)]
         code = train_with(started, lambda: words)
