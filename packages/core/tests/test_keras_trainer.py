@@ -181,6 +181,16 @@ def test_regularizers_count():
     np.testing.assert_allclose(moved, 0.05 * 0.2 * start[0], rtol=1e-3, atol=1e-6)
 
 
+def test_a_rate_that_falls_at_the_end():
+    ours = trainer(keras_toy.KerasToy, steps=10, train__schedule="wsd", train__warmup=0.4, train__learning_rate=2.0)
+    seen = []
+    for step in range(10):
+        arrays = {"image": np.zeros((4, 2, toy.SIDE, toy.SIDE), np.uint8)}
+        ours.train_step(HostBatch({**arrays, "mask": arrays["image"][:, 1:]}, 4, lambda: None), step)
+        seen.append(ours.read_log()["learning_rate"])
+    assert seen == pytest.approx([0.5, 1.0, 1.5, *[2.0] * 6, 1.0])
+
+
 @tensorflow_only
 @pytest.mark.parametrize("block", [2, 3, 5])
 def test_blocks_are_the_same_steps(block):

@@ -314,3 +314,18 @@ def test_the_precision_is_in_the_log_after_the_first_step(tmp_path):
     assert lines(tmp_path, "precision") == [
         {"event": "precision", "step": 1, "epoch": 0, "asked": "float32", "seen": {"torch.float32": 2}}
     ]
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 7])
+@pytest.mark.parametrize("begin", range(21))
+def test_the_last_step_before_the_decay_is_saved(block: int, begin: int) -> None:
+    cadence = Cadence(10, 2, log_every=1000, save_every=1000, block=block, decay_begin=begin)
+    visited, step = [], 0
+    while step < cadence.steps:
+        step = cadence.next_event(step)
+        visited.append(step)
+    before = cadence.before_decay
+    assert before is not None
+    assert begin - block < before <= begin
+    assert [step for step in visited if cadence.saves(step)] == sorted({before, 20} - {0})
+    assert all(cadence.ends_block(step) for step in visited)

@@ -337,6 +337,38 @@ def test_more_epochs_only_when_the_schedule_does_not_change(tmp_path, schedule, 
             toy.run(longer, tmp_path, resume=True)
 
 
+WSD = {"train__schedule": "wsd", "train__warmup": 0.0, "train__decay": 0.5, "checkpoint__keep": 1}
+
+
+@pytest.mark.parametrize("more", [{}, {"checkpoint__every_steps": 2, "train__ema": 0.9}])
+def test_a_finished_wsd_run_goes_on_as_if_it_had_always_been_longer(tmp_path, more):
+    run, whole, settings = tmp_path / "run", tmp_path / "whole", {**WSD, **more}
+    toy.run(toy.small(**settings, train__epochs=4), run)
+    finished = toy.final_state(run)[1]
+    toy.run(toy.small(**settings, train__epochs=8), whole)
+    (run / "config.yaml").write_text("train: {epochs: 8}\n")
+    display = toy.Quiet()
+    summary = toy.run(toy.small(**settings, train__epochs=8), run, resume=True, display=display)
+    assert summary["epochs"] == 8
+    assert any("is kept in" in text for text in display.said)
+    toy.assert_equal_runs_after(run, whole)
+    kept = toy.final_state(run / "epochs-4")[1]
+    assert all(np.array_equal(np.asarray(kept[name]), np.asarray(finished[name])) for name in finished)
+    assert "epochs: 4" in (run / "epochs-4" / "config.yaml").read_text()
+    with pytest.raises(BadInput, match="You may only add epochs"):
+        toy.run(toy.small(**settings, train__epochs=6), run, resume=True)
+
+
+def test_a_wsd_run_that_kept_nothing_from_before_its_decay_says_so(tmp_path):
+    toy.run(toy.small(**WSD, train__epochs=4), tmp_path)
+    steps = RunFolder(tmp_path).saved_steps()
+    assert len(steps) in (2, 3), "the newest, the one before the decay, and perhaps the best"
+    for step in steps[:-1]:
+        shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
+    with pytest.raises(BadInput, match="no checkpoint from before its learning rate fell"):
+        toy.run(toy.small(**WSD, train__epochs=8), tmp_path, resume=True)
+
+
 def test_another_projects_checkpoint_is_refused(tmp_path):
     class Other(toy.Toy):
         name = "other"

@@ -165,7 +165,7 @@ def test_average_of_the_weights():
             torch.testing.assert_close(tensor, expected[name[4:]].float())
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "wsd"])
 def test_schedules(schedule):
     ours = trainer(steps=10, train__schedule=schedule, train__warmup=0.4, train__learning_rate=2.0)
     seen = []
@@ -176,6 +176,7 @@ def test_schedules(schedule):
         "constant": [2.0] * 6,
         "cosine": [1 + math.cos(math.pi * i / 6) for i in range(6)],
         "linear": [2 - i / 3 for i in range(6)],
+        "wsd": [2.0] * 5 + [1.0],  # the last fifth: 2 steps
     }
     assert seen == pytest.approx([0.5, 1.0, 1.5, 2.0, *after[schedule]])
 

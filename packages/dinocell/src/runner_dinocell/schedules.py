@@ -22,7 +22,7 @@ def learning_rate(config: CellConfig, progress: Progress) -> float:
     """Return the factor on `train.learning_rate`.
 
     It rises linearly over the warm-up, then follows `train.schedule` to `optim.final_learning_rate` (a constant one
-    stays).
+    stays, and wsd falls linearly over the last `train.decay` of the steps).
     """
     warm = round(config.train.warmup * progress.steps)
     if progress.step < warm:
@@ -30,8 +30,13 @@ def learning_rate(config: CellConfig, progress: Progress) -> float:
     if config.train.schedule == "constant" or not config.train.learning_rate:
         return 1.0
     end = config.optim.final_learning_rate / config.train.learning_rate
+    if config.train.schedule == "wsd":
+        warm = max(warm, progress.steps - round(config.train.decay * progress.steps))
+        if progress.step < warm:
+            return 1.0
     fraction = (progress.step - warm) / max(1, progress.steps - warm)
-    return 1 + (end - 1) * min(fraction, 1.0) if config.train.schedule == "linear" else cosine(1.0, end, fraction)
+    linear = config.train.schedule in ("linear", "wsd")
+    return 1 + (end - 1) * min(fraction, 1.0) if linear else cosine(1.0, end, fraction)
 
 
 def weight_decay(config: CellConfig, progress: Progress) -> float:

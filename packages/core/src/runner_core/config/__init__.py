@@ -122,8 +122,11 @@ class TrainConfig:
     """Decoupled weight decay (AdamW)."""
     warmup: Annotated[float, Within(0, 1)] = 0.02
     """Share of the steps over which the learning rate rises linearly from 0."""
-    schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    """Shape of the learning rate's decay towards 0 after warm-up."""
+    schedule: Literal["constant", "cosine", "linear", "wsd"] = "cosine"
+    """Shape of the learning rate's decay towards 0 after warm-up. wsd (warm-up, stable, decay): constant, then linear
+    over the last steps (`decay`). A finished wsd run can go on with more epochs, from before its decay."""
+    decay: Annotated[float, Within(0, 1)] = 0.2
+    """wsd: share of the steps, at the end, over which the learning rate falls to 0."""
     clip: Annotated[float, MoreThan(0)] | None = None
     """Scale gradients down to this global norm. Default: no clipping."""
     ema: Annotated[float, Between(0, 1)] | None = None

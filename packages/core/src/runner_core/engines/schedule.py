@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from runner_core.config import TrainConfig
 from runner_core.contract import Progress
@@ -12,18 +13,39 @@ from runner_core.contract.project import Project
 def factor(config: TrainConfig, progress: Progress) -> float:
     """Return the factor on the learning rate in the step after `progress.step` finished ones.
 
-    It rises linearly over the first `warmup` share of the steps, then stays (constant) or falls to 0 over the rest.
+    It rises linearly over the first `warmup` share of the steps, then stays (constant), falls to 0 over the rest, or
+    stays until it falls over the last `decay` share (wsd).
 
     >>> [round(factor(TrainConfig(warmup=0.5, schedule="linear"), Progress(s, 4, 0)), 3) for s in range(4)]
     [0.5, 1.0, 1.0, 0.5]
+    >>> [factor(TrainConfig(warmup=0, schedule="wsd", decay=0.5), Progress(s, 4, 0)) for s in range(4)]
+    [1.0, 1.0, 1.0, 0.5]
     """
     warm = round(config.warmup * progress.steps)
     if progress.step < warm:
         return (progress.step + 1) / warm
     if config.schedule == "constant":
         return 1.0
+    if config.schedule == "wsd":
+        warm = decay_begin(config, progress.steps)
+        if progress.step < warm:
+            return 1.0
     fraction = (progress.step - warm) / max(1, progress.steps - warm)
-    return 1 - fraction if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * fraction))
+    return 0.5 * (1 + math.cos(math.pi * fraction)) if config.schedule == "cosine" else 1 - fraction
+
+
+def decay_begin(config: TrainConfig, steps: int) -> int:
+    """Return the number of steps before the decay of schedule wsd, in a training of `steps` steps."""
+    return max(round(config.warmup * steps), steps - round(config.decay * steps))
+
+
+def independent_of_length(config: TrainConfig, step: int, lengths: Sequence[int]) -> bool:
+    """Return whether the learning rate after `step` steps is the same whichever of `lengths` the training has."""
+    if step < config.warmup * max(lengths):
+        return False
+    return config.schedule == "constant" or (
+        config.schedule == "wsd" and all(step <= decay_begin(config, steps) for steps in lengths)
+    )
 
 
 class Schedule:

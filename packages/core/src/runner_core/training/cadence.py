@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner_core.config import RunConfig
+from runner_core.engines.schedule import decay_begin
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,12 @@ class Cadence:
     save_every_steps: int | None = None
     snapshots_every: int | None = None
     block: int = 1
+    decay_begin: int | None = None
+    """Step after which the learning rate falls (schedule wsd): the end of the block before it is saved."""
 
     @staticmethod
     def of(config: RunConfig, steps_per_epoch: int) -> Cadence:
+        steps = config.train.epochs * steps_per_epoch
         return Cadence(
             steps_per_epoch,
             config.train.epochs,
@@ -36,6 +40,7 @@ class Cadence:
             max(1, config.validate.every),
             max(1, config.checkpoint.every),
             config.checkpoint.every_steps or None,
+            decay_begin=decay_begin(config.train, steps) if config.train.schedule == "wsd" else None,
         )
 
     @property
@@ -61,13 +66,22 @@ class Cadence:
 
     def saves(self, step: int) -> bool:
         on_step = self.save_every_steps is not None and self._due(step, self.save_every_steps)
-        return on_step or self._epoch_event(step, self.save_every)
+        return on_step or step == self.before_decay or self._epoch_event(step, self.save_every)
+
+    @property
+    def before_decay(self) -> int | None:
+        """The last step at which a checkpoint knows nothing of the decay; None without one."""
+        if self.decay_begin is None:
+            return None
+        inside = self.decay_begin % self.steps_per_epoch
+        return self.decay_begin - inside % self.block
 
     def next_event(self, step: int) -> int:
         """Return the first step after `step` that logs, draws, validates, saves or ends an epoch."""
         periods = [self.log_every, self.steps_per_epoch]
+        before = [step_ for step_ in (self.before_decay,) if step_ is not None and step_ > step]
         periods += [period for period in (self.save_every_steps, self.snapshots_every) if period]
-        due = 1 if step == 0 else min(self.steps, *((step // period + 1) * period for period in periods))
+        due = 1 if step == 0 else min(self.steps, *before, *((step // period + 1) * period for period in periods))
         return min(self._begin(due) + self.block, self._epoch_begin(due) + self.steps_per_epoch)
 
     def ends_block(self, step: int) -> bool:

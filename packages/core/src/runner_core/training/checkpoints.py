@@ -119,6 +119,8 @@ class Checkpoints:
         self.versions = dict(versions or {})
         self.say = say
         self._verified: Path | None = None
+        self.kept_before: int | None = None
+        """A step: the newest checkpoint that is not after it is kept too."""
 
     def of(self, step: int) -> Path:
         """Return the folder of a step's checkpoint, whether or not it exists."""
@@ -231,6 +233,8 @@ class Checkpoints:
     def _prune(self) -> None:
         steps = self._steps()
         kept = {*sorted(steps)[-self.keep :], self._best_step()}
+        if self.kept_before is not None:
+            kept.add(max((step for step in steps if step <= self.kept_before), default=None))
         for step, path in steps.items():
             if step not in kept:
                 _remove(path)
@@ -253,13 +257,13 @@ class Checkpoints:
         which = f"checkpoint of step {listed}" if len(steps) == 1 else f"checkpoints of steps {listed}"
         return f"kept: the {which}" + (f", the best is that of step {best}" if best in steps and len(steps) > 1 else "")
 
-    def latest(self) -> tuple[Path, Manifest] | None:
-        """Return the newest checkpoint that verifies, or None if there are no checkpoints.
+    def latest(self, until: int | None = None) -> tuple[Path, Manifest] | None:
+        """Return the newest checkpoint that verifies, none after step `until`, or None if there are no checkpoints.
 
         Damaged checkpoints are reported and skipped. Raises Damaged if all are damaged. Raises BadInput if the newest
         whole checkpoint belongs to another project or another runner version, because its content must not be lost.
         """
-        steps = self._steps()
+        steps = {step: path for step, path in self._steps().items() if until is None or step <= until}
         for step, path in sorted(steps.items(), reverse=True):
             try:
                 return path, self.verify(path)
@@ -328,8 +332,13 @@ class Checkpoints:
         return steps
 
     def _best_step(self) -> int | None:
+        return self.best_step_in(self.folder)
+
+    @staticmethod
+    def best_step_in(folder: Path) -> int | None:
+        """Return the step of the best checkpoint in `folder`, or None if it is unknown."""
         try:
-            return int(json.loads((self.folder / BEST).read_text(encoding="utf-8"))["step"])
+            return int(json.loads((folder / BEST).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 

@@ -17,6 +17,7 @@ from runner_core.config.values import flat, removed
 from runner_core.contract import Json
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Data
+from runner_core.engines.schedule import independent_of_length
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
 from runner_core.training.cadence import Cadence
@@ -53,6 +54,8 @@ def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json
         for name, value in flat(config).items()
         if name.partition(".")[0] not in FREE_SECTIONS and name not in FREE_SETTINGS
     }
+    if config.train.schedule != "wsd":
+        del settings["train.decay"]
     settings["train.batch_size"] = config.train.batch_size * config.train.devices
     settings["validate.records"] = config.validate.records  # they choose the best checkpoint
     records = {f"records of {split}": _digest(data, numbers) for split, numbers in data.splits.items()}
@@ -79,7 +82,7 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
     """Raise BadInput if the run's length has changed in a way that changes its training.
 
     `saved` holds steps_per_epoch and epochs of the checkpoint. More epochs are fine if the learning rate does not
-    depend on them: a constant one, past its warm-up.
+    depend on them: past the warm-up, and constant or before the decay of wsd.
     """
     if saved["steps_per_epoch"] != cadence.steps_per_epoch:
         raise BadInput(
@@ -90,16 +93,14 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
         raise BadInput(f"the checkpoint belongs to step {step:,}, which this run does not have, so it was changed")
     if saved["epochs"] == cadence.epochs:
         return
-    longest = max(saved["epochs"], cadence.epochs) * cadence.steps_per_epoch
-    train = project.config.train
+    lengths = [epochs * cadence.steps_per_epoch for epochs in (saved["epochs"], cadence.epochs)]
     own = project.learning().schedule is not None
-    constant = train.schedule == "constant" and step >= train.warmup * longest and not own
-    if not constant or step > cadence.steps:
+    if own or step > cadence.steps or not independent_of_length(project.config.train, step, lengths):
         raise BadInput(
             f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. You may only add epochs, and "
-            "only where the learning rate does not depend on them (train.schedule constant, after its warm-up, no "
-            "schedule of the project's own). Resume with the run's own epochs, or start a new run from its weights: "
-            f"runner {project.name} train --from RUN --train.epochs N"
+            "only where the learning rate does not depend on them (train.schedule constant, or wsd before its decay; "
+            "after the warm-up; no schedule of the project's own). Resume with its own epochs, or start a new run "
+            f"from its weights: runner {project.name} train --from RUN --train.epochs N"
         )
 
 
@@ -186,6 +187,7 @@ class Keeper:
             versions=self.versions,
             say=say,
         )
+        self.checkpoints.kept_before = parts.cadence.before_decay
         self._fingerprint = fingerprint(setup.config, data, setup.precision.compute)
         if setup.start is not None:
             self._fingerprint["weights at the start"] = setup.start.digest

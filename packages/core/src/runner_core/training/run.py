@@ -21,7 +21,8 @@ from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import assemble
-from runner_core.training.checkpoints import restoring
+from runner_core.training.checkpoints import Manifest, restoring
+from runner_core.training.extending import newest
 from runner_core.training.keeping import Keeper, other_plugins
 from runner_core.training.loop import Loop
 from runner_core.training.seen import History
@@ -115,7 +116,7 @@ class _Run:
 
     def begin(self, resume: bool) -> None:
         """Restore the newest checkpoint if there is one, otherwise log the start."""
-        found = self.keeper.checkpoints.latest() if resume and self.team.first else None
+        found = self._newest() if resume and self.team.first else None
         path, plugins = self.team.share((None, {}) if found is None else (str(found[0]), found[1].plugins))
         if path is not None:
             # with several processes, an error may only mean that another process is gone
@@ -140,6 +141,11 @@ class _Run:
         else:
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.parts.cadence.steps, self.loop.state.step, self.setup.name)
+
+    def _newest(self) -> tuple[Path, Manifest] | None:
+        """Return the checkpoint to resume from."""
+        train, cadence = self.setup.config.train, self.parts.cadence
+        return newest(self.keeper.checkpoints, self.folder, train, cadence, self.display.say)
 
     def _facts(self) -> dict[str, Json]:
         """Return facts about the data, for health rules."""
