@@ -38,6 +38,17 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert done.stderr.count("runner: ") <= 1 or "╭" in done.stderr
 
 
+@pytest.mark.torch
+def test_the_first_lines_are_short_and_the_log_has_every_setting(trained: Path) -> None:
+    said, log = (trained / "stdout").read_text(encoding="utf-8"), (trained / "train.log").read_text(encoding="utf-8")
+    (line,) = (line for line in said.splitlines() if line.startswith("differs from the preset default in: "))
+    listed = re.findall(r"  setting ([\w.]+ \S+ \(default \S+\))", log)
+    assert len(line) < 150
+    assert listed[0] in line
+    assert line.count(" (default ") < len(listed)
+    assert "setting " not in said
+
+
 # ---------------------------------------------------------------- what is installed
 
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from runner_core import BadInput
+from runner_core.cli.train_text import advice_if_slow
 from runner_core.output.display import Display
 from runner_core.output.sinks import JsonlSink, Sinks, TextSink
 from runner_core.output.sinks.tensorboard import TensorBoardSink
@@ -232,6 +234,49 @@ def test_other_work_is_shown_and_is_not_counted_as_steps(monkeypatch: pytest.Mon
     assert re.findall(r"ETA ([\d:]+)", stream.getvalue())[-1] == "1:10"
     assert "validation" in stream.getvalue()
     display.stop()
+
+
+def test_advice_comes_once_when_the_pace_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first step takes 60 s, the others 10: advice gets the time to the end at the pace of the others."""
+    clock, heard = [0.0], list[float]()
+    monkeypatch.setattr("runner_core.output.display.time.monotonic", lambda: clock[0])
+
+    def advice(seconds: float) -> list[str]:
+        heard.append(seconds)
+        return ["smaller is faster"]
+
+    stream = io.StringIO()
+    display = Display(tmp_path / "train.log", stream)
+    display.once_measured(advice)
+    display.start(100, 0, "toy")
+    for step in range(1, 20):
+        clock[0] += 60 if step == 1 else 10
+        display.update(step, 0, {})
+    assert heard == [970.0]
+    assert stream.getvalue().count("smaller is faster") == 1
+    assert "smaller is faster" in (tmp_path / "train.log").read_text()
+
+
+def test_hours_on_a_cpu_show_what_presets_are_for() -> None:
+    def default() -> None:
+        """Train everything, for a GPU.
+
+        More.
+        """
+
+    def small() -> None:
+        """Train on a CPU."""
+
+    def setup(kind: str, preset: str = "default") -> Any:
+        project = SimpleNamespace(presets={"default": default, "small": small, "demo": small, "plain": dict})
+        return SimpleNamespace(device=SimpleNamespace(kind=kind), preset=preset, project=project)
+
+    note, *presets = advice_if_slow(setup("cpu"), 26.2 * 3600)
+    assert "takes another 26 h on the CPU" in note
+    assert presets == ["  preset default (this run): Train everything, for a GPU.", "  preset small: Train on a CPU."]
+    assert not list(advice_if_slow(setup("cpu"), 3600))
+    assert not list(advice_if_slow(setup("cuda"), 26 * 3600))
+    assert "takes another 5 days on" in next(advice_if_slow(setup("cpu"), 120 * 3600))
 
 
 def test_an_error_of_other_work_is_not_taken_for_a_lost_terminal() -> None:

@@ -19,7 +19,15 @@ from runner_core.cli.crash import save_traceback
 from runner_core.cli.launch import launch, noticing, place_of, together
 from runner_core.cli.options import TrainOptions
 from runner_core.cli.start import Started, load_networks, start_new
-from runner_core.cli.train_text import Phase, Phases, Unwritten, banner, result_table
+from runner_core.cli.train_text import (
+    Phase,
+    Phases,
+    Unwritten,
+    advice_if_slow,
+    banner,
+    result_table,
+    settings_lines,
+)
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
@@ -171,6 +179,9 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     setup, traces = started.setup, _traces(folder)
     for line in banner(setup, folder, resume):
         display.say(line)
+    for line in settings_lines(setup):
+        display.log(line)
+    display.once_measured(lambda seconds: advice_if_slow(setup, seconds))
     _ = setup.engine  # engine and sinks refuse unusable settings before a cache is built
     sinks = Sinks(setup.sinks(folder.path), display.say)
     phases.now = Phase.DATA

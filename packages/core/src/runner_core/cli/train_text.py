@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -15,11 +16,14 @@ from runner_core.output.display import Display, duration, speed
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import differences, from_preset
 
-_SHOWN = 12
+_LINE = 110
+"""Characters of the line with the settings that differ, before the number of those left out."""
+_LONG = 2 * 3600.0
+"""Seconds from which on a training on a CPU is long."""
 
 
 def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
-    """Yield lines that name the project, its data, and the demo's differences from the default."""
+    """Yield lines that name the project, its data, and the settings that differ from the preset."""
     verb = "continuing" if resume else "run"
     yield f"{setup.name}: preset {setup.preset}, {verb} {folder.path}"
     if setup.source is None:
@@ -29,24 +33,55 @@ def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
     extensions = [name for name in setup.plugins.names if name.startswith("extension ")]
     if extensions:
         yield f"with {', '.join(extensions)}"
-    if setup.preset == "demo":
-        changed = unlike_default(setup)
-        if changed:
-            yield "differs from the preset default in: " + "; ".join(changed)
+    base, changed = unlike_preset(setup)
+    if changed:
+        yield _in_one_line(
+            f"differs from the preset {base} in: ", [f"{name} {now} ({base} {was})" for name, now, was in changed]
+        )
 
 
-def unlike_default(setup: Setup) -> list[str]:
-    """Return the settings that differ from the preset default, model and training first.
+def settings_lines(setup: Setup) -> Iterator[str]:
+    """Yield a line for each setting that differs from the preset, with the preset's value, for train.log."""
+    base, changed = unlike_preset(setup)
+    for name, now, was in changed:
+        yield f"setting {name} {now} ({base} {was})"
 
-    Settings about how the run is kept are left out.
+
+def unlike_preset(setup: Setup) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return a preset, and the settings that differ from it: name, value and the preset's value, model first.
+
+    A demo is compared with the preset default. Settings about how the run is kept are left out.
     """
-    usual = from_preset(type(setup.project), "default")
-    changed = [
-        f"{name} {_text(now)} (default {_text(was)})"
-        for name, (was, now) in sorted(differences(usual, setup.config).items(), key=_importance)
+    base = "default" if setup.preset == "demo" else setup.preset
+    changed = differences(from_preset(type(setup.project), base), setup.config)
+    return base, [
+        (name, _text(now), _text(was))
+        for name, (was, now) in sorted(changed.items(), key=_importance)
         if not name.startswith(("cache.", "log.", "health.", "checkpoint."))
     ]
-    return changed[:_SHOWN] + ([f"… {len(changed) - _SHOWN} more in config.yaml"] if len(changed) > _SHOWN else [])
+
+
+def _in_one_line(head: str, items: Sequence[str]) -> str:
+    """Return the items that fit into a line, and the number of the others."""
+    shown = next((n for n in range(1, len(items)) if len(head + ", ".join(items[: n + 1])) > _LINE), len(items))
+    more = f" and {len(items) - shown} more (train.log lists all)" if shown < len(items) else ""
+    return head + ", ".join(items[:shown]) + more
+
+
+def advice_if_slow(setup: Setup, seconds: float) -> Iterator[str]:
+    """Yield what the presets are made for, in their authors' words, if a training on a CPU has hours to go.
+
+    `seconds` is the time to the end at the measured pace.
+    """
+    if setup.device.kind != "cpu" or seconds < _LONG:
+        return
+    hours = seconds / 3600
+    time = f"{hours / 24:.0f} days" if hours >= 72 else f"{hours:.0f} h"
+    yield f"NOTE: at this pace the training takes another {time} on the CPU; what the presets are for:"
+    for name, preset in setup.project.presets.items():
+        about = (inspect.getdoc(preset) or "").partition("\n")[0] if inspect.isfunction(preset) else ""
+        if about and name in (setup.preset, *(other for other in setup.project.presets if other != "demo")):
+            yield f"  preset {name}{' (this run)' if name == setup.preset else ''}: {about}"
 
 
 def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]:

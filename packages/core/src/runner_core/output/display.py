@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -43,6 +43,7 @@ class Display:
         self._plain_at = 0.0
         self._total = 0
         self._pace = _Pace(0)
+        self._advice: Callable[[float], Iterable[str]] | None = None
 
     def keep(self, log: Path) -> None:
         """Append every printed line to `log` too, from now on."""
@@ -50,6 +51,11 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line (above the bar, if there is one) and keep it in train.log."""
+        self.log(text)
+        self.print(without_secrets(text))
+
+    def log(self, text: str) -> None:
+        """Keep a line in train.log without printing it."""
         text = without_secrets(text)
         if self._log is not None:
             self._late.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
@@ -57,7 +63,6 @@ class Display:
                 with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write("".join(self._late))
                 self._late = []
-        self.print(text)
 
     @property
     def unkept(self) -> Path | None:
@@ -76,6 +81,10 @@ class Display:
                 self._stream.flush()
         except (OSError, ValueError):
             self._gone = True
+
+    def once_measured(self, advice: Callable[[float], Iterable[str]]) -> None:
+        """Say the lines that `advice` returns for the seconds to the end, as soon as the pace is known."""
+        self._advice = advice
 
     def start(self, total_steps: int, first_step: int, title: str) -> None:
         """Show that training begins at `first_step` of `total_steps`."""
@@ -115,7 +124,12 @@ class Display:
         if not self.due(step):
             return
         now = time.monotonic()
-        remaining = duration(self._pace.seconds_a_step(step, now) * (self._total - step) + validations)
+        seconds = self._pace.seconds_a_step(step, now) * (self._total - step) + validations
+        if self._advice is not None and self._pace.is_known(step, now):
+            advice, self._advice = self._advice, None
+            for line in advice(seconds):
+                self.say(line)
+        remaining = duration(seconds)
         shown = f"epoch {epoch + (step < self._total)}  {_numbers(values)}  ETA {remaining}"
         bar = self._bar
         if bar is not None:
@@ -166,8 +180,12 @@ class _Pace:
     """
 
     def __init__(self, step: int) -> None:
-        self.began = time.monotonic()
+        self.began, self._first = time.monotonic(), step
         self._seen = deque([(self.began, step)])
+
+    def is_known(self, step: int, now: float) -> bool:
+        """Return True if the pace is that of more than the first steps, which may be slow."""
+        return now - self.began > 2 * _RECENT_SECONDS and step >= self._first + 3
 
     def leave_out(self, seconds: float) -> None:
         """Do not count the last `seconds`: no steps were taken."""
