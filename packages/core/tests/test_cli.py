@@ -84,9 +84,30 @@ def test_a_kept_phantom_that_is_refused_names_the_way_out(runner: Runner, tmp_pa
 
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
     refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
-    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-NAME` adds one")
+    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-kidneys`, adds it")
+    refused(runner("./kid neys", "train"), "installed projects: ", "`pip install runner-NAME`, adds it")
     refused(runner("toy", "trian"), "did you mean 'train'")
     refused(runner("--nonsense"), "unknown option")
+    refused(runner("--versio"), "did you mean '--version'")
+    for word in ("train", "trian"):
+        refused(runner(word), f"no project or command {word!r}; did you mean `runner PROJECT train`?")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("doctor --jsn", "--json"),
+        ("list --hoks", "--hooks"),
+        ("cache lst", "list"),
+        ("cache prune --older-then-days 3", "--older-than-days"),
+        ("new cells --framework kears", "keras"),
+        ("new cells --framwork=keras", "--framework"),
+        ("compare a b --ot=c", "--out"),
+        ("toy report run --debgu", "--debug"),
+    ],
+)
+def test_a_mistyped_option_or_choice_gets_a_hint(runner: Runner, words: str, meant: str) -> None:
+    refused(runner(*words.split()), f"; did you mean '{meant}'?")
 
 
 def test_debug_shows_the_traceback(runner: Runner) -> None:

@@ -79,7 +79,7 @@ def test_a_full_disk_that_takes_no_checkpoint_says_what_is_there(
 def test_a_full_disk_at_the_start_is_bad_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for where, name in (("plugins.settings", "config.yaml"), ("training.data", "split.yaml")):
+    for where, name in (("plugins.settings", "config.yaml"), ("training.seen", "split.yaml")):
         with monkeypatch.context() as patch:
             patch.setattr(f"runner_core.{where}.replace_text", full(replace_text, name))
             assert main(SHORT) == 2

@@ -17,6 +17,7 @@ from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, RunnerError, did_you_mean
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import aligned
@@ -92,13 +93,14 @@ def _dispatch(arguments: list[str]) -> int:
         module, _, function = COMMANDS[word].partition(":")
         return getattr(import_module(module), function)(rest)
     if word.startswith("-"):
-        raise BadInput(f"unknown option {word!r}; `runner` alone lists the commands")
+        hint = did_you_mean(word, ("--help", "--help-all", "--version"))
+        raise BadInput(f"unknown option {word!r}{hint or '; `runner` alone lists the commands'}")
     return _project_command(word, rest)
 
 
 def _project_command(project: str, rest: list[str]) -> int:
-    plugin = find_project(project)
-    if not rest or rest[0] in ("-h", "--help", "--help-all"):
+    plugin = find_project(project, PROJECT_COMMANDS)
+    if not rest or rest[0] in ("-h", "--help", "--help-all", "help"):
         return project_help(plugin)
     if rest[0] not in PROJECT_COMMANDS:
         hint = did_you_mean(rest[0], PROJECT_COMMANDS)
@@ -154,7 +156,6 @@ class _Terminated(SystemExit):
 
 
 _ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"
-_NONE = "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME` adds one"
 
 
 def overview() -> int:
@@ -162,21 +163,21 @@ def overview() -> int:
     projects = discovery.projects()
     print("runner: train scientific-imaging models, fast and honestly\n")
     _print_installed(projects.values(), discovery.extensions().values())
-    name = next(iter(projects), "PROJECT")
+    name, call = next(iter(projects), "PROJECT"), runner()
     print("\nnext:")
     _columns(
         [
-            (f"runner {name} train", "train on a generated phantom: about a minute on 2 cores"),
-            (f"runner {name} train --data DIR", "train on your own data"),
-            (f"runner {name} check --data DIR", "audit your data first"),
-            (f"runner {name} --help", f"all commands of {name}"),
+            (f"{call} {name} train", "train on a generated phantom: about a minute on 2 cores"),
+            (f"{call} {name} train --data DIR", "train on your own data"),
+            (f"{call} {name} check --data DIR", "audit your data first"),
+            (f"{call} {name} --help", f"all commands of {name}"),
             (
-                "runner list",
+                f"{call} list",
                 "projects and extensions; --hooks shows what each provides, which one wins, and conflicts",
             ),
-            ("runner new NAME", "write a project of your own: a package that trains as it is"),
-            ("runner doctor", "the machine, GPU, versions; what is slow or missing"),
-            ("runner cache list|verify|prune", "caches of prepared data on this machine"),
+            (f"{call} new NAME", "write a project of your own: a package that trains as it is"),
+            (f"{call} doctor", "the machine, GPU, versions; what is slow or missing"),
+            (f"{call} cache list|verify|prune", "caches of prepared data on this machine"),
         ]
     )
     return 0
@@ -200,7 +201,7 @@ def list_plugins(arguments: Sequence[str]) -> int:
     if projects:
         print("projects:", *lines[: len(projects) + 1], sep="\n")
     else:
-        print(_NONE)
+        print(f"no project is installed: {discovery.how_to_install()}")
     if extensions:
         print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
     print("\n`runner list --hooks [PROJECT]` loads them and shows who provides what, and conflicts")
@@ -214,10 +215,10 @@ def _described(plugin: Plugin) -> tuple[str, str, str, str]:
 
 def project_help(plugin: Plugin) -> int:
     """Print the commands of a project (`runner PROJECT`)."""
-    name = plugin.name
+    name, call = plugin.name, runner()
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
-    _columns([(f"runner {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
-    print(f"\n`runner {name} COMMAND --help` shows the common settings, `--help-all` all")
+    _columns([(f"{call} {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
+    print(f"\n`{call} {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0
 
 
@@ -227,7 +228,7 @@ def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -
             print(f"{title}:")
             _columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
         elif title == "projects":
-            print(_NONE)
+            print(f"no project is installed: {discovery.how_to_install()}")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text
 from runner_core.base.text import counted
+from runner_core.cli.arguments import Parser
 from runner_core.data.cache import manage
 from runner_core.data.cache.manage import Entry
 
@@ -71,10 +72,10 @@ def _line(entry: Entry) -> str:
     return f"{entry.project or '(all)':<12} {records} {size:>9}  {entry.form:<7} {used:<16} {entry.folder}{problem}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="runner cache", description=__doc__, allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="runner cache", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument(
         "--dir", type=Path, help="the cache folder (default: $XDG_CACHE_HOME/runner or ~/.cache/runner)"
     )

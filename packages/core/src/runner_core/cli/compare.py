@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
+from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import read_json, show_json
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed
@@ -18,7 +18,7 @@ FACTS = "compare.json"
 
 
 def compare(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="runner compare", description="Compare runs of one project: settings that differ, metrics, curves, speed."
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders, two at least")

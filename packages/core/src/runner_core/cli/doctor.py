@@ -6,7 +6,6 @@ framework is asked in its own process whether it sees it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import show_json
 from runner_core.data.cache.folder import cache_root
 from runner_core.engines.device import cpu_name
@@ -50,7 +50,7 @@ class Gpu(NamedTuple):
 
 def doctor(arguments: Sequence[str]) -> int:
     """Print the findings and return 0: a slow machine is no error."""
-    parser = argparse.ArgumentParser(prog="runner doctor", description="Show the machine, and what is slow or missing.")
+    parser = Parser(prog="runner doctor", description="Show the machine, and what is slow or missing.")
     parser.add_argument("--json", action="store_true", help="print the result on stdout as JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     options = parser.parse_args(list(arguments))
@@ -121,7 +121,7 @@ def _plugins() -> list[Plugin]:
 def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, speed: float | None) -> Iterator[str]:
     """Yield everything slow or missing, each with a remedy. `seen`: the GPUs that each installed framework sees."""
     if not discovery.projects():
-        yield "no project is installed: `uv sync --package runner-NAME` or `pip install runner-NAME`"
+        yield f"no project is installed: {discovery.how_to_install()}"
     for name, found in seen.items():
         if not found:
             yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"
@@ -208,8 +208,8 @@ def _mebibytes(text: str) -> float:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:
-        return None
+    except PackageNotFoundError:  # tensorflow-cpu installs the same modules
+        return (cpu := _version("tensorflow-cpu")) and f"{cpu}+cpu" if package == "tensorflow" else None
 
 
 def _existing(path: Path) -> Path:

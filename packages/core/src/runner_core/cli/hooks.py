@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import aligned
+from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import show_json
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins, gives_first_result, hook_names
@@ -59,7 +60,7 @@ def _row(plugins: Plugins, hook: str) -> tuple[str, str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="runner list",
         description="List projects and extensions. --hooks loads them and shows who provides what. Depending "
         "on its settings, an extension may decline a capability that it offers: the next one then provides it.",

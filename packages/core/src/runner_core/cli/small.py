@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner_core.base.calling import runner
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
+from runner_core.cli.arguments import Parser
 from runner_core.cli.options import ConfigOptions, PhantomOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.plugins.settings import dump
@@ -24,7 +25,7 @@ def config(name: str, arguments: Sequence[str]) -> int:
 
 def phantom(name: str, arguments: Sequence[str]) -> int:
     folder = phantom_with(start_new(name, "phantom", PhantomOptions, arguments))
-    print(f"next: runner {name} train --data {shell_word(folder)} --preset demo")
+    print(f"next: {runner()} {name} train --data {shell_word(folder)} --preset demo")
     return 0
 
 
@@ -42,7 +43,7 @@ def report(name: str, arguments: Sequence[str]) -> int:
     from runner_core.output.report import write_report
     from runner_core.output.runfolder import RunFolder
 
-    parser = argparse.ArgumentParser(prog=f"runner {name} report", description="Rewrite a run's report.html.")
+    parser = Parser(prog=f"runner {name} report", description="Rewrite a run's report.html.")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     for flag in ("--extension", "--no-extension"):
         parser.add_argument(flag, action="append", help="accepted as in other commands; a report uses no extension")

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
@@ -249,9 +250,9 @@ def _with_advice(reason: str, name: str, folder: RunFolder, trained: bool = Fals
     if not steps:
         return reason
     if not trained:
-        return f"{reason}\nfree some space; then `runner {name} train --resume {run}` continues"
+        return f"{reason}\nfree some space; then `{runner()} {name} train --resume {run}` continues"
     kept = f"kept: the trained network, in {counted(len(steps), 'checkpoint')} up to step {steps[-1]}"
-    return f"{reason}\n{kept}\nfree some space; then `runner {name} train --resume {run}` writes the results again"
+    return f"{reason}\n{kept}\nfree some space; then `{runner()} {name} train --resume {run}` writes the results again"
 
 
 def _unscored(name: str, folder: RunFolder) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from runner_core.base.calling import runner
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted, decimal
 from runner_core.contract.setup import Setup
@@ -107,7 +108,7 @@ def result_table(summary: Mapping[str, Any], folder: RunFolder) -> Iterator[str]
         yield f"{finding['level']}: {finding['rule']}: {finding['message']}"
     yield f"run folder: {folder.path}   report: {folder.report_file}"
     name = summary["project"]
-    yield f"next: runner {name} predict {shell_word(folder.path)} INPUT… --out DIR"
+    yield f"next: {runner()} {name} predict {shell_word(folder.path)} INPUT… --out DIR"
 
 
 def _importance(item: tuple[str, Any]) -> int:
@@ -153,14 +154,16 @@ class Phases:
             )
         folder = shell_word(self._folder.path)
         if self.now is Phase.SCORING:
-            return f"the training is saved, its scores are not: `runner {self._project} evaluate {folder}` makes them"
+            return (
+                f"the training is saved, its scores are not: `{runner()} {self._project} evaluate {folder}` makes them"
+            )
         if self.now is Phase.REPORT:
-            return f"training and scores are saved: `runner {self._project} report {folder}` writes its report"
+            return f"training and scores are saved: `{runner()} {self._project} report {folder}` writes its report"
         steps = self._folder.saved_steps()
         if not steps:
             return "no checkpoint was saved yet: nothing of this training is kept"
         kept = f"the training is kept up to the checkpoint of step {steps[-1]}"
-        return f"{kept}: `runner {self._project} train --resume {folder}` goes on from there"
+        return f"{kept}: `{runner()} {self._project} train --resume {folder}` goes on from there"
 
 
 class Unwritten:

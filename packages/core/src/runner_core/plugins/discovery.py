@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -83,15 +84,27 @@ def extensions() -> dict[str, Plugin]:
     return _unique(_plugin(e, "extension") for e in entry_points(group=EXTENSIONS))
 
 
-def find_project(name: str) -> Plugin:
-    """Return the installed project of this name. Raises BadInput that lists the installed ones."""
+def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:
+    """Return the installed project of this name.
+
+    Raises BadInput that lists the installed ones. If `name` is like one of a project's `commands`, the message says
+    where it belongs.
+    """
     found = projects()
     if name in found:
         return found[name]
     hint = did_you_mean(name, [*found, *COMMANDS])
-    more = "" if hint else "; `uv sync --inexact --package runner-NAME` or `pip install runner-NAME` adds one"
     there = f"installed projects: {', '.join(found) or 'none'}"
+    if not hint and (near := get_close_matches(name, list(commands), n=1, cutoff=0.75)):
+        hint = f"; did you mean `runner PROJECT {near[0]}`?"
+    more = "" if hint else f"; {how_to_install(name)}"
     raise BadInput(f"there is no project or command {name!r}{hint}\n{there}{more}")
+
+
+def how_to_install(name: str = "NAME") -> str:
+    """Return the commands that add a project to this environment."""
+    name = name if name.isidentifier() else "NAME"
+    return f"`uv pip install -e packages/{name}` in runner's folder, or `pip install runner-{name}`, adds it"
 
 
 def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:

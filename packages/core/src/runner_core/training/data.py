@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
 from runner_core.base.files import size_text
 from runner_core.base.location import Location, Url, refuse_secrets, shell_word
@@ -75,7 +76,7 @@ def warn(
     checks = setup.project.checks()
     if setup.source is None or (checks.record is None and checks.records is None and not left_out):
         return
-    command = f"runner {setup.name} check --data {shell_word(setup.source)}"
+    command = f"{runner()} {setup.name} check --data {shell_word(setup.source)}"
     of_set = [*left_out, *set_faults(setup.project, records)]
     for finding in of_set:
         if finding.rule == LEFT_OUT and finding.level == "note":

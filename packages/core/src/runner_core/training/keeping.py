@@ -11,6 +11,7 @@ from typing import Any
 
 import xxhash
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, removed
@@ -100,7 +101,7 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
             f"train.epochs was {saved['epochs']} in the run and is {cadence.epochs} now. You may only add epochs, and "
             "only where the learning rate does not depend on them (train.schedule constant, or wsd before its decay; "
             "after the warm-up; no schedule of the project's own). Resume with its own epochs, or start a new run "
-            f"from its weights: runner {project.name} train --from RUN --train.epochs N"
+            f"from its weights: {runner()} {project.name} train --from RUN --train.epochs N"
         )
 
 

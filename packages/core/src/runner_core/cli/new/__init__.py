@@ -7,7 +7,6 @@ and nothing imports it. In the copy, `newproject` becomes NAME, `network_torch.p
 
 from __future__ import annotations
 
-import argparse
 import json
 import keyword
 import re
@@ -24,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from runner_core.base.errors import BadInput
 from runner_core.base.location import shell_word
 from runner_core.base.writing import whole_folder
+from runner_core.cli.arguments import Parser
 from runner_core.plugins import discovery
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -34,7 +34,7 @@ _LONGEST = 40
 
 def new(arguments: Sequence[str]) -> int:
     """Run `runner new NAME [--framework torch|keras] [--into DIR]`."""
-    parser = argparse.ArgumentParser(prog="runner new", description="Write a package with a project that trains.")
+    parser = Parser(prog="runner new", description="Write a package with a project that trains.")
     parser.add_argument("name", metavar="NAME", help="name of the project, as typed after `runner`; for example cells")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch", help="default: torch")
     parser.add_argument(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from runner_core.base.calling import runner
 from runner_core.base.files import size_text
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
@@ -101,7 +102,7 @@ def lines(found: Tuned, folder: Path, project: str) -> Iterator[str]:
     yield verdict(found)
     yield f"settings: {folder / SETTINGS}   report: {folder / REPORT}   ({duration(found.seconds)})"
     if found.settings:
-        yield f"next: runner {project} train --config {shell_word(folder / SETTINGS)}"
+        yield f"next: {runner()} {project} train --config {shell_word(folder / SETTINGS)}"
 
 
 def write(found: Tuned, base: TrainingSpec, project: type[Project], config: RunConfig, folder: Path) -> None:

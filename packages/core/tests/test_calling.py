@@ -1,0 +1,54 @@
+"""How messages call runner again: as the user did."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRINTS = f"#!{sys.executable}\nfrom runner_core.base.calling import runner\nprint(runner())\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a program `my bin/runner` that prints how it was called."""
+    script = tmp_path / "my bin" / "runner"
+    script.parent.mkdir()
+    script.write_text(PRINTS)
+    script.chmod(0o755)
+    return tmp_path
+
+
+def said(folder: Path, command: str, path: str = "") -> str:
+    env = {**os.environ, "PATH": os.pathsep.join(filter(None, [path, os.environ["PATH"]]))}
+    env.pop("UV_RUN_RECURSION_DEPTH", None)
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=env, text=True, capture_output=True, check=True
+    ).stdout.strip()
+
+
+def test_a_path_is_repeated_and_a_program_on_the_path_is_named(folder: Path) -> None:
+    assert said(folder, "'my bin/runner' toy train") == "'my bin/runner'"
+    bin_folder = str(folder / "my bin")
+    assert said(folder, "runner toy train", bin_folder) == "runner"
+    assert said(folder, "'my bin/runner'", bin_folder) == "runner"
+    assert said(folder, f"{shlex.quote(sys.executable)} 'my bin/runner'") == "'my bin/runner'"
+    other = folder / "other" / "runner"
+    other.parent.mkdir()
+    shutil.copy2(folder / "my bin" / "runner", other)
+    assert said(folder, "'my bin/runner'", str(other.parent)) == "'my bin/runner'", "the one on the PATH is another"
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
+def test_uv_run_is_repeated_with_its_options(folder: Path) -> None:
+    path = str(folder / "my bin")
+    # the last `runner` is an argument; the one before it is the program
+    for options in ("", "--offline "):
+        line = f"uv run {options}--no-project runner"
+        assert said(folder, f"{line} runner train --data 'a b'", path) == line
+    assert said(folder, "uv run --no-project sh -c 'runner; true'", path) == "runner"
