@@ -216,7 +216,9 @@ def test_evaluating_and_exporting(run: runner.Run, here: Path) -> None:
 
 
 @torch_only
-def test_a_prediction_equals_the_command_lines(run: runner.Run, here: Path, trained: Path) -> None:
+def test_a_prediction_equals_the_command_lines(
+    run: runner.Run, here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = runner.phantom("toy", "data")
     path = data / "p1_a.npy"
     assert main(["toy", "predict", str(trained), str(path), "--out", "cli"]) == 0
@@ -232,7 +234,9 @@ def test_a_prediction_equals_the_command_lines(run: runner.Run, here: Path, trai
     np.testing.assert_array_equal(np.load("mine.npy"), found.array > 0.5)
     assert len(run.predict(path, scaled=True).save("scaled")) == 2
     assert "<img" in found._repr_html_()
-    assert len(list(run.predictions(data))) == 10
+    (data / "p1_a.npy").write_bytes(b"damaged")
+    assert [found.record for found in run.predictions(data)][:3] == ["p0_a", "p0_b", "p1_b"]
+    assert "warning: not predicted" in capsys.readouterr().err
 
 
 @torch_only

@@ -143,12 +143,21 @@ def check(
         return DataCheck(*check_with(started))
 
 
-def phantom(project: str, folder: AnyPath) -> Path:
-    """Write a project's generated data set into a new or empty folder, and return the folder."""
-    from runner_core.cli.options import PhantomOptions
+def phantom(project: str, folder: AnyPath | None = None) -> Path:
+    """Return a folder with a project's generated data set, in its real file formats.
+
+    Without `folder`, it is the one in the cache folder on which `train` trains without data: read it only. A `folder`
+    must be new or empty.
+    """
+    from runner_core.cli.options import ConfigOptions, PhantomOptions
     from runner_core.cli.small import phantom_with
     from runner_core.cli.start import start_new
+    from runner_core.data.phantoms import phantom_folder
 
     with undisturbed():
-        options = keywords(PhantomOptions, {"folder": folder})
-        return phantom_with(start_new(project, "phantom", PhantomOptions, options))
+        if folder is not None:
+            options = keywords(PhantomOptions, {"folder": folder})
+            return phantom_with(start_new(project, "phantom", PhantomOptions, options))
+        return phantom_folder(
+            start_new(project, "config", ConfigOptions, keywords(ConfigOptions, {})).setup.project, print
+        )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.api.process import keywords, process_of, undisturbed
+from runner_core.api.results import picture
 from runner_core.base.errors import BadInput
 from runner_core.base.location import location
 from runner_core.base.text import first_few
@@ -70,8 +71,14 @@ class Predictor:
             raise
 
     def each(self, path: str | os.PathLike[str]) -> Iterator[Prediction]:
-        """Predict each record of a path."""
-        yield from map(self._predicted, self._records(path))
+        """Predict each record of a path; name those that cannot be predicted, as the command line does."""
+        for record in self._records(path):
+            try:
+                found = self._predicted(record)
+            except BadInput as error:
+                print(f"warning: not predicted: {error}", file=sys.stderr)
+                continue
+            yield found
 
     def _records(self, path: str | os.PathLike[str]) -> Sequence[AnyRecord]:
         with undisturbed():
@@ -160,7 +167,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         about = f"{self.record}, with {self._predictor.checkpoint}"
         blocks = [Note(about), *(Note(f.message, f.level, f.level) for f in self.remarks)]
-        return fragment([*blocks, *([] if self.picture is None else [_image(self.picture)])])
+        return fragment([*blocks, *([] if self.picture is None else [_picture(self.picture)])])
 
 
 def _arrays(item: Any) -> Arrays:
@@ -182,10 +189,9 @@ def _spacing(spacing: Any) -> tuple[float, ...] | None:
     return found
 
 
-def _image(picture: Array) -> Markup:
+def _picture(pixels: Array) -> Markup:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
-    text = base64.b64encode(buffer.getvalue()).decode()
-    return Markup(f'<img style="max-width: 100%" src="data:image/png;base64,{text}">')
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return picture(buffer.getvalue())

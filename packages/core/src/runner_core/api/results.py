@@ -1,7 +1,8 @@
-"""Results as Python values that a notebook shows as tables: `Rows`, `Scores`, `DataCheck`."""
+"""Results as Python values that a notebook shows as tables: `Rows`, `Pictures`, `Scores`, `DataCheck`."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner_core.base.errors import BadInput
 from runner_core.contract.records import Table
-from runner_core.output.report.page import Note, fragment
+from runner_core.output.report.page import Markup, Note, fragment
 
 if TYPE_CHECKING:
     from runner_core.tools.check.audit import Audit
 
 _SHOWN = 30
+_PICTURES = 6
 
 
 class Rows(list[dict[str, Any]]):
@@ -43,6 +45,21 @@ class Rows(list[dict[str, Any]]):
 
     def _repr_html_(self) -> str:
         return fragment([self.table()] if self else [Note("no rows")])
+
+
+class Pictures(list[Path]):
+    """Files of pictures, which a notebook shows."""
+
+    def _repr_html_(self) -> str:
+        shown = [block for path in self[:_PICTURES] for block in (Note(path.name), picture(path.read_bytes()))]
+        more = [Note(f"… {len(self) - _PICTURES} more")] if len(self) > _PICTURES else []
+        return fragment([*shown, *more] if shown else [Note("no pictures")])
+
+
+def picture(png: bytes) -> Markup:
+    """Return a picture as HTML."""
+    text = base64.b64encode(png).decode()
+    return Markup(f'<img style="max-width: 100%" src="data:image/png;base64,{text}">')
 
 
 class Scores(dict[str, float]):

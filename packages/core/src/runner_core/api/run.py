@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_core.api.process import keywords, undisturbed
-from runner_core.api.results import Rows, Scores
+from runner_core.api.results import Pictures, Rows, Scores
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.config.values import flat_items
 from runner_core.contract.records import Table
@@ -86,9 +86,9 @@ class Run:
         return Scores.read(self.path)
 
     @property
-    def figures(self) -> list[Path]:
-        """Pictures that the training drew, the worst scored record first."""
-        return sorted(self._folder.figures.glob("*.png"))
+    def figures(self) -> Pictures:
+        """Pictures that the training drew, the worst scored record first; a notebook shows the first ones."""
+        return Pictures(sorted(self._folder.figures.glob("*.png")))
 
     @property
     def report(self) -> Path:
@@ -140,7 +140,10 @@ class Run:
         return self._ready(checkpoint, options).one(item, spacing)
 
     def predictions(self, path: AnyPath, *, checkpoint: str | None = None, **options: Any) -> Iterator[Prediction]:
-        """Predict each record of a folder in turn. Options: as for `predict`."""
+        """Predict each record of a folder in turn. Options: as for `predict`.
+
+        A record that cannot be predicted is named on stderr and left out.
+        """
         return self._ready(checkpoint, options).each(path)
 
     def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
