@@ -34,7 +34,7 @@ OWN_TESTS = {
 }
 """Pages that other tests follow."""
 ELSEWHERE = {
-    r"pip install uv|uv sync\b": "tests/test_fresh_install.py and .ci/run alone install",
+    r"pip install uv|uv (sync|venv)\b|\.venv/bin/activate": "tests/test_fresh_install.py and .ci/run alone install",
     r"uv run pytest": ".ci/run workspace",
     r"runner \w+ (profile|tune|ablate)|tune-…|runner verify-resume": "tests/test_profile_projects.py, "
     "test_ablations.py and test_resume.py, packages/core/tests/test_tune.py",

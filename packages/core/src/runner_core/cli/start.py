@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
@@ -191,7 +192,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Argum
                 defaults="the preset default, or of the run that you name",
                 extra=_extra(kind, project),
             )
-        raise BadInput(f"name the run first: runner {name} {command} RUN …  (a folder below runs/{name})")
+        raise BadInput(f"name the run first: {runner()} {name} {command} RUN …  (a folder below runs/{name})")
     run = RunFolder.open(seen.run)
     saved = read_run(run, name)
     plugins, chosen = _plugins(name, seen, saved)

@@ -207,7 +207,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     except (Stopped, Unhealthy) as error:
         summary = _summary(started, getattr(error, "summary", {}))
         if isinstance(error, Stopped):
-            error.args = (f"{error}\nresume with: runner {setup.name} train --resume {shell_word(folder.path)}",)
+            error.args = (f"{error}\nresume with: {runner()} {setup.name} train --resume {shell_word(folder.path)}",)
         raise
     finally:
         sinks.close()
