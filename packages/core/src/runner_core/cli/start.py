@@ -5,6 +5,7 @@ Plugins come first, then preset, settings file and flags.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
+from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, TrainOptions, parse, peek
 from runner_core.config import RunConfig
@@ -60,6 +62,8 @@ class Started(Generic[Parsed]):
     """True if these are the data that the run was trained on."""
     before: History = field(default_factory=History)
     """What the weights that a new training starts from were trained on."""
+    command: str = ""
+    """The command line, without secrets."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def start_new(
         setup.start, before = reopen(setup, run), History.before(run.path)
     elif start is not None:
         setup.start, before = open_start(setup, start.named, start.history)
-    return Started(options, setup, run, chosen, before=before)
+    return Started(options, setup, run, chosen, before=before, command=_typed(name, command, arguments))
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,13 @@ def _parsed(
     if isinstance(arguments, Keywords):
         return arguments.parse(settings, extra)
     return parse(kind, settings, seen.arguments, prog=prog, defaults=defaults, extra=extra)
+
+
+def _typed(name: str, command: str, arguments: Arguments) -> str:
+    """Return the command line or the Python call, without secrets."""
+    if isinstance(arguments, Keywords):
+        return without_secrets(f"runner_core.{command}({name!r}, **{dict(arguments.others)})")
+    return without_secrets(shlex.join(["runner", name, command, *arguments]))
 
 
 def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:

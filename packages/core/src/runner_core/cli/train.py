@@ -39,6 +39,8 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
 from runner_core.output.display import Display
+from runner_core.output.progress import now, read_starts
+from runner_core.output.report.live import LiveReport
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
@@ -184,7 +186,8 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
         display.log(line)
     display.once_measured(lambda seconds: advice_if_slow(setup, seconds))
     _ = setup.engine  # engine and sinks refuse unusable settings before a cache is built
-    sinks = Sinks(setup.sinks(folder.path), display.say)
+    live = LiveReport(folder, _head(started) | {"command": started.command, "monitor": list(setup.project.monitor)})
+    sinks = Sinks([*setup.sinks(folder.path), live], display.say)
     phases.now = Phase.DATA
     data = open_data(setup, display.say, folder.path if resume else None, started.before)
     setup.team.share(None)  # the other processes may open the data now
@@ -331,10 +334,16 @@ def _trained_on(started: Started[Any], folder: RunFolder, records: Sequence[Reco
 
 
 def _summary(started: Started[Any], summary: dict[str, Any]) -> dict[str, Any]:
+    assert started.run is not None
+    found = versions() | summary.get("versions", {}) | {"plugins": started.setup.plugins.versions}
+    ended = {"ended": now(), "starts": read_starts(started.run)}
+    return _head(started) | summary | ended | {"versions": found}
+
+
+def _head(started: Started[Any]) -> dict[str, Any]:
     setup = started.setup
     source = PHANTOM if setup.source is None else str(setup.source)
-    head = {"project": setup.name, "preset": setup.preset, "data": source}
-    return head | summary | {"versions": versions() | summary.get("versions", {}) | {"plugins": setup.plugins.versions}}
+    return {"project": setup.name, "preset": setup.preset, "data": source}
 
 
 def _report(folder: RunFolder) -> None:

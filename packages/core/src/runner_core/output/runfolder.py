@@ -31,6 +31,7 @@ class RunFolder:
         self.log = path / "train.log"
         self.jsonl = path / "log.jsonl"
         self.summary_file = path / "summary.json"
+        self.starts_file = path / "starts.jsonl"
         self.checkpoints = path / "checkpoints"
         self.figures = path / "figures"
         self.report_file = path / "report.html"

@@ -1,11 +1,13 @@
 """A run's report.html: one file with curves, pictures, scores, settings and versions; it needs no network.
 
-Everything comes from the run folder, so that the report can be rewritten at any time, also while the run goes on.
+Everything comes from the run folder, so that the report can be rewritten at any time, also while the run goes on
+(`report.live`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,12 +19,21 @@ from runner_core.contract.records import Table
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.output.display import duration, speed
 from runner_core.output.evaluations import described, listed, title, trained_on_text
+from runner_core.output.progress import Progress, now, progress
 from runner_core.output.report.charts import Series, line_chart, share_bar
 from runner_core.output.report.page import Block, Code, Markup, Note, Page, html, is_number, number
 from runner_core.output.report.sections import Drawn, memory, pictures, series, snapshots, streaming
 from runner_core.output.runfolder import RunFolder
 
 _ROWS = 30
+_TILES = 6
+"""Most tiles in a row."""
+_RELOAD = 20
+"""Seconds after which the page of a running training loads itself again."""
+_INTERRUPTED = (
+    "The process of this run is gone, and it wrote no summary: it was killed, or the machine went down. "
+    "`--resume` continues from the newest checkpoint."
+)
 _NOT_CURVES = (
     *("event", "step", "epoch", "timing", "best", "precision_seen"),
     *("gradient_norm", "learning_rate", "learning_rate_lowest"),
@@ -39,20 +50,21 @@ def write_report(run: RunFolder) -> Path:
 
 def render(run: RunFolder) -> str:
     """Return the page as HTML text."""
-    summary, events = run.read_summary(), run.checked_events()
+    events = run.checked_events()
+    found = progress(run, events)
+    summary = found.summary
     config = run.config_file.read_text(encoding="utf-8")
     project = summary.get("project") or run.path.absolute().parent.name
     drawn = series(events, run.figures)
-    shown = _status(summary)
     return html(
         Page(
             f"{project} · {run.path.name}",
             project,
-            [*_about(summary, run)],
+            [*_about(found, run)],
             [
-                ("", [_tiles(summary, events)]),
+                ("", [_tiles(found)]),
                 ("Health", [*_health(events, summary)]),
-                ("Curves", [*_curves(events, summary)]),
+                ("Curves", [*_curves(events, found)]),
                 ("Losses", [*_losses(events)]),
                 ("Whole-record scores", [*_scores(run.path)]),
                 ("Pictures", [*pictures(run.figures, drawn)]),
@@ -64,28 +76,57 @@ def render(run: RunFolder) -> str:
                 ("Settings", [Code(config, "config.yaml")]),
                 ("Versions", [*_versions(summary)]),
             ],
-            shown,
+            status_of(found),
+            reload=_RELOAD if found.runs else None,
         )
     )
 
 
-def _status(summary: Event) -> tuple[str, str]:
+def status_of(found: Progress) -> tuple[str, str]:
     """Return the class and the text of the mark beside the heading."""
-    status = str(summary.get("status") or "running")
-    warnings = _warnings(summary) if status == "done" else 0
-    return ("warned", f"done, {counted(warnings, 'warning')}") if warnings else (status, status)
+    warnings = _warnings(found.summary) if found.status == "done" else 0
+    return ("warned", f"done, {counted(warnings, 'warning')}") if warnings else (found.status, found.status)
 
 
-def _about(summary: Event, run: RunFolder) -> Iterator[Block]:
+def _about(found: Progress, run: RunFolder) -> Iterator[Block]:
+    summary = found.summary
     data = summary.get("data", "?")
     data = "the generated phantom" if data == "phantom" else data
     yield Markup(
         f"<p>preset {escape(str(summary.get('preset', '?')))} · data: {escape(str(data))} · "
         f"<code>{escape(str(run.path))}</code></p>"
     )
+    yield from map(Note, _when(found))
+    if summary.get("command"):
+        yield Markup(f"<p>command: <code>{escape(str(summary['command']))}</code></p>")
+    if found.runs:
+        yield _so_far(found)
+    elif found.status == "interrupted":
+        yield Note(_INTERRUPTED, "warning")
     yield from _validated(summary)
     if summary.get("reason"):
         yield Markup(f'<p class="reason">{escape(str(summary["reason"]))}</p>')
+
+
+def _when(found: Progress) -> Iterator[str]:
+    """Yield when and where the run was started and continued, and when it ended."""
+    ended = found.summary.get("ended")
+    lines = [f"{start.get('time')} on {start.get('host')}" for start in found.starts]
+    if lines:
+        again = f" · last resumed {lines[-1]}" if len(lines) > 1 else ""
+        yield f"started {lines[0]}{again}{f' · ended {ended}' if ended else ''}"
+
+
+def _so_far(found: Progress) -> Block:
+    """Return a bar of the steps done, and when the page was written."""
+    share = f'<progress value="{found.step}" max="{found.steps}"></progress> ' if found.steps else ""
+    whole = f" of {found.steps:,}" if found.steps else ""
+    doing = "Training is over; whole records are being scored." if found.status == "scoring" else ""
+    button = '<button type="button" id="reload">Reload now</button>'
+    return Markup(
+        f'<p class="live">{share}<b>step {found.step:,}{whole}</b> {doing}</p><p>Written at {now()}; again at the next '
+        f"validation. This page reloads itself. {button}</p>"
+    )
 
 
 def _validated(summary: Event) -> Iterator[Block]:
@@ -109,13 +150,14 @@ def _warnings(summary: Event) -> int:
     return len(findings) + len(more) + bool(summary.get("unsaved"))
 
 
-def _tiles(summary: Event, events: list[dict[str, Any]]) -> Block:
+def _tiles(found: Progress) -> Block:
+    summary = found.summary
     tiles = [*_score_tiles(summary)]
     if "steps" in summary:
         number, noun = counted(summary["epochs"], "epoch").split()
         tiles.append((number, f"{noun} ({counted(summary['steps'], 'step')})", ""))
-    elif events:
-        tiles.append((f"{events[-1].get('step', 0):,}", "steps so far", ""))
+    elif found.step:
+        tiles.append((f"{found.step:,}", "steps so far", ""))
     if "wall_seconds" in summary:
         tiles.append((duration(summary["wall_seconds"]), "wall time", ""))
     if summary.get("samples_per_second"):
@@ -125,7 +167,8 @@ def _tiles(summary: Event, events: list[dict[str, Any]]) -> Block:
     if memory.get("host"):
         device = f"device {memory['device'] / 1e9:.2f} GB" if memory.get("device") else ""
         tiles.append((f"{memory['host'] / 1e9:.2f} GB", "peak host memory", device))
-    return Markup(f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>')
+    row = math.ceil(len(tiles) / max(1, math.ceil(len(tiles) / _TILES)))  # rows of equal length
+    return Markup(f'<div class="tiles" style="--row: {row}">{"".join(_tile(*tile) for tile in tiles)}</div>')
 
 
 def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
@@ -151,7 +194,7 @@ def _health(events: Iterable[Event], summary: Event) -> Iterator[Block]:
     problems = [("not scored", error) for error in summary.get("scoring_errors") or ()]
     problems += [("not written", path) for path in summary.get("unwritten") or ()]
     problems += [("the end is not saved", summary["unsaved"])] if summary.get("unsaved") else []
-    if not findings and not problems and summary:
+    if not findings and not problems and "status" in summary:
         yield Note("No finding: no health rule reported anything.", "good")
     for (level, rule, message), step in findings.items():
         yield Note(f"{message}{'' if step is None else f' (step {step})'}", level, f"{level}: {rule}")
@@ -160,20 +203,20 @@ def _health(events: Iterable[Event], summary: Event) -> Iterator[Block]:
         yield Note(f"… {len(problems) - _ROWS} more in summary.json")
 
 
-def _curves(events: list[dict[str, Any]], summary: Event) -> Iterator[Block]:
+def _curves(events: list[dict[str, Any]], found: Progress) -> Iterator[Block]:
     """Yield a chart for each number, with training and validation together if both have it."""
     train = [e for e in events if e.get("event") == "train"]
     validation = [e for e in events if e.get("event") == "validation"]
     names = [n for e in (*train[:1], *validation[:1]) for n in e if n not in _NOT_CURVES]
-    charts = []
+    charts, best = [], found.summary.get("best_step")
     for name in [*dict.fromkeys(names), "learning_rate", "gradient_norm"]:
         series = [Series("training", "a", _points(train, name)), Series("validation", "b", _points(validation, name))]
         series = [s for s in series if s.points]
         if series:
-            charts.append(line_chart(name, series, summary.get("best_step"), log=name != "learning_rate"))
+            charts.append(line_chart(name, series, best, name != "learning_rate", found.arrow(name)))
     if charts:
         yield Markup(f'<div class="charts">{"".join(charts)}</div>')
-    if charts and (best := summary.get("best_step")) is not None:
+    if charts and best is not None:
         yield Note(f"Dashed: step {best:,}, of the best checkpoint.")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-_WIDTH, _HEIGHT = 480, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 30, 28
+_WIDTH, _HEIGHT = 480, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 12, 48, 44
 _MOST_POINTS = 400
 _BARS_WIDTH, _BARS_LEFT, _BARS_RIGHT = 720, 190, 150
 _ROW, _BAR, _BARS_TOP = 26, 14, 34
@@ -38,10 +38,13 @@ class _Axis(NamedTuple):
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
 
-def line_chart(title: str, series: Sequence[Series], mark: float | None = None, log: bool = True) -> str:
+def line_chart(
+    title: str, series: Sequence[Series], mark: float | None = None, log: bool = True, better: str = ""
+) -> str:
     """Return an SVG chart over steps; `mark` is the step of the best checkpoint.
 
-    With `log` the y axis is logarithmic for positive values that span more than two decades.
+    With `log` the y axis is logarithmic for positive values that span more than two decades. `better` is the direction
+    of better values: ↑, ↓ or nothing.
     """
     thinned = [s._replace(points=thin(s.points)) for s in series]
     xs = [x for s in thinned for x, _ in s.points]
@@ -59,7 +62,7 @@ def line_chart(title: str, series: Sequence[Series], mark: float | None = None, 
         )
     for line in thinned:
         parts.append(_line(line, x_axis, y_axis))
-    parts.append(_legend(title, thinned))
+    parts += [*_titles(title, better, y_axis.log), _legend(thinned)]
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg class="chart" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
@@ -171,7 +174,7 @@ def _grid(x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
     for value in nice_ticks(x_axis.low, x_axis.high):
-        yield f'<text x="{x_axis.at(value):.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{value:g}</text>'
+        yield f'<text x="{x_axis.at(value):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{value:,g}</text>'
 
 
 def _log_ticks(axis: _Axis) -> list[float]:
@@ -189,14 +192,27 @@ def _line(line: Series, x_axis: _Axis, y_axis: _Axis) -> str:
             f"{y:.5g} at step {x:g}</title></circle>"
             for (px, py), (x, y) in zip(places, line.points, strict=True)
         )
-    return f'<polyline class="{line.kind}" fill="none" stroke="currentColor" points="{path}"/>{dots}'
+    values = " ".join(f"{x:g},{y:.5g}" for x, y in line.points)
+    data = f'data-name="{escape(line.name)}" data-values="{values}"'
+    return f'<polyline class="{line.kind}" fill="none" stroke="currentColor" points="{path}" {data}/>{dots}'
 
 
-def _legend(title: str, series: Sequence[Series]) -> str:
-    """Return the title at the left and the names of the lines at the right."""
-    text = f'<text class="title" x="{_LEFT}" y="16">{escape(title)}</text>'
-    x = _WIDTH - _RIGHT
-    for line in reversed(series):
-        text += f'<text class="{line.kind}" x="{x}" y="16" text-anchor="end">{escape(line.name)}</text>'
-        x -= 8 * len(line.name) + 10
+def _titles(title: str, better: str, log: bool) -> Iterator[str]:
+    """Yield the chart's title, the direction of better values, and the titles of both axes."""
+    yield f'<text class="title" x="{_LEFT}" y="16">{escape(title)}</text>'
+    if better:
+        words = "higher is better" if better == "↑" else "lower is better"
+        yield f'<text x="{_WIDTH - _RIGHT}" y="16" text-anchor="end">{better} {words}</text>'
+    across, down = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
+    yield f'<text x="{across}" y="{_HEIGHT - 8}" text-anchor="middle">optimizer step</text>'
+    name = f"{title}, log scale" if log else title
+    yield f'<text x="14" y="{down}" text-anchor="middle" transform="rotate(-90 14 {down})">{escape(name)}</text>'
+
+
+def _legend(series: Sequence[Series]) -> str:
+    """Return the names of the lines, below the title."""
+    text, x = "", _LEFT
+    for line in series:
+        text += f'<text class="{line.kind}" x="{x}" y="34">{escape(line.name)}</text>'
+        x += 7 * len(line.name) + 16
     return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -54,11 +55,13 @@ class Page:
     sections: Sequence[tuple[str, Sequence[Block]]]
     status: tuple[str, str] | None = None
     """Class in the style sheet, and text, of a mark beside the heading."""
+    reload: int | None = None
+    """Seconds after which the page loads itself again; None: never."""
 
 
 def html(page: Page) -> str:
     """Return the whole page as HTML text."""
-    style = files("runner_core.output.report").joinpath("style.css").read_text(encoding="utf-8")
+    style, script = map(_own_file, ("style.css", "page.js"))
     mark = ""
     if page.status is not None:
         kind, text = map(escape, page.status)
@@ -69,8 +72,14 @@ def html(page: Page) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(page.title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><style>\n{style}</style></head>\n'
-        f"<body><main>{body}</main></body></html>\n"
+        f'<body data-reload="{page.reload or ""}"><main>{body}</main>'
+        f"<script>\n{script}</script></body></html>\n"
     )
+
+
+@cache
+def _own_file(name: str) -> str:
+    return files("runner_core.output.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def fragment(blocks: Blocks) -> str:
