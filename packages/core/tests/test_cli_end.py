@@ -69,10 +69,8 @@ def test_a_full_disk_that_takes_no_checkpoint_says_what_is_there(
     assert not any(untrue in said.out + said.err for untrue in ("is kept", "goes on", "checkpoint.keep"))
     assert said.out.count("summary.json cannot be written") == 1
     last = said.err.splitlines()[-1]
-    assert (
-        last
-        == "run lacks report.html, summary.json; it has config.yaml, contents.json, log.jsonl, split.yaml, train.log"
-    )
+    there = "config.yaml, contents.json, log.jsonl, split.yaml, starts.jsonl, train.log"
+    assert last == f"run lacks report.html, summary.json; it has {there}"
 
 
 @pytest.mark.torch

@@ -19,7 +19,7 @@ from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.engines.returned import snapshots
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder
-from runner_core.training.snapshots import first_samples
+from runner_core.training.snapshots import spread_samples
 
 
 def picture(array):
@@ -117,7 +117,8 @@ def test_the_pictures_are_of_the_weights_that_validation_sees(kind, tmp_path):
     values, tensors = toy.final_state(tmp_path)
     setup = toy.ToySetup(kind(config))
     data = toy.make_data(setup.project)
-    first = first_samples(setup.project.samples(data.store, data.splits["validation"], "validation"), 3, 0)
+    samples = setup.project.samples(data.store, data.splits["validation"], "validation")
+    first = spread_samples(samples, 3, 0)
     trained = setup.engine.load(setup, SimpleNamespace(values=values, tensors=tensors))
     expected = trained.infer({"image": first["image"]})["prediction"]
     found = np.asarray(Image.open(tmp_path / "figures" / "logits-00000006.png"))
@@ -155,7 +156,7 @@ def test_killed_and_resumed_has_the_same_files_and_lines(kind, tmp_path):
 
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.torch
-def test_the_first_samples_of_the_split_that_is_validated(validation, tmp_path):
+def test_samples_at_even_distances_of_the_split_that_is_validated(validation, tmp_path):
     """They are filled as in a validation; without a validation split they are of the training's."""
     drawn = []
 
@@ -164,13 +165,15 @@ def test_the_first_samples_of_the_split_that_is_validated(validation, tmp_path):
             drawn.append({name: tensor.numpy().copy() for name, tensor in batch.items()})
             return {}
 
-    project = Notes(toy.small(train__epochs=1))
+    project = Notes(toy.small(train__epochs=1, log__snapshots_every=100))
     data = toy.make_data(project, validation=validation)
     toy.run(project.config, tmp_path, project=Notes, data=data)
     (batch,) = drawn
     records = data.splits["validation" if validation else "train"]
-    assert batch["record"].tolist() == [records[0]] * 3
-    assert batch["mask"][:, 0].tolist() == data.store.arrays["mask"].read(records[0])[:3].tolist()
+    rows = [(record, row) for record in records for row in data.store.arrays["mask"].read(record)]
+    chosen = [rows[len(rows) * place // 6] for place in (1, 3, 5)]
+    assert batch["record"].tolist() == [record for record, _ in chosen]
+    assert batch["mask"][:, 0].tolist() == [row.tolist() for _, row in chosen]
     assert not figures(tmp_path)
 
 
@@ -280,6 +283,6 @@ def test_the_report_shows_a_few_of_a_long_series(tmp_path):
     shown = page.split("Pictures during training")[1]
     for name in ("what it sees", "logits"):
         steps = [part.split("<")[0] for part in shown.split(f"<figcaption>{name}, step ")[1:]]
-        assert steps == ["0", "6", "12", "18", "24", "30"]
+        assert steps == ["0", "3", "7", "10", "13", "17", "20", "23", "27", "30"]
     assert "<figcaption>001-plate-00000012</figcaption>" in page
-    assert page.count("<figure>") == 13
+    assert page.count("<figure>") == 21

@@ -51,6 +51,16 @@ def figure(scan: Array, prediction: Array, truth: Array | None, spacing: Sequenc
     return np.concatenate([*rows, _legend(colours, COLUMNS * _TILE)], axis=0)
 
 
+def snapshot(image: Array, prediction: Array, truth: Array) -> Array:
+    """Return one slice, bare and with outlines, and the legend: (H, W, 3) uint8; all three arrays are (H, W)."""
+    zoom = [(_TILE - 1) / max(image.shape)] * 2
+    grey, found, true = image.T / (float(image.max()) or 1.0), prediction.T, truth.T
+    nothing = np.zeros_like(found)
+    picture = np.concatenate([_tile(grey, nothing, None, zoom), _tile(grey, found, true, zoom)], axis=1)
+    colours = {"prediction": PREDICTION, "truth": TRUTH, "where both agree": BOTH}
+    return np.concatenate([picture, _legend(colours, 2 * _TILE)], axis=0)
+
+
 def _legend(colours: Mapping[str, tuple[int, int, int]], width: int) -> Array:
     """Return the legend (_LEGEND, width, 3) uint8: a square of each colour with its meaning."""
     picture = Image.new("RGB", (width, _LEGEND))

@@ -218,6 +218,14 @@ class BrainUNet(Project):
         truth = ras.to_ras(self._truth(record, image)) if "mask" in record.files else None
         return figure(ras.to_ras(scan), ras.to_ras(prediction), truth, ras.spacing)
 
+    def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        from runner_brainunet.figures import snapshot
+
+        found = (model(batch["image"]).float() > self._cut)[:, 0].cpu().numpy()
+        images, masks = batch["image"].cpu().numpy(), batch["mask"][:, 0].cpu().numpy() > 0
+        middle = images.shape[1] // 2
+        return {f"sample {n + 1}": snapshot(images[n, middle], found[n], masks[n]) for n in range(len(found))}
+
     def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count voxels of the network's grid: brain, and all others."""
         mask = decoded.arrays.get("mask")
@@ -241,7 +249,7 @@ class BrainUNet(Project):
         )
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure)
+        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=3)
 
     # ------------------------------------------------------------ phantom
 

@@ -136,6 +136,7 @@ from runner_core.engines.torch.metrics import Overlap as Overlap
 from runner_core.engines.torch.metrics import TorchFunctionMetric as TorchFunctionMetric
 from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
+from runner_core.output.pictures import panels as panels
 from runner_core.output.pictures import write_png as write_png
 from runner_core.output.sinks import Sinks as Sinks
 from runner_core.output.sinks.tensorboard import tensorboard_without_tensorflow as tensorboard_without_tensorflow

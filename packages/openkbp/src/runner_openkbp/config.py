@@ -156,7 +156,7 @@ def demo() -> OpenKBPConfig:
     config.train.learning_rate = 3e-3
     config.train.epochs, config.train.steps_per_epoch = 12, 50
     config.validate.every, config.checkpoint.every = 4, 4
-    config.log.every = 50
+    config.log.every, config.log.snapshots_every = 50, 150
     return config
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
+from runner_core import panels
 from scipy import ndimage
 
 from runner_openkbp import drawing, dvh
@@ -73,6 +74,28 @@ def figure(patient: Patient, prediction: Array, key: str) -> Array:
     picture.paste(slices, (0, _HEAD))
     picture.paste(histograms, (0, _HEAD + slices.height))
     return np.asarray(picture)
+
+
+def snapshot(ct: Array, prediction: Array, dose: Array) -> Array:
+    """Draw the axial slice with the highest mean dose, with reference, prediction and difference: (H, W, 3) uint8.
+
+    All are (S, S, S): `ct` in HU / 1000, the doses in Gy. The difference's scale is ±20 Gy in every picture.
+    """
+    place = int(dose.mean(axis=(0, 1)).argmax())
+    low, high = (np.array(SOFT_TISSUE) - 1024) / 1000
+    grey = np.repeat((np.clip((ct[:, :, place] - low) / (high - low), 0, 1) * 255)[..., None], 3, axis=-1)
+    true, found = dose[:, :, place], prediction[:, :, place]
+    scale = Scale(-20, 20, drawing.DIFFERENCE_COLOURS, ())
+    tiles = {
+        "reference (0 to 80 Gy)": _over(grey, DOSES.colour(true), true > COLD),
+        "prediction": _over(grey, DOSES.colour(found), found > COLD),
+        "prediction - reference (20 Gy)": _over(grey, scale.colour(found - true), np.abs(found - true) > 1),
+    }
+    return panels(tiles)
+
+
+def _over(grey: Array, colours: Array, where: Array) -> Array:
+    return np.where(where[..., None], 0.4 * grey + 0.6 * colours, grey).astype(np.uint8)
 
 
 def _title(patient: Patient, prediction: Array) -> str:

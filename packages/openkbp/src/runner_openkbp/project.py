@@ -225,6 +225,15 @@ class OpenKBP(Project):
 
         return figure(files.read_patient(record), prediction, record.key)
 
+    def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        from keras import ops
+
+        from runner_openkbp.figures import snapshot
+
+        found = ops.convert_to_numpy(ops.cast(_doses(model(batch["image"]))[-1] * batch["mask"], "float32"))[..., 0]
+        image, dose = (ops.convert_to_numpy(ops.cast(batch[name], "float32")) for name in ("image", "dose"))
+        return {f"sample {n + 1}": snapshot(image[n, ..., 0], found[n], dose[n, ..., 0]) for n in range(len(found))}
+
     def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count the voxels of each region of interest that the loss looks at."""
         from runner_openkbp.rois import POSSIBLE, annotation, unpack
@@ -259,7 +268,7 @@ class OpenKBP(Project):
         )
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure)
+        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=2)
 
     # ------------------------------------------------------------ phantom
 

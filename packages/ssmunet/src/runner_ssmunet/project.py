@@ -236,11 +236,12 @@ class SSMUNet(Project):
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_ssmunet.objective import objective
 
+        return objective(self._logits(model, batch), batch["target"], self.config.loss, self.statistics)
+
+    def _logits(self, model: Any, batch: Tensors) -> Any:
         if "features" in batch:
-            logits = model.from_features(batch["features"], batch["tissue"]).float()
-        else:
-            logits = model(batch["spectra"], batch["tissue"]).float()
-        return objective(logits, batch["target"], self.config.loss, self.statistics)
+            return model.from_features(batch["features"], batch["tissue"]).float()
+        return model(batch["spectra"], batch["tissue"]).float()
 
     def _chance_losses(self) -> Mapping[str, float]:
         """Cross-entropy by chance (ln K if `loss.class_weights` balances K classes); Dice depends on the batch."""
@@ -430,10 +431,23 @@ class SSMUNet(Project):
             shown=scores.SHOWN,
         )
 
+    def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        from runner_ssmunet.figures import overlay
+
+        tissue = batch["tissue"].cpu().numpy()
+        meaning = np.concatenate([labels.output_labels(self.classes.names, self.config.data.ignore), [0]])  # −1: none
+        found = meaning[np.where(tissue, self._logits(model, batch).argmax(1).cpu().numpy(), -1)]
+        truth = meaning[batch["target"].cpu().numpy()]
+        pixels = batch["features"] if "features" in batch else batch["spectra"]
+        grey = pixels.float().mean(-1).cpu().numpy()
+        return {f"sample {n + 1}": overlay(grey[n], found[n], truth[n], self.classes) for n in range(len(found))}
+
     def pictures(self) -> Pictures:
         """Watch the lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
         return Pictures(
             figure=self._figure,
+            snapshots=self._snapshots,
+            snapshot_samples=2,
             watch=lambda model: {"bands": model.stack.filters.bands().detach().cpu().numpy()},
             draw_watched=self._filters,
         )

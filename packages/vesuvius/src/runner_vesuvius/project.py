@@ -245,6 +245,16 @@ class Vesuvius(Project):
             image, prediction.mask, volumes.read_truth(record.files, image.shape) if "label" in record.files else None
         )
 
+    def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        from runner_vesuvius.figures import figure
+
+        found = (model(batch["image"])[0].float() > self._cut).cpu().numpy()
+        grey = batch["image"].cpu().numpy() * self.statistics["std"] + self.statistics["mean"]
+        surface, known = (batch[name].cpu().numpy() > 0 for name in ("surface", "known"))
+        truth = np.where(known, np.where(surface, SURFACE, BACKGROUND), IGNORE)
+        images = grey.round().clip(0, 255).astype(np.uint8)
+        return {f"sample {n + 1}": figure(images[n, 0], found[n, 0], truth[n, 0]) for n in range(len(found))}
+
     def _annotation(self, decoded: Decoded) -> Annotation | None:
         """Count the voxels of background and surface; voxels that nobody annotated are ignored."""
         label = decoded.arrays.get("label")
@@ -273,7 +283,7 @@ class Vesuvius(Project):
         return Judging(shown=scores.SHOWN)
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure)
+        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=2)
 
     # ------------------------------------------------------------ phantom
 

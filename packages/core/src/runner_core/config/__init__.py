@@ -200,8 +200,9 @@ class HealthConfig:
 class LogConfig:
     every: Annotated[int, AtLeast(1)] = 50
     """Steps between lines of the log; reading the device's numbers more often costs time."""
-    snapshots_every: Annotated[int, AtLeast(1)] = 100
-    """Steps between the pictures that some projects draw of the network's output for a few samples."""
+    snapshots_every: Annotated[int, AtLeast(1)] | None = None
+    """Steps between the pictures of what the network makes of a few samples. Default: about 20 times in the run, or
+    less often if that would cost more than 1 % of the training."""
     tensorboard: bool = False
     """Also write TensorBoard event files (needs the extra runner-core[tensorboard])."""
     wandb: Literal["off", "offline", "online"] = "off"

@@ -222,9 +222,10 @@ class Pictures:
     """`snapshots(model, batch)` returns pictures by name of what the network makes of a few samples.
 
     They are drawn while it trains, at the start and every `log.snapshots_every` steps, into figures/NAME-STEP.png and
-    every tracker. `batch` always holds the same `snapshot_samples` samples, the first of the validation split (of the
-    training split if nothing validates), after `on_device` without `rng`. `model` is the network as validation sees it,
-    in evaluation mode: with torch without gradients; with Keras bound to evaluation and not compiled. Random numbers
-    drawn here from the framework's generators do not change the training."""
+    every tracker; the report shows those of one name in a row. `batch` always holds the same `snapshot_samples`
+    samples, at even distances in the validation split (in the training split if nothing validates), after `on_device`
+    without `rng`. `model` is the network as validation sees it, in evaluation mode: with torch without gradients; with
+    Keras bound to evaluation and not compiled. Random numbers drawn here from the framework's generators do not change
+    the training."""
     snapshot_samples: int = 0
     """Number of samples in the batch that `snapshots` draws; 0 draws nothing."""

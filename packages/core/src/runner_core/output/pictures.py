@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from runner_core.contract import Array
 
@@ -41,3 +41,19 @@ def file_name(key: str) -> str:
     'p01_slice_3'
     """
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in key)[:100]
+
+
+def panels(pictures: Mapping[str, Array], least: int = 200) -> Array:
+    """Return pictures of equal height side by side, each below its name: (H, W, 3) uint8.
+
+    They are (h, w) or (h, w, 3) uint8; small ones are enlarged by a whole factor to at least `least` pixels of height.
+    """
+    columns = []
+    for name, picture in pictures.items():
+        zoom = max(1, -(-least // picture.shape[0]))
+        colour = np.broadcast_to(picture.reshape(*picture.shape[:2], -1), (*picture.shape[:2], 3))
+        large = colour.repeat(zoom, axis=0).repeat(zoom, axis=1)
+        head = Image.new("RGB", (large.shape[1], 18), (20, 20, 20))
+        ImageDraw.Draw(head).text((4, 3), name, fill=(225, 225, 225))
+        columns.append(np.pad(np.concatenate([np.asarray(head), large]), ((0, 0), (0, 4), (0, 0)), constant_values=20))
+    return np.concatenate(columns, axis=1)[:, :-4]

@@ -277,11 +277,11 @@ def _between(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
         "validate.every": config.validate.every,
         "log.every": config.log.every,
         "checkpoint.every": config.checkpoint.every,
-        "log.snapshots_every": config.log.snapshots_every,
     }
     for name, event in report["events"].items():
         share = event["seconds"] / event["every"] / report["seconds"]
         if share > (0.2 if name == METRICS else 0.05):
             setting = event["setting"]
             why = f"{name} takes {share:.0%} of the time: {event['seconds']:.3g} s every {event['every']:,.0f} steps"
-            yield Remedy(f"{name} less often", {setting: 4 * often[setting]}, why, 0.75 * share)
+            now = often.get(setting, round(event["every"]))
+            yield Remedy(f"{name} less often", {setting: 4 * now}, why, 0.75 * share)

@@ -117,7 +117,10 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     data.samples = samples(setup.project, data, validates)
     cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
     trainer = setup.engine.trainer(setup, data, cadence.steps)
-    snapshots = setup.config.log.snapshots_every if setup.project.pictures().snapshot_samples else None
+    drawn, snapshots = setup.project.pictures().snapshot_samples, None
+    if drawn:
+        default = cadence.snapshot_period(drawn, setup.config.train.batch_size * setup.team.count)
+        snapshots = setup.config.log.snapshots_every or default
     cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runner_core.contract import Arrays, Json, Samples, Trainer
+from runner_core.contract import Array, Arrays, Json, Samples, Trainer
 from runner_core.contract.project import Project
 from runner_core.output.pictures import file_name, write_pictures, write_png
 from runner_core.output.sinks import Sinks
@@ -40,7 +40,7 @@ class Snapshots:
 
     @cached_property
     def _batch(self) -> Arrays:
-        return first_samples(self._samples, self._count, self._seed)
+        return spread_samples(self._samples, self._count, self._seed)
 
     def draw(self, trainer: Trainer, step: int) -> None:
         """Draw the pictures of this step.
@@ -61,9 +61,19 @@ class Snapshots:
 
 def first_samples(samples: Samples, count: int, seed: int) -> Arrays:
     """Return the first `count` samples (or all) as a validation fills them: the same in every process."""
-    first = np.arange(min(count, len(samples)), dtype=np.int64)
-    arrays = {name: np.empty((len(first), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
-    copy(samples).fill(first, first, seed, 0, arrays)  # a copy, because training's samples count what they replace
+    return _filled(samples, np.arange(min(count, len(samples)), dtype=np.int64), seed)
+
+
+def spread_samples(samples: Samples, count: int, seed: int) -> Arrays:
+    """Return `count` samples (or all) at even distances, filled like `first_samples`."""
+    count = min(count, len(samples))
+    middles = (2 * np.arange(count, dtype=np.int64) + 1) * len(samples) // (2 * count)
+    return _filled(samples, middles, seed)
+
+
+def _filled(samples: Samples, chosen: Array, seed: int) -> Arrays:
+    arrays = {name: np.empty((len(chosen), *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+    copy(samples).fill(chosen, chosen, seed, 0, arrays)  # a copy, because training's samples count what they replace
     return arrays
 
 

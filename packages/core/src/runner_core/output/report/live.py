@@ -35,7 +35,8 @@ class LiveReport:
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
         if not self._begun:
             self._begun = True
-            note_start(self._run, self._about)
+            with suppress(OSError):
+                note_start(self._run, self._about)
         if kind == "validation":
             self._write(0.0)
         elif kind == "train" or (kind == "end" and values["status"] == "done"):  # scoring follows, which takes time

@@ -20,7 +20,7 @@ _SHOWN = 20
 _NEEDS, _GIVES = "images_per_second_needed", "images_per_second_link"
 _PICTURES = 24
 _PICTURE_BYTES = 4_000_000
-_OF_SERIES = 6
+_OF_SERIES = 10
 
 # ---------------------------------------------------------------- memory
 
@@ -106,12 +106,13 @@ def series(events: Iterable[Mapping[str, Any]], folder: Path) -> Drawn:
 
 
 def snapshots(drawn: Drawn) -> Iterator[Block]:
-    """Yield a few of each series: the first, the newest, and some between them at even distances."""
+    """Yield a row for each series: the first, the newest, and some between them at even distances."""
     for name, files in drawn.items():
         steps = sorted(step for step, path in files.items() if _readable(path))
         last = min(len(steps), _OF_SERIES) - 1
         few = [steps[round(i * (len(steps) - 1) / max(1, last))] for i in range(last + 1)]
-        yield from (_figure(files[step], f"{name}, step {step:,}") for step in few)
+        strip = "".join(_figure(files[step], f"{name}, step {step:,}").text for step in few)
+        yield Markup(f'<h3>{escape(name)}</h3><div class="strip" tabindex="0">{strip}</div>')
 
 
 def pictures(folder: Path, drawn: Drawn) -> Iterator[Block]:
@@ -125,7 +126,7 @@ def _readable(path: Path) -> bool:
     return path.exists() and path.stat().st_size <= _PICTURE_BYTES
 
 
-def _figure(path: Path, caption: str) -> Block:
+def _figure(path: Path, caption: str) -> Markup:
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     return Markup(
         f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'

@@ -130,4 +130,4 @@ class Between:
                 seconds = perf_counter() - begun
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        return Event(seconds, setup.config.log.snapshots_every, "log.snapshots_every")
+        return Event(seconds, self._cadence.snapshots_every or 1, "log.snapshots_every")
