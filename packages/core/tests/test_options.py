@@ -48,4 +48,4 @@ def test_help_says_what_data_are(capsys: pytest.CaptureFixture[str]) -> None:
         parsed("--help-all")
     shown = capsys.readouterr().out
     assert "--data FOLDER|URL" in shown
-    assert "--log.snapshots-every INT ≥1" in shown
+    assert "--log.snapshots-every {None}|INT ≥1" in shown
