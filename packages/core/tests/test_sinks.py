@@ -279,6 +279,26 @@ def test_hours_on_a_cpu_show_what_presets_are_for() -> None:
     assert "takes another 5 days on" in next(advice_if_slow(setup("cpu"), 120 * 3600))
 
 
+def test_work_on_records_is_shown_below_the_lines_and_not_in_a_pipe(tmp_path: Path) -> None:
+    for stream in (Terminal(), io.StringIO()):
+        display = Display(tmp_path / "train.log", stream)
+        with display.records("scoring", 2) as bar:
+            infer = bar.counting(lambda arrays: arrays)
+            for key in ("scan_a", "scan_b[x]"):
+                bar.begin(key)
+                assert infer(infer(key)) == key
+                if bar.bar is not None:
+                    bar.bar.refresh()
+                display.say(f"scored {key}")
+                bar.done()
+        display.say("the end")
+        text = stream.getvalue()
+        assert ("scan_b[x], batch 2" in text) is (stream.isatty())
+        assert text.index("scored scan_b[x]") < text.index("the end")
+        assert stream.isatty() or text == "scored scan_a\nscored scan_b[x]\nthe end\n"
+    assert "batch" not in (tmp_path / "train.log").read_text()
+
+
 def test_an_error_of_other_work_is_not_taken_for_a_lost_terminal() -> None:
     display = Display(stream=Terminal())
     display.start(20, 0, "toy")

@@ -1,4 +1,4 @@
-"""Progress of building a cache: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal; elsewhere a line now and then, or nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -55,3 +58,53 @@ def progress(title: str, total: int, say: Callable[[str], None]) -> Iterator[Adv
             say(f"{title}: {done} of {total}")
 
     yield advance
+
+
+class RecordBar:
+    """Shows on a terminal which record is at work, and how often the network was called for it."""
+
+    def __init__(self, bar: Progress | None = None) -> None:
+        self.bar = bar
+        self._key, self._calls = "", 0
+
+    def begin(self, key: str) -> None:
+        """Show that work on a record begins."""
+        self._key, self._calls = key, 0
+        self._show(key)
+
+    def done(self) -> None:
+        if self.bar is not None:
+            self.bar.advance(self.bar.task_ids[0])
+
+    def counting(self, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a network that shows each of its calls: a large record takes many."""
+        if self.bar is None:
+            return infer
+
+        def counted(arrays: Any) -> Any:
+            answer = infer(arrays)
+            self._calls += 1
+            self._show(f"{self._key}, batch {self._calls}")
+            return answer
+
+        return counted
+
+    def _show(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], record=text)
+
+
+@contextmanager
+def record_bar(title: str, total: int, stream: TextIO) -> Iterator[RecordBar]:
+    """Yield what shows the progress of work on `total` records: nothing unless `stream` is a terminal."""
+    if not stream.isatty():
+        yield RecordBar()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    text, record = TextColumn("{task.description}"), TextColumn("{task.fields[record]}", markup=False)
+    columns = text, BarColumn(bar_width=20), MofNCompleteColumn(), record
+    with Progress(*columns, console=Console(file=_Lasting(stream)), transient=True) as bar:
+        bar.add_task(title, total=total, record="")
+        yield RecordBar(bar)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
 from runner_core.cli.json_output import read_json, show_json
@@ -26,7 +27,7 @@ from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, traine
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder, claimed
 from runner_core.training.data import data_folder, read_records
-from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, write_scores
+from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, figures_count, write_scores
 from runner_core.training.evaluation import evaluate as score_records
 from runner_core.training.seen import SPLIT_FILE, History, SavedSplit, Seen, read_split
 
@@ -112,12 +113,14 @@ def _score(
     """Score the records, print the scores and write them."""
     trained, untrained, _ = networks
     pipeline = RecordPipeline.of(setup)
-    scores = score_records(*(pipeline, trained.infer, records), untrained=untrained, trained_on=trained_on)
+    with record_bar("scoring", len(records), sys.stdout) as bar:
+        scores = score_records(*(pipeline, trained.infer, records), untrained=untrained, trained_on=trained_on, bar=bar)
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:
         print(f"{finding.level}: {key}: {finding.message}")
-    return scores, write_scores(scores, out) + draw_figures(pipeline, trained.infer, scores, out)
+    with record_bar("drawing", figures_count(scores), sys.stdout) as bar:
+        return scores, write_scores(scores, out) + draw_figures(pipeline, trained.infer, scores, out, bar)
 
 
 def _side(options: EvaluateOptions, project: Project) -> str:
@@ -135,7 +138,7 @@ def score_table(scores: Scores) -> Iterator[str]:
     rows = scores.rows if scores.names else []
     width = max(map(len, ["worst first", *(row.record.key for row in rows), *scores.further]))
     names = scores.shown_names
-    cells = [max(10, len(name)) for name in names]
+    cells = [max(8, len(name)) for name in names]
 
     def line(title: str, values: dict[str, float] | None) -> str:
         texts = [_cell(values.get(n)) if values is not None else n for n in names]

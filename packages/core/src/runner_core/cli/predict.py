@@ -12,6 +12,7 @@ from typing import Any
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
+from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
@@ -39,20 +40,25 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
     files: list[Path] = []
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
-    for record in records:
-        try:
-            with local(setup.project, record) as here:
-                prediction = setup.project.predict(CroppedRecord(pipeline, here), trained.infer)
-                written = write_prediction(setup.project, here, prediction, options.out)
-                remarks = () if check is None else tuple(check(here, prediction))
-        except BadInput as error:
-            failed += 1
-            print(f"warning: not predicted: {error}", file=sys.stderr)
-            continue
-        files += written
-        print(record.key if collect else f"{record.key}: {', '.join(map(str, written))}")
-        for finding in remarks:
-            print(f"{finding.level}: {record.key}: {finding.message}")
+    with record_bar("predicting", len(records), sys.stdout) as bar:
+        infer = bar.counting(trained.infer)
+        for record in records:
+            bar.begin(record.key)
+            try:
+                with local(setup.project, record) as here:
+                    prediction = setup.project.predict(CroppedRecord(pipeline, here), infer)
+                    written = write_prediction(setup.project, here, prediction, options.out)
+                    remarks = () if check is None else tuple(check(here, prediction))
+            except BadInput as error:
+                failed += 1
+                print(f"warning: not predicted: {error}", file=sys.stderr)
+                continue
+            finally:
+                bar.done()
+            files += written
+            print(record.key if collect else f"{record.key}: {', '.join(map(str, written))}")
+            for finding in remarks:
+                print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collect:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
     return _exit_code(failed)

@@ -45,7 +45,7 @@ from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
 from runner_core.training.data import open_data
-from runner_core.training.evaluation import draw_figures, evaluate, no_better, versions, write_scores
+from runner_core.training.evaluation import draw_figures, evaluate, figures_count, no_better, versions, write_scores
 from runner_core.training.seen import CONTENTS_FILE, SPLIT_FILE, START_FILE, History, Seen, save_contents, save_split
 from runner_core.training.signals import outlive_terminal
 from runner_core.training.snapshots import draw_watched, read_watched
@@ -302,11 +302,13 @@ def _score(
     trained, untrained, checkpoint = load_networks(started, folder.path)
     noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
-    scores = evaluate(
-        *(pipeline, trained.infer, records, display.say),
-        untrained=untrained,
-        trained_on=_trained_on(started, folder, records),
-    )
+    with display.records("scoring", len(records)) as bar:
+        scores = evaluate(
+            *(pipeline, trained.infer, records, display.say),
+            untrained=untrained,
+            trained_on=_trained_on(started, folder, records),
+            bar=bar,
+        )
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
     health = list(summary["health"])
@@ -316,8 +318,8 @@ def _score(
         announce(finding, summary["steps"], summary["epochs"], display.say, sinks.event)
     with unwritten(folder.path / "scores.csv"):
         write_scores(scores, folder.path)
-    with unwritten(folder.figures):
-        for path in draw_figures(pipeline, trained.infer, scores, folder.figures):
+    with unwritten(folder.figures), display.records("drawing", figures_count(scores)) as bar:
+        for path in draw_figures(pipeline, trained.infer, scores, folder.figures, bar):
             sinks.figure(path.stem, int(checkpoint.rpartition("-")[2]), path)
     seconds = time.monotonic() - begun
     means, baseline = scores.shown_of(scores.means), scores.shown_of(scores.baseline)

@@ -10,11 +10,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from runner_core.base.progress import progress
+from runner_core.base.progress import RecordBar, progress, record_bar
 from runner_core.base.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -158,6 +158,19 @@ class Display:
             if bar is not None and len(bar.tasks) > 1:
                 self._draw(lambda: bar.remove_task(bar.task_ids[-1]))
             self._pace.leave_out(time.monotonic() - began)
+
+    @contextmanager
+    def records(self, title: str, total: int) -> Iterator[RecordBar]:
+        """Show work on `total` records, before or after the steps; lines of `say` stand above the bar."""
+        with ExitStack() as stack:
+            shown = RecordBar()
+            if not self._gone and self._bar is None:
+                shown = stack.enter_context(record_bar(title, total, self._stream))
+            self._console = self._console if shown.bar is None else shown.bar.console
+            try:
+                yield shown
+            finally:
+                self._console = None if self._bar is None else self._console
 
     def _draw(self, change: Callable[[], object]) -> None:
         """Change the bar, unless the terminal is gone."""

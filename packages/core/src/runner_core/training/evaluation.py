@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
+from runner_core.base.progress import RecordBar
 from runner_core.base.writing import replace_csv, replace_json
 from runner_core.contract import Array, Finding, Infer
 from runner_core.contract.facets import Checks, Judging
@@ -92,6 +93,7 @@ def evaluate(
     *,
     untrained: Infer | None = None,
     trained_on: Callable[[AnyRecord], bool] = lambda record: False,
+    bar: RecordBar | None = None,
 ) -> Scores:
     """Predict and score every record; a record that cannot be read becomes an entry of `errors`.
 
@@ -102,13 +104,17 @@ def evaluate(
         say: Receives progress lines.
         untrained: The network before its first step, for `Judging.judge`.
         trained_on: Tells if training used a record or another of its group.
+        bar: Shows the progress.
     """
+    bar = bar or RecordBar()
+    infer, untrained = bar.counting(infer), untrained and bar.counting(untrained)
     rows: list[Row] = []
     predicted: list[Predicted] = []
     errors: list[str] = []
     project = pipeline.project
     judging, checks = project.judging(), project.checks()
     for number, record in enumerate(records, 1):
+        bar.begin(record.key)
         try:
             with local(project, record) as here:
                 cropped = CroppedRecord(pipeline, here)
@@ -124,6 +130,8 @@ def evaluate(
         except BadInput as error:
             errors.append(str(error))
             continue
+        finally:
+            bar.done()
         if judging.judge is not None:
             predicted.append(found)
         elif len(records) > FIGURES:
@@ -213,14 +221,23 @@ def _write_table(table: Table, folder: Path) -> Path:
     return path
 
 
-def draw_figures(pipeline: RecordPipeline, infer: Infer, scores: Scores, folder: Path) -> list[Path]:
+def figures_count(scores: Scores) -> int:
+    """Return the number of records that `draw_figures` draws."""
+    return min(FIGURES, len(scores.rows))
+
+
+def draw_figures(
+    pipeline: RecordPipeline, infer: Infer, scores: Scores, folder: Path, bar: RecordBar | None = None
+) -> list[Path]:
     """Draw the worst records, a middle one and the best, if the project draws any; draw the pictures of the set."""
     written = []
-    project = pipeline.project
+    project, bar = pipeline.project, bar or RecordBar()
+    infer = bar.counting(infer)
     figure = project.pictures().figure
     for place, row in _worth_seeing(scores.rows):
         if figure is None:
             break
+        bar.begin(row.record.key)
         with local(project, row.record) as here:
             prediction = row.prediction
             if prediction is None:
@@ -231,6 +248,7 @@ def draw_figures(pipeline: RecordPipeline, infer: Infer, scores: Scores, folder:
         path = folder / f"{place}-{file_name(row.record.key)}.png"
         write_png(path, picture)
         written.append(path)
+        bar.done()
     return written + write_pictures(scores.pictures, folder)
 
 
