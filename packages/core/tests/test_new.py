@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 import yaml
 from runner_core.base.errors import BadInput
 from runner_core.cli import new as module
-from runner_core.cli.new import PLACEHOLDER, TEMPLATE, write_project
+from runner_core.cli.new import PLACEHOLDER, TASKS, TEMPLATE, TEMPLATE_IMAGE, write_project
 from runner_core.plugins.discovery import Plugin
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,19 +28,21 @@ def text_of(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): p.read_text("utf-8") for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_what_is_written_is_a_package_of_that_name(framework: str, tmp_path: Path) -> None:
-    folder = write_project("cells", framework, tmp_path)
+def test_what_is_written_is_a_package_of_that_name(framework: str, task: str, tmp_path: Path) -> None:
+    folder = write_project("cells", framework, tmp_path, task)
     files = text_of(folder)
     assert folder == tmp_path / "runner-cells"
     assert list(tmp_path.iterdir()) == [folder], "nothing is left beside it"
+    own = () if task == "segmentation" else ("labels", "objective")
     assert set(files) == {
         *(".github/workflows/ci.yml", ".gitignore", ".python-version", "README.md", "pyproject.toml"),
-        *(f"src/runner_cells/{n}.py" for n in ("__init__", "config", "files", "network", "phantom", "project")),
+        *(f"src/runner_cells/{n}.py" for n in ("__init__", "config", "files", "network", "phantom", "project", *own)),
         *("tests/test_cells.py", "tests/test_network.py"),
     }
     for path, text in files.items():
-        assert PLACEHOLDER not in text, path
+        assert not re.search(f"{PLACEHOLDER}|newtask|labelcolumn|labelexample", text, re.IGNORECASE), path
         assert {"torch": "keras", "keras": "torch"}[framework] not in text, path
     assert f'framework, Config = "cells", "{framework}", Settings' in files["src/runner_cells/project.py"]
     project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -54,16 +57,18 @@ def test_what_is_written_is_a_package_of_that_name(framework: str, tmp_path: Pat
 
 
 def test_the_project_module_is_short_and_the_others_too() -> None:
-    lines = {p.name: len(p.read_text("utf-8").splitlines()) for p in TEMPLATE.rglob("*.py")}
-    assert lines.pop("project.py") <= 165
-    assert max(lines.values()) <= 100, lines
+    for template in (TEMPLATE, TEMPLATE_IMAGE):
+        lines = {p.name: len(p.read_text("utf-8").splitlines()) for p in template.rglob("*.py")}
+        assert lines.pop("project.py") <= 165
+        assert max(lines.values()) <= 100, lines
 
 
 @pytest.mark.parametrize("name", ["x", LONG])
 @pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_it_is_clean_by_its_own_rules_whatever_its_name(name: str, framework: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_it_is_clean_by_its_own_rules_whatever_its_name(name: str, framework: str, task: str, tmp_path: Path) -> None:
     ruff = pytest.importorskip("ruff", reason="ruff is not installed").find_ruff_bin()
-    folder = write_project(name, framework, tmp_path)
+    folder = write_project(name, framework, tmp_path, task)
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run([ruff, *command, "--no-cache"], cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -249,6 +254,9 @@ def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> N
     said = [line.strip() for line in done.stdout.splitlines()]
     folder = os.path.realpath(tmp_path / "my code" / "runner-cells")
     assert said[1:4] == [f"cd '{folder}'", "uv run runner cells train", "uv run pytest"]
+    third = runner("new", "ages", "--task", "regression")
+    assert "a project in torch" in third.stdout
+    assert (tmp_path / "runner-ages" / "src" / "runner_ages" / "labels.py").is_file()
     again = runner("new", "cells", "--into", "my code")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.startswith("runner: my code/runner-cells exists already")
@@ -258,8 +266,7 @@ def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> N
 
 
 def test_the_template_is_no_part_of_the_package() -> None:
-    found = [p for p in TEMPLATE.rglob("*.py") if (TEMPLATE / "__init__.py").exists() or not p.is_file()]
-    assert not found
+    assert not [template for template in (TEMPLATE, TEMPLATE_IMAGE) if (template / "__init__.py").exists()]
     code = "import pkgutil, runner_core.cli.new as n; print([m.name for m in pkgutil.walk_packages(n.__path__, 'n.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]", "what imports all modules of the core must not meet the template"

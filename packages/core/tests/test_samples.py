@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, PatchSamples, RowSamples, TileSamples
+from runner_core import BadInput, PatchSamples, RowSamples, TileSamples, WholeSamples
 from runner_core.data.cache.storage import FlatArray, LiveArray, LiveRecords, PreparedStore
 from runner_core.data.samples import refuse_differing_fields
 from runner_core.testing.case import sent
@@ -390,3 +390,29 @@ def test_tiles_with_gaps_are_refused(stride, tmp_path):
 def test_tiles_on_the_device_are_refused(tmp_path):
     with pytest.raises(BadInput, match="patches are cut on the host"):
         TileSamples(store_of(tmp_path, {"x": [np.zeros((8, 8))]}, device=True), ["x"], (4, 4), [0])
+
+
+@settings(deadline=None)  # the machine is shared
+@given(data=st.data())
+def test_a_whole_record_is_a_sample(tmp_path_factory, data):
+    rng = np.random.default_rng(0)
+    images, labels = ([rng.random(shape, np.float32) for _ in range(5)] for shape in ((3, 4, 2), (1,)))
+    store = store_of(tmp_path_factory.mktemp("whole"), {"image": images, "label": labels})
+    records = data.draw(st.lists(st.integers(0, 4), min_size=1, unique=True))
+    samples = WholeSamples(store, records)
+    assert len(samples) == len(records)
+    indices = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1))
+    out = filled(samples, indices)
+    assert out["record"].tolist() == [records[i] for i in indices]
+    assert np.array_equal(out["image"], np.stack([images[records[i]] for i in indices]))
+    assert np.array_equal(out["label"], np.stack([labels[records[i]] for i in indices]))
+    assert set(WholeSamples(store, records, ["label"]).spec) == {"label", "record"}
+
+
+def test_whole_records_of_other_shapes_are_refused_by_name(tmp_path):
+    store = store_of(tmp_path, {"image": [np.zeros(s) for s in ((4, 4), (4, 4), (4, 5))]})
+    assert len(WholeSamples(store, [0, 1])) == 2
+    with pytest.raises(BadInput, match=r"'image' of record r2 has the shape \(4, 5\), that of r0 has \(4, 4\)"):
+        WholeSamples(store, [0, 1, 2])
+    with pytest.raises(BadInput, match=r"cache\.mode to memmap or memory"):
+        WholeSamples(store_of(tmp_path, {"image": [np.zeros((4, 4))]}, device=True), [0])

@@ -123,6 +123,7 @@ from runner_core.data.pairs.listing import SIDECAR_SUFFIXES as SIDECAR_SUFFIXES
 from runner_core.data.samples import PatchSamples as PatchSamples
 from runner_core.data.samples import RowSamples as RowSamples
 from runner_core.data.samples import TileSamples as TileSamples
+from runner_core.data.samples import WholeSamples as WholeSamples
 from runner_core.data.sampling import random_below as random_below
 from runner_core.data.sampling import random_words as random_words
 from runner_core.data.stream.bad import Unreachable as Unreachable

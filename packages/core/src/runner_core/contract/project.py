@@ -126,9 +126,10 @@ class Project:
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        """Return the samples that the model sees of these records: rows, patches, tiles.
+        """Return the samples that the model sees of these records: rows, patches, tiles, or whole records.
 
-        `records`: their numbers in `store`; `split`: train or validation.
+        `records`: their numbers in `store`; `split`: train or validation. `WholeSamples(store, records)` takes each
+        record whole.
         """
         raise _not_written(self, "samples")
 

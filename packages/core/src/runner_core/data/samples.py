@@ -165,6 +165,43 @@ class RowSamples(RecordSamples):
         return np.clip(rows[:, None] + np.asarray(offsets), first[:, None], last[:, None]).ravel()
 
 
+class WholeSamples(RecordSamples):
+    """Samples that are whole records: one sample for each of `records` (numbers in the store).
+
+    `fields` names the stored arrays that a sample has; by default it has all. An array must have one shape in all
+    records: let `prepare` resize or pad it. A label is an array too: a class number of shape (1,), for example.
+
+    `spec` holds the fields and `record` (int64). Raises BadInput for shapes that differ, and with `cache.mode device`,
+    where the engine gathers rows.
+    """
+
+    def __init__(self, store: Store, records: Sequence[int], fields: Sequence[str] = ()) -> None:
+        if store.device:
+            raise BadInput("whole records are read on the host: set cache.mode to memmap or memory, not device")
+        super().__init__(store)
+        self.arrays = {name: store.arrays[name] for name in fields or store.arrays}
+        self.record_of_sample = np.asarray(records, np.int64)
+        for name, array in self.arrays.items():
+            shapes = array.shapes
+            odd = next((r for r in records if shapes[r] != shapes[records[0]]), None)
+            if odd is not None:
+                raise BadInput(
+                    f"'{name}' of record {store.keys[odd]} has the shape {shapes[odd]}, that of "
+                    f"{store.keys[records[0]]} has {shapes[records[0]]}: a batch needs one shape (let `prepare` resize "
+                    "or pad, or sample patches)"
+                )
+        first = records[0] if len(records) else 0
+        self.spec = {name: SampleSpec(a.shapes[first], a.dtype) for name, a in self.arrays.items()} | {"record": _INT64}
+
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        """Copy the records of samples `indices` into `out`; nothing here is random."""
+        records = self._readable(self.record_of_sample[indices], positions, epoch)
+        out["record"][...] = records
+        for i, record in enumerate(records.tolist()):  # a record prepared at each read is prepared once for all fields
+            for name, array in self.arrays.items():
+                out[name][i] = array.read(record)
+
+
 class _Cut(RecordSamples):
     """Base of samples that are windows of one size, cut out of records on the host."""
 

@@ -1,8 +1,10 @@
-"""`runner new NAME`: write a small package that segments grey images, as a start for your own project.
+"""`runner new NAME`: write a small package that segments or labels images, as a start for your own project.
 
-The folder `template` beside this file is such a package, named `newproject`, in torch; it is not part of runner_core,
-and nothing imports it. In the copy, `newproject` becomes NAME, `network_torch.py` or `network_keras.py` becomes
-`network.py`, and a leading `dot-` becomes a dot.
+The folder `template` beside this file is such a package, named `newproject`, that segments in torch; it is not part of
+runner_core, and nothing imports it. The files in `template_image` replace those of the same name for the tasks that say
+something of a whole image. In the copy, `newproject` becomes NAME and `NewTask` the task. Of files that differ by
+framework or task, one is copied, without its suffix: `network_torch.py` or `network_keras.py` becomes `network.py`. A
+leading `dot-` becomes a dot.
 """
 
 from __future__ import annotations
@@ -27,29 +29,39 @@ from runner_core.cli.arguments import Parser
 from runner_core.plugins import discovery
 
 TEMPLATE = Path(__file__).with_name("template")
+TEMPLATE_IMAGE = Path(__file__).with_name("template_image")
 PLACEHOLDER = "newproject"
 FRAMEWORKS = ("torch", "keras")
+TASKS = ("segmentation", "classification", "regression")
+_LABELS = {"classification": ("class", "ring"), "regression": ("value", "12.5")}
+"""The column of labels.csv and a value in it, for README.md."""
 _LONGEST = 40
 
 
 def new(arguments: Sequence[str]) -> int:
-    """Run `runner new NAME [--framework torch|keras] [--into DIR]`."""
+    """Run `runner new NAME [--task TASK] [--framework torch|keras] [--into DIR]`."""
     parser = Parser(prog="runner new", description="Write a package with a project that trains.")
     parser.add_argument("name", metavar="NAME", help="name of the project, as typed after `runner`; for example cells")
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="segmentation",
+        help="what is wanted of an image: a class for each pixel (default), one class, or one number",
+    )
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch", help="default: torch")
     parser.add_argument(
         "--into", type=Path, default=Path(), metavar="DIR", help="folder to write runner-NAME into (NAME in packages/)"
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     chosen = parser.parse_args(list(arguments))
-    folder = write_project(chosen.name, chosen.framework, chosen.into)
+    folder = write_project(chosen.name, chosen.framework, chosen.into, chosen.task)
     print(f"{folder}: a project in {chosen.framework} that runs as it is. Next:")
     print(f"  cd {shell_word(folder.resolve())}\n  uv run runner {chosen.name} train\n  uv run pytest")
     print("README.md there says how to make it your own")
     return 0
 
 
-def write_project(name: str, framework: str, into: Path) -> Path:
+def write_project(name: str, framework: str, into: Path, task: str = "segmentation") -> Path:
     """Write the package runner-NAME into `into`, whole or not at all, and return its folder.
 
     Raises BadInput for a name that cannot be used, and if the folder is in use already.
@@ -65,10 +77,11 @@ def write_project(name: str, framework: str, into: Path) -> Path:
     sources = _sources(folder)
     try:
         with whole_folder(folder) as temporary:
-            for file in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
-                if place := _place(file.relative_to(TEMPLATE).as_posix(), name, framework):
-                    (temporary / place).parent.mkdir(parents=True, exist_ok=True)
-                    (temporary / place).write_text(_filled(file.read_text("utf-8"), name, framework, sources), "utf-8")
+            for place, file in _template(task).items():
+                if target := _place(place, name, framework, task):
+                    (temporary / target).parent.mkdir(parents=True, exist_ok=True)
+                    text = _filled(file.read_text("utf-8"), name, framework, task)
+                    (temporary / target).write_text(text.replace("# SOURCES\n", sources), "utf-8")
             (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
     except OSError as error:
         raise BadInput(f"{folder} cannot be written: {error.strerror or error}; choose a place with --into") from error
@@ -94,19 +107,32 @@ def _refuse(name: str) -> None:
         raise BadInput(f"the project would hide the Python package runner_{name}, which exists: choose another name")
 
 
-def _place(path: str, name: str, framework: str) -> str | None:
-    """Return the target path of a template file; None for the other framework's network and for files of tools."""
-    others = [f"network_{other}" for other in FRAMEWORKS if other != framework]
-    if any(part in path for part in ("__pycache__", "_cache/", *others)):
+def _template(task: str) -> dict[str, Path]:
+    """Return the template's files by their path in it."""
+    folders = [TEMPLATE] if task == "segmentation" else [TEMPLATE, TEMPLATE_IMAGE]
+    files = {p.relative_to(folder).as_posix(): p for folder in folders for p in folder.rglob("*") if p.is_file()}
+    return dict(sorted(files.items()))
+
+
+def _place(path: str, name: str, framework: str, task: str) -> str | None:
+    """Return the target path of a template file; None if it is of another framework or task, or a tool's own."""
+    if any(f"_{other}." in path or f"_{other}_" in path for other in {*FRAMEWORKS, *TASKS} - {framework, task}):
         return None
-    return path.replace(f"network_{framework}", "network").replace("dot-", ".").replace(PLACEHOLDER, name)
+    if any(part in path for part in ("__pycache__", "_cache/")):
+        return None
+    for own in (framework, task):
+        path = path.replace(f"_{own}.", ".").replace(f"_{own}_", "_")
+    return path.replace("dot-", ".").replace(PLACEHOLDER, name)
 
 
-def _filled(text: str, name: str, framework: str, sources: str) -> str:
-    """Return the template's text with the framework, the name and the source of runner-core filled in."""
+def _filled(text: str, name: str, framework: str, task: str) -> str:
+    """Return the template's text with the framework, the task and the name filled in."""
     if framework != "torch":
         text = text.replace("torch", framework)
-    return text.replace(PLACEHOLDER, name).replace("# SOURCES\n", sources)
+    column, example = _LABELS.get(task, ("", ""))
+    for placeholder, own in (("labelcolumn", column), ("labelexample", example), ("newtask", task)):
+        text = text.replace(placeholder, own)
+    return text.replace("NewTask", task.capitalize()).replace(PLACEHOLDER, name)
 
 
 def _sources(folder: Path) -> str:

@@ -8,7 +8,7 @@ from PIL import Image
 from runner_core import BadInput, Record
 from runner_core.testing import ProjectContract
 
-from runner_newproject.project import VALUES, Segmentation, Settings
+from runner_newproject.project import VALUES, NewTask, Settings
 
 IMAGE, MASK = "images/ann_1.png", "masks/ann_1.png"
 NO_CLASS = next(value for value in range(256) if value not in VALUES)
@@ -20,8 +20,8 @@ class TestContract(ProjectContract):
 
 
 @pytest.fixture
-def project() -> Segmentation:
-    return Segmentation(Settings())
+def project() -> NewTask:
+    return NewTask(Settings())
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def save(path: Path, pixels: np.ndarray) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def test_images_are_read_as_they_are_and_masks_as_classes(project: Segmentation, pair: Path) -> None:
+def test_images_are_read_as_they_are_and_masks_as_classes(project: NewTask, pair: Path) -> None:
     (record,) = project.records(pair)
     decoded = project.decode(record)
     assert record.group == "ann"
@@ -50,7 +50,7 @@ def test_images_are_read_as_they_are_and_masks_as_classes(project: Segmentation,
     assert (np.diff(grey) >= 0).all(), "brighter stays brighter: nothing overflows"
 
 
-def test_a_prediction_that_is_written_can_be_trained_on(project: Segmentation, pair: Path) -> None:
+def test_a_prediction_that_is_written_can_be_trained_on(project: NewTask, pair: Path) -> None:
     (record,) = project.records(pair)
     prediction = (RAMP % len(VALUES)).astype(np.uint8)
     (path,) = project.write(record, prediction, pair / "out")
@@ -71,7 +71,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("fault", SPOILT)
-def test_what_cannot_be_used_is_refused_by_name(fault: str, project: Segmentation, pair: Path) -> None:
+def test_what_cannot_be_used_is_refused_by_name(fault: str, project: NewTask, pair: Path) -> None:
     SPOILT[fault](pair)
     with pytest.raises(BadInput, match="ann"):
         [project.decode(record) for record in project.records(pair)]

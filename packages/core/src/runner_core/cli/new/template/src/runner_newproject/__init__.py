@@ -5,6 +5,6 @@ from runner_core import hookimpl
 
 @hookimpl
 def runner_project() -> type:
-    from runner_newproject.project import Segmentation
+    from runner_newproject.project import NewTask
 
-    return Segmentation
+    return NewTask

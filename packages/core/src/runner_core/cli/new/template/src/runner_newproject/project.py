@@ -18,7 +18,7 @@ from runner_newproject.files import annotation, find, group, read, read_classes
 VALUES = list(CLASSES.values())
 
 
-class Segmentation(Project):
+class NewTask(Project):
     name, framework, Config = "newproject", "torch", Settings
     presets = {"default": Settings, "demo": demo}
     monitor = ("dice", "max")
