@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -108,3 +109,32 @@ def test_a_person_on_both_sides_is_refused(runner: Runner, real_brains: Path, tm
     assert done.returncode == 2
     assert "sub-openms01" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_table_of_a_flat_folder_is_guessed_and_then_read(runner: Runner, tmp_path: Path) -> None:
+    """A stranger's scans, under other names and in one folder: `init-data`, then `check` with the table, as printed."""
+    assert runner("brainunet", "phantom", "phantom").returncode == 0
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, scan in enumerate(sorted((tmp_path / "phantom").rglob("*_T1w.nii.gz"))[:4]):
+        name = f"p{number // 2}_v{number % 2}"
+        scan.rename(flat / f"{name}_T1.nii.gz")
+        scan.with_name(scan.name.replace("_T1w", "_T1w_brainmask")).rename(flat / f"{name}_brainmask.nii.gz")
+    (flat / "notes.txt").write_text("hello", encoding="utf-8")
+    done = runner("brainunet", "init-data", "flat")
+    assert done.returncode == 0, done.stderr
+    assert "left out: 1 file, not of a format that this project reads: notes.txt" in done.stdout
+    with (flat / "manifest.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["group"], row["label"]) for row in rows] == [
+        (f"p{p}_v{v}_T1", f"p{p}", f"p{p}_v{v}_brainmask.nii.gz") for p in (0, 1) for v in (0, 1)
+    ]
+    command = done.stdout.splitlines()[-1].partition("then: runner ")[2].split()
+    checked = runner(*command, "--out", "checked")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "4 records in 2 groups" in checked.stdout
+    again = runner("brainunet", "init-data", "flat")
+    assert again.returncode == 2
+    assert "is there already, and is never overwritten" in again.stderr
+    assert "there is no such folder" in runner("brainunet", "init-data", "nothing").stderr
+    assert "does not read pairs of files" in runner("openkbp", "init-data", "flat").stderr

@@ -25,6 +25,7 @@ from runner_core import (
     Learning,
     Metric,
     Original,
+    PairFiles,
     Pictures,
     Precision,
     Progress,
@@ -57,7 +58,12 @@ class BrainUNet(Project):
     Config = BrainConfig
     presets = PRESETS
     monitor = ("volume_dice", "max")
-    dataset = DataSet(crop="body", labels=files.LABELS, settings=("data.manifest", "data.pattern"))
+    dataset = DataSet(
+        crop="body",
+        labels=files.LABELS,
+        settings=("data.manifest", "data.pattern"),
+        pairs=PairFiles(nifti.is_nifti, nifti.stem),
+    )
     predict_options = BrainPredictOptions()
     config: BrainConfig
 

@@ -66,6 +66,7 @@ from runner_core.contract.facets import DataSet as DataSet
 from runner_core.contract.facets import Health as Health
 from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
+from runner_core.contract.facets import PairFiles as PairFiles
 from runner_core.contract.facets import Pictures as Pictures
 from runner_core.contract.hooks import hookimpl as hookimpl
 from runner_core.contract.project import Project as Project

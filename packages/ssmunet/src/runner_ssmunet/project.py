@@ -26,6 +26,7 @@ from runner_core import (
     Judging,
     Learning,
     Metric,
+    PairFiles,
     Pictures,
     Precision,
     Progress,
@@ -47,6 +48,7 @@ from runner_ssmunet import (
     labels,
     outputs,
     preprocess,
+    readers,
     scores,
     statistics,
     whole,
@@ -72,6 +74,7 @@ class SSMUNet(Project):
         labels=files.LABEL_ROLES,
         # any implementation of `model.scan` runs any trained network: it depends on the machine
         settings=("data.manifest", "data.pattern", "model.scan"),
+        pairs=PairFiles(readers.could_be, readers.sidecars.stem, labelled=False),
     )
     config: SSMConfig
 

@@ -25,6 +25,7 @@ from runner_core import (
     Judging,
     Learning,
     Metric,
+    PairFiles,
     PatchSamples,
     Pictures,
     Precision,
@@ -61,7 +62,11 @@ class Vesuvius(Project):
     Config = ScrollConfig
     presets = PRESETS
     monitor = ("proxy", "max")
-    dataset = DataSet(labels=("label",), settings=("data.manifest", "data.pattern"))
+    dataset = DataSet(
+        labels=("label",),
+        settings=("data.manifest", "data.pattern"),
+        pairs=PairFiles(files.is_volume, files.stem),
+    )
     predict_options = ScrollPredictOptions()
     config: ScrollConfig
 

@@ -26,6 +26,7 @@ from runner_core.plugins.discovery import COMMANDS, Plugin, find_project
 
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
+    "init-data": ("init_data", "write a table of a folder's images and labels by guessing, for you to correct"),
     "check": ("check", "audit the data before spending hours on it"),
     "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),
     "tune": ("measure", "try settings that might be faster, measure them, and write those that are"),
@@ -108,7 +109,7 @@ def _project_command(project: str, rest: list[str]) -> int:
             f"there is no command `runner {project} {rest[0]}`{hint}\ncommands: {', '.join(PROJECT_COMMANDS)}"
         )
     module, _ = PROJECT_COMMANDS[rest[0]]
-    command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0])
+    command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0].replace("-", "_"))
     return command(project, rest[1:])
 
 

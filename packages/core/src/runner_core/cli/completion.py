@@ -148,9 +148,8 @@ def _of_project(project: str, command: str, words: Sequence[str], now: str) -> A
     if now.startswith("-") or (flag.startswith("--") and (flag not in own or flag == "--preset")):
         own |= _settings(project, kind) | {"--help": Flag("common settings"), "--help-all": Flag("all settings")}
     use = issubclass(kind, options.RunOptions)
-    place = (
-        "runs" if use and not words else "files" if command == "predict" else "folders" if command == "phantom" else ()
-    )
+    places: dict[str, Any] = {"predict": "files", "phantom": "folders", "init-data": "folders"}
+    place = "runs" if use and not words else places.get(command, ())
     return _value_or_flag(words, now, own, place, project)
 
 

@@ -183,6 +183,19 @@ class PhantomOptions(Options):
 
 
 @dataclass(kw_only=True)
+class InitDataOptions(Options):
+    """Write a table of the images and labels below a folder by guessing from their names, for you to correct.
+
+    Shows what was guessed, and which files are left out and why. `check` and `train` take the table as --data.
+    """
+
+    folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The folder that holds your data."""
+    out: Path | None = None
+    """The table (.csv), which must be new. Default: manifest.csv in the folder."""
+
+
+@dataclass(kw_only=True)
 class RunOptions(Options):
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder, or one of its checkpoints. Comes first."""

@@ -30,6 +30,18 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class PairFiles:
+    """Files of a project that reads pairs, an image and its label (`list_pairs`): `DataSet.pairs`."""
+
+    is_image: Callable[[Path], bool]
+    """`is_image(path)` tells by name whether the project could read a file or folder."""
+    stem: Callable[[Path], str]
+    """`stem(path)` returns a file's name without its suffix."""
+    labelled: bool = True
+    """False if an image may have its label inside, or none."""
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Facts about a project's data that the core needs before it reads any: `Project.dataset`."""
 
@@ -48,6 +60,8 @@ class DataSet:
     """Dotted names of settings that describe the data (a table of the files, a pattern of their names), not the
     network. A trained network may be used with other values of them. If it is used with other data, the preset's
     values replace the run's."""
+    pairs: PairFiles | None = None
+    """The files that `runner P init-data` lists in a table, for a project with `data.manifest` (`PairsConfig`)."""
     samples_setting: str = ""
     """Dotted name of the setting that says how many samples an epoch takes from a record. It is advised if fetching is
     too slow."""

@@ -20,7 +20,8 @@ from runner_core.data.pairs.table import SUFFIXES, Pattern, Table, read_table
 _PARTS = ("id", "group", "split")
 _IMAGE = ("image", "scan", "volume", "core")
 _LABEL = ("label", "labels", "mask")
-_GROUP = (
+ID = ("id", "key", "name", "record")
+GROUP = (
     "group", "person", "person_id", "patient", "patient_id", "subject", "subject_id", "participant", "participant_id",
     "scroll", "scroll_id",
 )  # fmt: skip
@@ -124,7 +125,7 @@ def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: 
     for line, image, label in zip(lines, images, labels, strict=True):
         if image == label:
             raise BadInput(f"{path}: line {line}: {image} is the image and its own label. Name its label's file.")
-    ids = table.filled("id", "key", "name")
+    ids = table.filled(*ID)
     if ids is not None:
         table.refuse_repeats(ids, "id")
         keys = [_key(text, f"{path}: line {line}") for line, text in zip(lines, ids, strict=True)]
@@ -132,7 +133,7 @@ def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: 
         top = Path(os.path.commonpath([image.parent for image in images]))
         unique = unique_keys(images, top, stem)
         keys = [unique[image] for image in images]
-    groups: Sequence[str | None] = table.filled(*_GROUP) or [None] * len(keys)
+    groups: Sequence[str | None] = table.filled(*GROUP) or [None] * len(keys)
     named = table.filled("split")
     splits: list[str | None] = [None] * len(keys)
     if named:

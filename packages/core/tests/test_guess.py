@@ -1,0 +1,98 @@
+"""Which images, labels and groups the names in a folder stand for (`init-data`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runner_core.cli.init_data import table_text
+from runner_core.config import PairsConfig
+from runner_core.contract.facets import PairFiles
+from runner_core.data.pairs import list_pairs
+from runner_core.data.pairs.guess import Guess, guess_pairs
+
+END = ".nii.gz"
+
+
+def is_image(path: Path) -> bool:
+    return path.name.endswith(END)
+
+
+def stem(path: Path) -> str:
+    return path.name.removesuffix(END)
+
+
+def guessed(root: Path, names: str, labelled: bool = True) -> Guess:
+    """Guess from empty files with these names; those without a suffix are images."""
+    for name in names.split():
+        file = root / (name if "." in name else f"{name}{END}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("", encoding="utf-8")
+    return guess_pairs(root, PairFiles(is_image, stem, labelled))
+
+
+def pairs(guess: Guess, root: Path) -> dict[str, str | None]:
+    named = [(row.image, row.label) for row in guess.rows]
+    below = [[None if p is None else str(p.relative_to(root)).removesuffix(END) for p in pair] for pair in named]
+    return {str(image): label for image, label in below}
+
+
+@pytest.mark.parametrize(
+    "names, found, groups",
+    [
+        ("p1_T1 p1_brainmask p2_T1 p2_brainmask", {"p1_T1": "p1_brainmask", "p2_T1": "p2_brainmask"}, "p1 p2"),
+        ("a1 a1_mask a2 mask_a2 a3 a3-seg", {"a1": "a1_mask", "a2": "mask_a2", "a3": "a3-seg"}, "a1 a2 a3"),
+        ("images/x1 labels/x1 images/x2 labels/x2", {"images/x1": "labels/x1", "images/x2": "labels/x2"}, "x1 x2"),
+        ("train_images/7 train_labels/7 test_images/8 test_labels/8",
+         {"train_images/7": "train_labels/7", "test_images/8": "test_labels/8"}, "7 8"),
+        ("one/scan one/mask two/scan two/mask", {"one/scan": "one/mask", "two/scan": "two/mask"}, "one two"),
+        ("p1_t2 p1_t1 p1_flair p1_seg", {"p1_t1": "p1_seg"}, "p1_t1"),
+        ("sub-01/ses-1/anat/sub-01_ses-1_T1w sub-01/ses-1/anat/sub-01_ses-1_T1w_mask sub-01/ses-2/anat/sub-01_ses-2_T1w"
+         " derivatives/x/sub-01/ses-2/anat/sub-01_ses-2_label-brain_mask",
+         {"sub-01/ses-1/anat/sub-01_ses-1_T1w": "sub-01/ses-1/anat/sub-01_ses-1_T1w_mask"}, "sub-01"),
+        ("c_P1_v1 c_P1_v1_gt c_P1_v2 c_P1_v2_gt c_P2_v1 c_P2_v1_gt",
+         {"c_P1_v1": "c_P1_v1_gt", "c_P1_v2": "c_P1_v2_gt", "c_P2_v1": "c_P2_v1_gt"}, "c_P1 c_P2"),
+    ],
+)  # fmt: skip
+def test_names_of_many_kinds(tmp_path: Path, names: str, found: dict[str, str], groups: str) -> None:
+    guess = guessed(tmp_path, names)
+    assert pairs(guess, tmp_path) == found
+    assert {row.group for row in guess.rows} == {*groups.split()}
+    listed = [path for paths in guess.left_out.values() for path in paths]
+    used = [path for row in guess.rows for path in (row.image, row.label)]
+    assert sorted(map(str, [*listed, *used])) == sorted(str(p) for p in tmp_path.rglob("*") if p.is_file()), (
+        "each file is in the table or among those left out, once"
+    )
+
+
+def test_what_is_left_out_has_a_reason(tmp_path: Path) -> None:
+    guess = guessed(tmp_path, "p1_t1 p1_t2 p1_mask p1_mask2 p2_t1 p3_mask notes.txt")
+    assert {why: [path.name.removesuffix(END) for path in paths] for why, paths in guess.left_out.items()} == {
+        "not of a format that this project reads": ["notes.txt"],
+        "further images beside one label, of which t1 is taken": ["p1_t2"],
+        "another label of an image that has one": ["p1_mask2"],
+        "images for which no label was found": ["p2_t1"],
+        "labels for which no image was found": ["p3_mask"],
+    }
+
+
+def test_groups_of_a_table_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("id,scroll_id\n1,A\n2,A\n3,B\n", encoding="utf-8")
+    guess = guessed(tmp_path, "1 2 3 1_mask 2_mask 3_mask")
+    assert [(row.id, row.group) for row in guess.rows] == [("1", "A"), ("2", "A"), ("3", "B")]
+    assert guess.groups == "from train.csv"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_table_is_read_back_as_it_was_guessed(tmp_path: Path, elsewhere: bool) -> None:
+    data, table = tmp_path / "data", tmp_path / ("other" if elsewhere else "data") / "table.csv"
+    guess = guessed(data, "train/p10_T1 train/p10_mask train/p9_T1 train/p9_mask val/p8_T1 val/p8_mask")
+    table.parent.mkdir(exist_ok=True)
+    table.write_text(table_text(guess, table.parent), encoding="utf-8")
+    assert (str(data) in table.read_text(encoding="utf-8")) is elsewhere
+    read = list_pairs(table, PairsConfig(), is_image, stem)
+    assert read is not None
+    assert [(p.key, p.group, p.split, p.image, p.label) for p in read] == [
+        (row.id, row.group, row.split, row.image, row.label) for row in guess.rows
+    ]
+    assert [row.id for row in guess.rows] == ["p9_T1", "p10_T1", "p8_T1"]
