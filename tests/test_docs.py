@@ -36,6 +36,7 @@ OWN_FLAGS = {
     "list": {"--json", "--hooks", "--extension", "--no-extension"},
     "new": {"--framework", "--into"},
     "completion": set(),
+    "watch": {"--port"},
 }
 """Flags of `runner`'s own commands, which take no settings."""
 

@@ -152,7 +152,8 @@ def test_nothing_is_fetched_from_anywhere(folder: RunFolder) -> None:
     finished(folder)
     text = render(folder)
     assert all(a.startswith("data:") for a in Page(text).addresses)
-    assert not re.search(r"https?://|@import|url\(|<script[^>]|<link|\bfetch\(|XMLHttpRequest|\bimport\b", text)
+    assert not re.search(r"https?://|@import|url\(|<script[^>]|<link|XMLHttpRequest|\bimport\b", text)
+    assert set(re.findall(r"\bfetch\([^)]*", text)) == {"fetch(location.href"}, "of `runner watch`: the page itself"
 
 
 def test_what_the_run_says_is_text_and_never_markup(folder: RunFolder) -> None:

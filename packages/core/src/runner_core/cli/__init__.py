@@ -176,6 +176,7 @@ def overview() -> int:
                 f"{call} list",
                 "projects and extensions; --hooks shows what each provides, which one wins, and conflicts",
             ),
+            (f"{call} watch", "follow the runs of this folder in a browser while they train"),
             (f"{call} new NAME", "write a project of your own: a package that trains as it is"),
             (f"{call} doctor", "the machine, GPU, versions; what is slow or missing"),
             (f"{call} cache list|verify|prune", "caches of prepared data on this machine"),

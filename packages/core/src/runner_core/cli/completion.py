@@ -128,7 +128,7 @@ def _of_command(command: str, words: Sequence[str], now: str) -> Answer:
         choices = meta.strip("{}").split(",") if meta.startswith("{") else ()
         project = [*discovery.projects()] if "PROJECT" in meta else ()
         found[flag] = Flag(about, "folders" if "DIR" in meta else (choices or project) if meta else None)
-    return _value_or_flag(words, now, found, "runs" if command == "compare" else ())
+    return _value_or_flag(words, now, found, "runs" if command in ("compare", "watch") else ())
 
 
 def _help(command: str, words: Sequence[str]) -> str:

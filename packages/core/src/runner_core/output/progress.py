@@ -82,7 +82,7 @@ def progress(run: RunFolder, events: Iterable[Event]) -> Progress:
     step, steps, ended, best = 0, None, False, Event()
     for event in events:
         kind = event.get("event")
-        step, ended = max(step, event.get("step", 0)), kind == "end"
+        step, ended = max(step, event.get("step", 0)), ended or kind == "end"
         steps = event.get("steps", steps) if kind == "start" else steps
         best = event if kind == "validation" and event.get("best") else best
     status = str(summary.get("status") or "running")

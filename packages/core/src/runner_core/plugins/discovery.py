@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "runner_core.cli.doctor:doctor",
     "cache": "runner_core.cli.cache:cache",
     "compare": "runner_core.cli.compare:compare",
+    "watch": "runner_core.cli.watch:watch",
     "verify-resume": "runner_core.cli.verify_resume:verify_resume",
     "new": "runner_core.cli.new:new",
     "completion": "runner_core.cli.completion:completion",

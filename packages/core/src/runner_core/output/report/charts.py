@@ -50,7 +50,8 @@ def line_chart(
     xs = [x for s in thinned for x, _ in s.points]
     ys = [y for s in thinned for _, y in s.points]
     log = log and min(ys) > 0 and max(ys) / min(ys) > 100
-    x_axis = _Axis(*_widened(min(xs), max(xs)), _LEFT, _WIDTH - _RIGHT)
+    first, last = (min(xs), max(xs)) if min(xs) < max(xs) else (0.0, max(1.0, 2 * xs[0]))
+    x_axis = _Axis(first, last, _LEFT, _WIDTH - _RIGHT)
     low, high = (min(ys) / 1.1, max(ys) * 1.1) if log else _widened(min(ys), max(ys), 0.06)
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, log)
     parts = [*_grid(x_axis, y_axis)]
@@ -173,7 +174,7 @@ def _grid(x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
         y = y_axis.at(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
-    for value in nice_ticks(x_axis.low, x_axis.high):
+    for value in filter(float.is_integer, nice_ticks(x_axis.low, x_axis.high)):  # steps
         yield f'<text x="{x_axis.at(value):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{value:,g}</text>'
 
 

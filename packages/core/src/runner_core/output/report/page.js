@@ -53,9 +53,19 @@ document.addEventListener("pointerdown", show);
 
 // The page of a running training loads itself again, but not while somebody looks at a picture or reads a folded part.
 const seconds = Number(document.body.dataset.reload);
-document.getElementById("reload")?.addEventListener("click", () => location.reload());
-if (seconds) {
-  setInterval(() => {
-    if (!document.hidden && !box.open && !document.querySelector("details[open]")) location.reload();
-  }, seconds * 1000);
+document.addEventListener("click", (event) => event.target.id === "reload" && location.reload());
+async function again() {
+  if (document.hidden || box.open || document.querySelector("details[open]")) return;
+  if (location.protocol === "file:") return void location.reload();
+  try { // `runner watch` serves this page
+    const page = new DOMParser().parseFromString(await (await fetch(location.href)).text(), "text/html");
+    if (!page.querySelector("main")) throw new Error("no page");
+    const places = [...document.querySelectorAll(".strip")].map((strip) => strip.scrollLeft);
+    document.querySelector("main").replaceWith(page.querySelector("main"));
+    document.querySelectorAll(".strip").forEach((strip, i) => { strip.scrollLeft = places[i] ?? 0; });
+    document.title = page.title;
+    document.body.dataset.reload = page.body.dataset.reload;
+    document.body.classList.remove("gone");
+  } catch { document.body.classList.add("gone"); }
 }
+setInterval(() => document.body.dataset.reload && again(), seconds * 1000 || 1e9);
