@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -48,8 +49,7 @@ class Workers:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(work, theirs), name=f"runner: {purpose}", daemon=True)
-            with _without_main():
-                process.start()
+            _start(process)
             theirs.close()  # so that a worker's death closes the pipe
             self._pipes.append(ours)
             self._processes.append(process)
@@ -124,11 +124,20 @@ class Workers:
         return RunnerError(f"a process to {self._purpose} ended with exit code {code}; its message is above")
 
 
+def _start(process: BaseProcess) -> None:
+    """Start a process, which imports the caller's main module only if the work has something of that module."""
+    try:
+        with _without_main():
+            process.start()
+    except pickle.PicklingError:
+        process.start()
+
+
 @contextmanager
 def _without_main() -> Iterator[None]:
     """Keep a process that is spawned meanwhile from importing the caller's main module.
 
-    Nothing of it is needed. A script that trains outside of `if __name__ == "__main__"` would train again in it.
+    A script that trains outside of `if __name__ == "__main__"` would train again in it.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
