@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from runner_core import BadInput
 from runner_core.cli.init_data import table_text
 from runner_core.config import PairsConfig
 from runner_core.contract.facets import PairFiles
 from runner_core.data.pairs import list_pairs
 from runner_core.data.pairs.guess import Guess, guess_pairs
+from runner_core.data.pairs.table import typed
 
 END = ".nii.gz"
 
@@ -96,3 +99,58 @@ def test_the_table_is_read_back_as_it_was_guessed(tmp_path: Path, elsewhere: boo
         (row.id, row.group, row.split, row.image, row.label) for row in guess.rows
     ]
     assert [row.id for row in guess.rows] == ["p9_T1", "p10_T1", "p8_T1"]
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv", "parquet"])
+def test_other_columns_are_values_of_a_pair(tmp_path: Path, end: str) -> None:
+    guessed(tmp_path, "a a_mask b b_mask")
+    columns = {
+        "image": ["a.nii.gz", "b.nii.gz"], "label": ["a_mask.nii.gz", "b_mask.nii.gz"], "group": ["p1", "p2"],
+        "Class": ["round", "flat"], "age": ["61", ""], "weight": ["7.5", "8"],
+    }  # fmt: skip
+    table = tmp_path / f"table.{end}"
+    if end == "parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({**columns, "age": [61, None], "weight": [7.5, 8.0]}), table)
+    else:
+        rows = [columns.keys(), *zip(*columns.values(), strict=True)]
+        table.write_text("".join({"csv": ",", "tsv": "\t"}[end].join(row) + "\n" for row in rows), encoding="utf-8")
+    read = list_pairs(table, PairsConfig(), is_image, stem)
+    assert read is not None
+    assert [(pair.key, pair.group, pair.values) for pair in read] == [
+        ("a", "p1", {"class": "round", "age": 61, "weight": 7.5}),
+        ("b", "p2", {"class": "flat", "age": None, "weight": 8.0}),
+    ]
+
+
+def test_parquet_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "table.parquet"
+    with pytest.raises(BadInput, match="no such file"):
+        list_pairs(table, PairsConfig(), is_image, stem)
+    table.write_bytes(b"hello")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(BadInput, match=r"needs the package pyarrow: install it, or save CSV instead"):
+        list_pairs(table, PairsConfig(), is_image, stem)
+    monkeypatch.undo()
+    pytest.importorskip("pyarrow.parquet")
+    with pytest.raises(BadInput, match="cannot be read as parquet"):
+        list_pairs(table, PairsConfig(), is_image, stem)
+
+
+@pytest.mark.parametrize(
+    "values, found",
+    [
+        (["1", "-2", "+3", "0"], [1, -2, 3, 0]),
+        (["1", "2.5", ".5", "3.", "1e-3"], [1.0, 2.5, 0.5, 3.0, 0.001]),
+        (["nan", "1"], ["nan", "1"]),
+        (["inf", ""], ["inf", None]),
+        (["0012", "1"], ["0012", "1"]),
+        (["1_000"], ["1_000"]),
+        (["1e999"], ["1e999"]),
+        ([".", "-", "e5"], [".", "-", "e5"]),
+        (["", ""], [None, None]),
+    ],
+)
+def test_values_are_numbers_where_all_of_a_column_are(values: list[str], found: list[object]) -> None:
+    assert typed(values) == found
+    assert [type(one) for one in typed(values)] == [type(one) for one in found]

@@ -31,8 +31,8 @@ class PairsConfig(DataConfig):
     """Data settings for records that are pairs of files, an image and its label."""
 
     manifest: Path | None = None
-    """Table of the files (CSV or TSV). Each image has a row with the columns image and label, and optionally id,
-    group and split. Paths in the table are relative to --data or absolute; the table's own path is relative to the
+    """Table of the files (CSV, TSV or parquet). Each image has a row with the columns image and label, and optionally
+    id, group and split. Paths in the table are relative to --data or absolute; the table's own path is relative to the
     current folder. Default: the layouts that the project knows."""
     pattern: tuple[str, ...] = ()
     """Two path patterns below --data, one for images and one for labels, such as scans/{id}.nii.gz

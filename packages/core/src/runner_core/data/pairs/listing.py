@@ -6,7 +6,7 @@ import os
 import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner_core.base.errors import BadInput, DataErrors
@@ -15,7 +15,8 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.config import PairsConfig
 from runner_core.contract.run import leave_out
-from runner_core.data.pairs.table import SUFFIXES, Pattern, Table, read_table
+from runner_core.contract.values import Scalar
+from runner_core.data.pairs.table import SUFFIXES, Pattern, Table, read_table, typed
 
 _PARTS = ("id", "group", "split")
 _IMAGE = ("image", "scan", "volume", "core")
@@ -34,7 +35,8 @@ class Pair:
     """An image and its label; `key` is unique in the data.
 
     `label` is None if the table has none. A partner that should exist but is missing has the expected path. `group`
-    (person, scroll) and `split` are None if nothing gives them.
+    (person, scroll) and `split` are None if nothing gives them. `values` are those of a table's other columns (a class,
+    an age), for `Record.values`.
     """
 
     key: str
@@ -42,6 +44,7 @@ class Pair:
     label: Path | None
     group: str | None = None
     split: str | None = None
+    values: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 def is_table(path: Path) -> bool:
@@ -138,9 +141,12 @@ def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: 
     splits: list[str | None] = [None] * len(keys)
     if named:
         splits = [split_named(text, f"{path}: line {n}") for n, text in zip(lines, named, strict=True)]
+    own = {*_IMAGE, *_LABEL, *ID, *GROUP, "split", ""}
+    others = [name for name in dict.fromkeys(table.columns) if name not in own and table.columns.count(name) == 1]
+    values = zip(*(typed(table.column(name) or ()) for name in others), strict=True) if others else [()] * len(keys)
     return [
-        Pair(key, image, label, group, split)
-        for key, image, label, group, split in zip(keys, images, labels, groups, splits, strict=True)
+        Pair(key, image, label, group, split, dict(zip(others, more, strict=True)))
+        for key, image, label, group, split, more in zip(keys, images, labels, groups, splits, values, strict=True)
     ]
 
 

@@ -8,16 +8,21 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.files import refuse_long_file, refuse_special_file
 from runner_core.base.text import counted
+from runner_core.contract.values import Scalar
 
 _TOKEN = re.compile(r"\{([^{}]*)\}|(\*)|([^{}*]+)|([{}])")
 _MOST = 40
 """Largest number of pieces of a pattern between two /: plain texts, names and stars."""
+_WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d+|(?<=\d)\.?)(e[+-]?\d{1,2})?", re.ASCII | re.IGNORECASE)
+"""Finite numbers; 0012 is a name."""
 _ANY = ""
 """Name of an unnamed part: *."""
 
@@ -130,7 +135,7 @@ def _fit(
     return [(name, text[start:stop]) for (name, _), start, stop in zip(tokens, starts, found, strict=False) if name]
 
 
-SUFFIXES = (".csv", ".tsv")
+SUFFIXES = (".csv", ".tsv", ".parquet")
 MOST_BYTES = 256_000_000
 """Largest size of a table; a row of 100 bytes for each of two million files is smaller."""
 
@@ -186,8 +191,21 @@ class Table:
                 )
 
 
+def typed(values: Sequence[str]) -> list[Scalar]:
+    """Return a column's values as whole numbers, or as numbers, if all are; empty cells as None.
+
+    >>> typed(["1", "", "2"]), typed(["1", "2.5"]), typed(["12", "007"])
+    ([1, None, 2], [1.0, 2.5], ['12', '007'])
+    """
+    there = [value for value in values if value]
+    kind = int if all(map(_WHOLE.fullmatch, there)) else float if all(map(_NUMBER.fullmatch, there)) else str
+    return [kind(value) if value else None for value in values]
+
+
 def read_table(path: Path, example: str, empty: bool = False) -> Table:
     """Read a CSV or TSV file, with columns separated by commas, semicolons or tabulators as in its first line.
+
+    A parquet file is read if pyarrow is installed.
 
     `example` describes a correct table and ends messages. `empty` allows a table without rows. Raises BadInput with the
     file, the line and a remedy.
@@ -212,6 +230,8 @@ def read_table(path: Path, example: str, empty: bool = False) -> Table:
 
 def _lines(path: Path, example: str) -> list[tuple[int, list[str]]]:
     """Return number and values of every line that is not empty."""
+    if path.suffix.lower() == ".parquet":
+        return list(enumerate(_parquet(path), 1))
     text = _text(path)
     first = text.lstrip("\r\n").partition("\n")[0]
     separator = next((mark for mark in ("\t", ",", ";") if mark in first), ",")
@@ -222,12 +242,35 @@ def _lines(path: Path, example: str) -> list[tuple[int, list[str]]]:
         raise BadInput(f"{path} is not a readable table ({error}). Correct it, or save it as CSV again.") from error
 
 
+def _parquet(path: Path) -> list[list[str]]:
+    """Return the names of the columns, and the values of each row as text."""
+    _refuse_no_file(path)
+    try:
+        reader = import_module("pyarrow.parquet")
+    except ImportError:
+        raise BadInput(f"{path}: reading parquet needs the package pyarrow: install it, or save CSV instead.") from None
+    try:
+        file = reader.ParquetFile(path)
+        size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
+        if size > MOST_BYTES:
+            raise BadInput(f"{path}: a table of {size:,} bytes; at most {MOST_BYTES:,} are read.")
+        columns = {str(name): values for name, values in file.read().to_pydict().items()}
+    except (OSError, ValueError, RuntimeError) as error:  # pyarrow's own errors are of these kinds
+        raise BadInput(f"{path} cannot be read as parquet ({' '.join(str(error).split())[:200]}).") from error
+    rows = zip(*columns.values(), strict=True)
+    return [[*columns], *(["" if value is None else str(value) for value in row] for row in rows)]
+
+
+def _refuse_no_file(path: Path) -> None:
+    if refuse_special_file(path).is_dir():
+        raise BadInput(f"{path}: a folder, not a table. Name the CSV or TSV file itself.")
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file.")
+
+
 def _text(path: Path) -> str:
     try:
-        if refuse_special_file(path).is_dir():
-            raise BadInput(f"{path}: a folder, not a table. Name the CSV or TSV file itself.")
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file.")
+        _refuse_no_file(path)
         text = refuse_long_file(path, MOST_BYTES, "a table").read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}).") from error
