@@ -26,6 +26,7 @@ from runner_core.tools.check.facts import (
     levels,
     record_facts,
 )
+from runner_core.tools.check.pictures import _drawn
 from runner_core.tools.check.rules import outliers, set_rules
 from runner_core.tools.check.tables import other_files, prepared_already, tables
 
@@ -546,3 +547,32 @@ def test_a_training_that_does_not_fit_is_an_error(
     assert told["memory"]["refusal"] == full.refusal
     said = capsys.readouterr().out
     assert "0 faulty records, 1 error, 0 warnings, 0 notes\ntraining refuses: this takes 2 B, 1 B are free" in said
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_the_page_shows_records_with_findings_and_a_typical_one(here: Path) -> None:
+    assert main(["toy", "phantom", "data"]) == 0
+    for file in sorted(Path("data").glob("*_mask.npy"))[:1]:
+        np.save(file, np.zeros_like(np.load(file)))  # a warning of the toy's own check
+        marked = file.name.removesuffix("_mask.npy")
+    assert main(["toy", "check", "--data", "data", "--out", "audit"]) == 0
+    page = Path("audit/report.html").read_text(encoding="utf-8")
+    captions = re.findall("<figcaption>([^<]*)", page)
+    assert captions[0] == f"{marked}: warning empty mask"
+    assert len(captions) == 4
+    assert sum(": typical, " in caption for caption in captions) == 1
+
+
+def test_a_picture_has_the_image_and_beside_it_the_labels_in_colours() -> None:
+    image, label = np.zeros((2, 40, 20), np.float32), np.zeros((2, 40, 20), np.uint8)
+    image[:, 10:30], label[0], label[1, 10:30, 5:15] = 1, 2, 1
+    drawn = _drawn(Decoded({"image": image, "label": label}, (5.0, 1.0, 2.0), "image"), ("label",), upright=False)
+    assert drawn.shape == (320, 2 * 320 + 4, 3), "voxels twice as wide as high"
+    plain, coloured = drawn[:, :320].astype(int), drawn[:, 324:].astype(int)
+    assert (plain[..., 0] == plain[..., 2]).all()
+    assert (plain[160, 160] > 200).all()
+    assert coloured[160, 160, 0] > coloured[160, 160, 2] + 50, "the second slice, where labels differ"
+    assert (coloured[20, 160] == plain[20, 160]).all()
+    assert _drawn(Decoded({"image": image}, (1.0, 1.0, 1.0), "image"), (), upright=True).shape == (160, 320, 3)

@@ -17,6 +17,7 @@ from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, tool_folder
 from runner_core.tools.check.audit import Audit, Auditor
 from runner_core.tools.check.page import write_audit
+from runner_core.tools.check.pictures import pictures
 from runner_core.training.data import data_folder, read_records
 
 
@@ -49,7 +50,8 @@ def _check(setup: Setup, options: CheckOptions) -> tuple[Audit, Path | None]:
     auditor.conclude(result)
     page = None
     try:
-        page = write_audit(result, options.out or tool_folder(setup.name, "check", None))
+        folder_of_page = options.out or tool_folder(setup.name, "check", None)
+        page = write_audit(result, folder_of_page, [*pictures(setup, result)])
     except (BadInput, OSError) as error:  # the screen has the same content
         print(f"NOTE: there is no report: {error}")
     else:

@@ -127,7 +127,12 @@ def _readable(path: Path) -> bool:
 
 
 def _figure(path: Path, caption: str) -> Markup:
-    data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
+    return picture(path.read_bytes(), caption)
+
+
+def picture(png: bytes, caption: str) -> Markup:
+    """Return a picture with its caption."""
+    data, text = base64.b64encode(png).decode(), escape(caption)
     return Markup(
         f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
     )

@@ -1,0 +1,152 @@
+"""Pictures of a few records with their labels: those with findings, and the least, a typical and the most labelled."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+from PIL import Image
+
+from runner_core.base.errors import BadInput
+from runner_core.base.text import first_few
+from runner_core.contract import Array
+from runner_core.contract.records import AnyRecord, Decoded, Record
+from runner_core.contract.setup import Setup
+from runner_core.output.report.page import Block
+from runner_core.output.report.sections import picture
+from runner_core.tools.check.audit import Audit
+from runner_core.tools.check.facts import GREY
+
+_WORST = 4
+"""Largest number of records with findings."""
+_SIDE = 320
+"""Pixels of the longer side of a picture."""
+_GAP = 4
+_COLOURS = np.array(
+    [(230, 85, 13), (49, 130, 189), (49, 163, 84), (197, 27, 138), (255, 200, 0), (0, 190, 190), (150, 110, 60)]
+)
+
+
+def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
+    """Yield pictures of the records worth seeing; data at a URL are not fetched again for them."""
+    for record, why in _worth_seeing(audit):
+        if isinstance(record, Record):
+            with suppress(BadInput, OSError):  # the findings say what is wrong with it
+                decoded = setup.project.decode(record)
+                if _is_image(decoded):
+                    drawn = _drawn(decoded, setup.project.dataset.labels, _is_nifti(record))
+                    yield picture(_png(drawn), f"{record.key}: {why}")
+
+
+def _worth_seeing(audit: Audit) -> Iterator[tuple[AnyRecord, str]]:
+    """Yield records, each once, and why they are worth seeing."""
+    seen = set[str]()
+    for record in audit.records:
+        rules = [f"{f.level} {f.rule}" for key, f in audit.findings if key == record.key and f.level != "note"]
+        if rules and len(seen) < _WORST:
+            seen.add(record.key)
+            yield record, first_few([*dict.fromkeys(rules)])
+    others = sorted((value, n, text) for n, value, text in _values(audit) if audit.checked.records[n].key not in seen)
+    names = {0: "the least", len(others) - 1: "the most", len(others) // 2: "typical"}
+    for place, name in sorted(names.items()):
+        if 0 <= place < len(others):
+            _, number, text = others[place]
+            yield audit.checked.records[number], f"{name}, {text}"
+
+
+def _values(audit: Audit) -> Iterator[tuple[int, float, str]]:
+    """Yield the number of each usable record, by how much it differs from the others, and text for that.
+
+    This is the share of its voxels outside the class that is the largest, or without classes the highest grey value.
+    """
+    counts = audit.checked.balance().counts
+    largest = max(counts, key=lambda name: counts[name], default="")
+    for number, found in enumerate(audit.checked.found):
+        if found.facts is None or found.facts.image is None:
+            continue
+        labels, levels = found.facts.annotation, found.facts.image.levels
+        if labels is not None:
+            share = 1 - labels.counts.get(largest, 0) / max(1, labels.annotated)
+            yield number, share, f"{share:.1%} is not {largest}"
+        elif not largest and levels is not None and levels.low <= levels.high:
+            yield number, levels.high, f"the highest value is {levels.high:.4g}"
+
+
+def _is_image(decoded: Decoded) -> bool:
+    """Return whether the first array is an image or a volume."""
+    image, axes = next(iter(decoded.arrays.values())), len(decoded.spacing)
+    return axes in (2, 3) and image.ndim >= axes and image.size > 0 and image.dtype.kind in "biuf"
+
+
+def _drawn(decoded: Decoded, labels: Sequence[str], upright: bool) -> Array:
+    """Return a slice of the image as (H, W, 3) uint8, and beside it the same with its labels in colours."""
+    axes = len(decoded.spacing)
+    image, label = next(iter(decoded.arrays.values())), _label(decoded, labels)
+    across = int(np.argmin(image.shape[:axes])) if axes == 3 else None
+    if across is not None:
+        place = _fullest(label, across) if label is not None else image.shape[across] // 2
+        image = np.take(image, place, across)
+        label = None if label is None else np.take(label, place, across)
+    spacing = [mm for axis, mm in enumerate(decoded.spacing) if axis != across]
+    rgb = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
+    grey = image if rgb else np.repeat(_grey(image)[..., None], 3, 2)
+    panels = [grey] if label is None else [grey, _coloured(grey, label)]
+    zoom = _SIDE / max(n * mm for n, mm in zip(grey.shape, spacing, strict=False))
+    size = [max(1, round(n * mm * zoom)) for n, mm in zip(grey.shape, spacing, strict=False)]
+    turned = [np.rot90(panel) for panel in panels] if upright else panels
+    wanted = (size[0], size[1]) if upright else (size[1], size[0])
+    gap = np.full((wanted[1], _GAP, 3), 255, np.uint8)
+    drawn = [np.asarray(Image.fromarray(np.ascontiguousarray(panel)).resize(wanted)) for panel in turned]
+    return np.concatenate([drawn[0], *(part for panel in drawn[1:] for part in (gap, panel))], axis=1)
+
+
+def _label(decoded: Decoded, labels: Sequence[str]) -> Array | None:
+    """Return the array of labels on the image's grid: one that the project names, else one of few values."""
+    first, *others = decoded.arrays.items()
+    grid = first[1].shape[: len(decoded.spacing)]
+    found = {name: array for name, array in others if array.shape == grid}
+    named = [array for name, array in found.items() if name in labels]
+    few = [a for name, a in found.items() if name != decoded.guide and a.dtype.kind in "biu" and _distinct(a) <= GREY]
+    return next(iter([*named, *few]), None)
+
+
+def _distinct(array: Array) -> int:
+    return len(np.unique(array.ravel()[:: max(1, array.size // 10_000)]))
+
+
+def _fullest(label: Array, axis: int) -> int:
+    """Return the place along the axis where most voxels differ from the most common label there."""
+    slices = np.moveaxis(label, axis, 0)
+    return int(np.argmax([one.size - np.unique(one, return_counts=True)[1].max() for one in slices]))
+
+
+def _grey(image: Array) -> Array:
+    """Return the mean of the channels as uint8, from the 1st to the 99th percentile."""
+    plane = image.reshape(*image.shape[:2], -1).mean(2, dtype=np.float32)
+    plane = np.nan_to_num(plane, posinf=0, neginf=0)
+    low, high = np.percentile(plane, (1, 99))
+    return np.asarray(np.clip((plane - low) / max(float(high - low), 1e-12), 0, 1) * 255, np.uint8)
+
+
+def _coloured(grey: Array, label: Array) -> Array:
+    """Return the picture with labels over it: a colour for each of few values, else darker to brighter."""
+    if label.dtype.kind in "biu" and _distinct(label) <= GREY:
+        colours, weight = _COLOURS[(label.astype(np.int64) - 1) % len(_COLOURS)], 0.5 * (label != 0)
+    else:
+        values = np.nan_to_num(label.astype(np.float32))
+        colours, weight = _COLOURS[np.zeros(label.shape, int)], 0.7 * values / max(float(values.max()), 1e-12)
+    mixed = grey * (1 - weight[..., None]) + colours * weight[..., None]
+    return np.clip(mixed, 0, 255).astype(np.uint8)
+
+
+def _is_nifti(record: Record) -> bool:
+    """Return whether rows of its arrays run from left to right, and columns upwards."""
+    return any(".nii" in file.name for file in record.files.values())
+
+
+def _png(array: Array) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(array).save(data, "PNG")
+    return data.getvalue()
