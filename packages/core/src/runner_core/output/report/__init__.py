@@ -152,7 +152,7 @@ def _warnings(summary: Event) -> int:
 
 def _tiles(found: Progress) -> Block:
     summary = found.summary
-    tiles = [*_score_tiles(summary)]
+    tiles = [*_score_tiles(found)]
     if "steps" in summary:
         number, noun = counted(summary["epochs"], "epoch").split()
         tiles.append((number, f"{noun} ({counted(summary['steps'], 'step')})", ""))
@@ -171,15 +171,17 @@ def _tiles(found: Progress) -> Block:
     return Markup(f'<div class="tiles" style="--row: {row}">{"".join(_tile(*tile) for tile in tiles)}</div>')
 
 
-def _score_tiles(summary: Event) -> Iterator[tuple[str, str, str]]:
+def _score_tiles(found: Progress) -> Iterator[tuple[str, str, str]]:
+    summary, first = found.summary, found.monitor and found.monitor[0]
     scores = summary.get("scores") or {}
     others = {"trivial baseline": summary.get("baseline") or {}, **(summary.get("further") or {})}
     for name, value in [*scores.items()][:3]:
-        beside = ", ".join(f"{method} {number(found[name])}" for method, found in others.items() if name in found)
+        beside = ", ".join(f"{method} {number(values[name])}" for method, values in others.items() if name in values)
         yield number(value), f"{name}, whole records", beside
     if not scores:
-        for name, value in [*(summary.get("metrics") or {}).items()][:3]:
-            yield number(value), f"{name}, validation", ""
+        metrics = sorted((summary.get("metrics") or {}).items(), key=lambda item: item[0] != first)
+        for name, value in metrics[:3]:
+            yield number(value), f"{name} {found.arrow(name)}, best validation", ""
 
 
 def _tile(value: str, label: str, detail: str) -> str:
