@@ -17,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-NOTHING = ("docs/", "mkdocs.yml", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore")
+NOTHING = (
+    *("docs/", "mkdocs.yml", "README.md", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "SECURITY.md"),
+    ".gitignore",
+)
 """Paths that only lint and docs look at; a name that ends with / is a folder."""
 
 ACROSS = ("tests/", "examples/", "benchmarks/")

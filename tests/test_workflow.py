@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -202,6 +203,27 @@ def test_jobs_end_in_time_may_only_read_and_are_all_waited_for() -> None:
         assert job["timeout-minutes"] <= 60
         assert job.get("permissions", {}) in ({}, {"contents": "read"})
     assert set(JOBS["passed"]["needs"]) == set(JOBS) - {"passed"}
+
+
+def test_a_release_is_built_without_rights_and_only_its_upload_has_one() -> None:
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    assert release["permissions"] == {}
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    assert build["permissions"] == {"contents": "read"}
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["needs"] == "build"
+    assert not any("checkout" in step.get("uses", "") for step in publish["steps"]), "it uploads what was built"
+    *_, rehearsal, upload = publish["steps"]
+    assert "--dry-run" in rehearsal["run"]
+    assert upload["if"] == "github.event_name == 'push'"
+
+
+def test_all_versions_are_one() -> None:
+    files = [ROOT / "pyproject.toml", *ROOT.glob("packages/*/pyproject.toml")]
+    versions = {tomllib.loads(file.read_text())["project"]["version"] for file in files}
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert versions == {cited["version"]}
+    assert cited["license"] == "Apache-2.0"
 
 
 def test_the_script_is_sound_bash() -> None:
