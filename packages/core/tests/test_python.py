@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,31 @@ def test_an_interrupted_cell_saves_and_returns(here: Path, capfd: pytest.Capture
         runner.train("toy", resume=run.path, lr=7.0)
     again = runner.open(run.path)
     assert again.summary["steps"] == steps
+
+
+@torch_only
+def test_a_run_without_a_checkpoint(run: runner.Run, here: Path) -> None:
+    shutil.copytree(run.path, "empty", ignore=shutil.ignore_patterns("step-*", "best.json", "summary.json", "scores.*"))
+    empty = runner.open("empty")
+    assert empty.status == "running"
+    assert not empty.scores
+    assert "running" in empty._repr_html_()
+    for use in (empty.evaluate, lambda: empty.predict(np.zeros((3, 24, 24))), lambda: empty.export("network")):
+        with pytest.raises(runner.BadInput, match="no usable checkpoint"):
+            use()
+
+
+@pytest.mark.slow
+@torch_only
+def test_several_devices_train_in_processes_of_their_own(here: Path) -> None:
+    run = runner.train("toy", run_dir="two", device="cpu", devices=2, **TINY)
+    assert run.status == "done"
+    assert run.summary["devices"] == 2
+    data = runner.phantom("toy", "data")
+    (data / "p1_a.npy").write_bytes(b"damaged")
+    with pytest.raises(runner.BadInput, match="ended with code 2"):
+        runner.train("toy", data=data, run_dir="other", device="cpu", devices=2, **TINY)
+    assert not (here / "other").exists()
 
 
 SCRIPT = """

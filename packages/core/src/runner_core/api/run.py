@@ -163,7 +163,8 @@ class Run:
         from runner_core.api.prediction import Predictor
 
         named = self._checkpoint(checkpoint)
-        asked = named, (self._folder.checkpoints / "best.json").stat().st_mtime_ns, repr(sorted(options.items()))
+        saved = self._folder.saved_steps(), self.summary.get("best_step")  # a run that still trains has others later
+        asked = named, saved, repr(sorted(options.items()))
         if self._predictor is None or self._predictor[0] != asked:
             self._predictor = None  # its memory is free before the next network is loaded
             self._predictor = asked, Predictor(self.project, named, options)
