@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runner_core.output import live
 from runner_core.output.progress import note_start, progress, read_starts
-from runner_core.output.report import live, render
+from runner_core.output.report import render
 from runner_core.output.runfolder import RunFolder
 
 ABOUT = {

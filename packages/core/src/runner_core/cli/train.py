@@ -39,8 +39,8 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.health import announce
 from runner_core.output.display import Display
+from runner_core.output.live import LiveReport
 from runner_core.output.progress import now, read_starts
-from runner_core.output.report.live import LiveReport
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save

@@ -1,7 +1,7 @@
 """A run's report.html: one file with curves, pictures, scores, settings and versions; it needs no network.
 
 Everything comes from the run folder, so that the report can be rewritten at any time, also while the run goes on
-(`report.live`).
+(`output/live.py`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,18 @@ from time import monotonic
 
 from runner_core.contract import Json
 from runner_core.output.progress import note_start
-from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder
 
 _SHARE = 0.01
 _BETWEEN = 30.0
 """Least seconds from one report to the next, unless there is a new validation."""
+
+
+def write_report(run: RunFolder) -> None:
+    """Write the report; what that takes is imported once there is something to write."""
+    from runner_core.output import report
+
+    report.write_report(run)
 
 
 class LiveReport:
