@@ -199,6 +199,19 @@ def test_a_terminal_sees_a_bar_with_loss_rate_wait_and_eta() -> None:
         assert part in text
 
 
+def test_a_narrow_terminal_shows_every_step_and_the_eta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    display = Display(stream=terminal)
+    display.start(2000, 0, "brainunet")
+    display.update(1234, 10, {"loss": 0.123456, "samples_per_second": 1234.5, "data_wait_share": 0.07})
+    assert display._bar is not None
+    display._bar.refresh()
+    display.stop()
+    line = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert "1234/2000 epoch 11  ETA 0:00  loss 0.1235" in line
+
+
 def test_elsewhere_there_are_plain_lines() -> None:
     stream = io.StringIO()
     display = Display(stream=stream)

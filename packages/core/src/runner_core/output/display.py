@@ -94,12 +94,14 @@ class Display:
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         self._console = Console(file=self._stream)
+        steps = Column(no_wrap=True, min_width=len(f"{total_steps}/{total_steps}"))  # a narrow terminal cuts the rest
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=max(4, min(40, self._console.width - 80))),
+            MofNCompleteColumn(table_column=steps),
             TextColumn("{task.fields[numbers]}"),
             console=self._console,
             refresh_per_second=4,
@@ -129,14 +131,18 @@ class Display:
             advice, self._advice = self._advice, None
             for line in advice(seconds):
                 self.say(line)
-        remaining = duration(seconds)
-        shown = f"epoch {epoch + (step < self._total)}  {_numbers(values)}  ETA {remaining}"
+        current, numbers, remaining = (
+            f"epoch {epoch + (step < self._total)}",
+            _numbers(values),
+            f"ETA {duration(seconds)}",
+        )
         bar = self._bar
         if bar is not None:
+            shown = f"{current}  {remaining}  {numbers}"  # what a narrow terminal cuts off comes last
             self._draw(lambda: bar.update(bar.task_ids[0], completed=step, numbers=shown))
             return
         self._plain_at = now
-        self.print(f"step {step}/{self._total}  {shown}")
+        self.print(f"step {step}/{self._total}  {current}  {numbers}  {remaining}")
 
     @contextmanager
     def aside(self, title: str, total: int) -> Iterator[Callable[[], None]]:
