@@ -243,7 +243,11 @@ def test_uv_finds_the_core_where_it_was_installed_from(
 ) -> None:
     text = None if direct is None else json.dumps(direct)
     monkeypatch.setattr(module, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    written = tomllib.loads((write_project("cells", "torch", tmp_path) / "pyproject.toml").read_text("utf-8"))
+    folder = write_project("cells", "torch", tmp_path)
+    written = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    ci = yaml.safe_load((folder / ".github" / "workflows" / "ci.yml").read_text("utf-8"))
+    here = isinstance(expected, dict) and "path" in expected
+    assert ci.get("env") == ({"UV_NO_SOURCES": "1"} if here else None), "no CI reaches a folder of this computer"
     assert written["tool"]["uv"].get("sources", {}).get("runner-core") == expected
     assert written["tool"]["ruff"]["line-length"] == 120
 

@@ -107,6 +107,36 @@ def test_a_loaded_network_scores_as_the_trained_one_did(trained):
 
 
 @pytest.mark.parametrize("trained", [0.9], indirect=True)
+def test_infer_says_what_it_takes_and_what_a_project_returned(trained):
+    _, config, state = trained
+
+    class Answers(toy.Toy):
+        answer = staticmethod(lambda prediction: {"prediction": prediction})
+
+        def infer(self, model, batch):
+            return self.answer(model(batch["image"]))
+
+    setup = toy.ToySetup(Answers(config))
+    infer = setup.engine.load(setup, state).infer
+    image = np.zeros((2, 2, 8, 8), np.uint8)
+    assert len(infer({"image": image})["prediction"]) == 2
+    assert len(infer({"image": image[:1]})["prediction"]) == 1
+    with pytest.raises(BadInput, match=r"image \(2, 2, 8, 8\), known \(3,\)\. Write array\[None\]"):
+        infer({"image": image, "known": np.zeros(3)})
+    with pytest.raises(BadInput, match=r"it got ndarray"):
+        infer(image)
+    with pytest.raises((RuntimeError, ValueError, IndexError)) as raised:
+        infer({"image": image[0, 0]})
+    assert "was given the batch image (8, 8)" in raised.value.__notes__[0]
+    Answers.answer = staticmethod(lambda prediction: prediction)
+    with pytest.raises(BadInput, match=r"`infer` must return tensors by name.*it returned Tensor"):
+        infer({"image": image})
+    Answers.answer = staticmethod(lambda prediction: {"mean": prediction.mean()})
+    with pytest.raises(BadInput, match="'mean', which `infer` returned, is no tensor with the samples"):
+        infer({"image": image})
+
+
+@pytest.mark.parametrize("trained", [0.9], indirect=True)
 def test_the_project_knows_its_statistics_before_its_model(trained, tmp_path):
     state = copy.deepcopy(trained[2])
     toy.assert_statistics_known(toy.Toy, state, tmp_path / "out")

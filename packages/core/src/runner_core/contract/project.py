@@ -165,7 +165,11 @@ class Project:
         raise _not_written(self, "step")
 
     def infer(self, model: Any, batch: Tensors) -> Tensors:
-        """Return the network's outputs that `predict` uses. Default: {"prediction": model(batch["image"])}."""
+        """Return the network's outputs that `predict` uses. Default: {"prediction": model(batch["image"])}.
+
+        `batch` is what `on_device` returned without `rng`. Each output is a tensor with the samples along its first
+        axis, as many as the batch has.
+        """
         return {"prediction": model(batch["image"])}
 
     def metrics(self) -> Sequence[Metric]:

@@ -59,5 +59,10 @@ class Step(NamedTuple):
 
 
 Infer = Callable[[Arrays], Arrays]
-"""Runs the trained network on host arrays of any batch length: `on_device`, then `Project.infer`, in evaluation
-mode, under the run's precision. Returns host arrays (float32 if the network computed in a smaller type)."""
+"""Runs the trained network on host arrays: `on_device`, then `Project.infer`, in evaluation mode, under the run's
+precision.
+
+It takes a batch of prepared arrays by name. Each is (B, …), with any B that is the same for all: `array[None]` makes a
+batch of one record. It returns host arrays by the names that `Project.infer` gives, with the samples along
+their first axis too: `[0]` is the answer for the first. They are float32 if the network computed in a smaller type.
+Raises BadInput for arrays that are no batch."""

@@ -1,4 +1,4 @@
-"""Check what a project's `step`, `snapshots` and `watch` return, for any engine."""
+"""Check what a project's `step`, `infer`, `snapshots` and `watch` return, for any engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Array, Arrays, Step
+from runner_core.contract import Array, Arrays, Infer, Step
 from runner_core.contract.project import Project
 from runner_core.output.pictures import is_picture
 
@@ -35,6 +35,45 @@ def _no_loss(project: Project, why: str) -> BadInput:
     return BadInput(
         f"project {project.name}: the loss that `step` returns must be one number that depends on the weights; {why}"
     )
+
+
+def checked_infer(project: Project, infer: Infer) -> Infer:
+    """Return `infer`, which now refuses arrays that are no batch, and a project's answers that are none."""
+
+    def checked(arrays: Arrays) -> Arrays:
+        if not isinstance(arrays, Mapping) or not arrays:
+            raise BadInput(f"project {project.name}: `infer` takes arrays by name; it got {type(arrays).__name__}")
+        shapes = {name: np.shape(array) for name, array in arrays.items()}
+        told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        if () in shapes.values() or len({shape[0] for shape in shapes.values()}) > 1:
+            raise BadInput(
+                f"project {project.name}: `infer` takes a batch: arrays with one number of samples along their first "
+                f"axis. It got {told}. Write array[None] for a batch of one record"
+            )
+        try:
+            return infer(arrays)
+        except Exception as error:
+            error.add_note(f"`infer` of project {project.name} was given the batch {told}")
+            raise
+
+    return checked
+
+
+def outputs(project: Project, returned: Any) -> Mapping[str, Any]:
+    """Return what `Project.infer` returned; raise BadInput unless it has tensors by name."""
+    if not isinstance(returned, Mapping):
+        kind = type(returned).__name__
+        raise BadInput(
+            f'project {project.name}: `infer` must return tensors by name, {{"prediction": model(batch["image"])}} for '
+            f"example; it returned {kind}"
+        )
+    for name, tensor in returned.items():
+        if len(getattr(tensor, "shape", ())) == 0:
+            raise BadInput(
+                f"project {project.name}: {name!r}, which `infer` returned, is no tensor with the samples along its "
+                "first axis"
+            )
+    return returned
 
 
 def snapshots(project: Project, model: Any, batch: Any) -> Mapping[str, Array]:

@@ -22,7 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+_NOT_THE_AUTHORS = (
+    # Keras copies each tensor of TensorFlow to NumPy 2 in a way that TensorFlow does not know yet: hundreds of times
+    "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning:keras.src.backend.tensorflow.core",
+)
+"""Warnings that no author of a project can mend, as pytest's filters."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    for line in _NOT_THE_AUTHORS:
+        config.addinivalue_line("filterwarnings", line)
     if not config.getoption("check_project"):
         return
     _refuse_unusable(config.getoption("check_project"))

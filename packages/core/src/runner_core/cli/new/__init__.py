@@ -36,6 +36,11 @@ TASKS = ("segmentation", "classification", "regression")
 _LABELS = {"classification": ("class", "ring"), "regression": ("value", "12.5")}
 """The column of labels.csv and a value in it, for README.md."""
 _LONGEST = 40
+_NO_SOURCES = """env:
+  UV_NO_SOURCES: "1" # [tool.uv.sources] names a folder of your computer: here runner-core comes from the index
+
+"""
+"""Part of ci.yml if runner-core was installed from a folder."""
 
 
 def new(arguments: Sequence[str]) -> int:
@@ -75,13 +80,15 @@ def write_project(name: str, framework: str, into: Path, task: str = "segmentati
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists already; choose another name, or another place with --into")
     sources = _sources(folder)
+    without = _NO_SOURCES if "path = " in sources else ""
     try:
         with whole_folder(folder) as temporary:
             for place, file in _template(task).items():
                 if target := _place(place, name, framework, task):
                     (temporary / target).parent.mkdir(parents=True, exist_ok=True)
                     text = _filled(file.read_text("utf-8"), name, framework, task)
-                    (temporary / target).write_text(text.replace("# SOURCES\n", sources), "utf-8")
+                    text = text.replace("# SOURCES\n", sources).replace("# NO SOURCES\n", without)
+                    (temporary / target).write_text(text, "utf-8")
             (temporary / ".python-version").write_text("{}.{}\n".format(*sys.version_info), "utf-8")
     except OSError as error:
         raise BadInput(f"{folder} cannot be written: {error.strerror or error}; choose a place with --into") from error
@@ -154,8 +161,8 @@ def _sources(folder: Path) -> str:
         return ""
     fields = ", ".join(f"{key} = {json.dumps(value)}" for key, value in where.items())
     return f"""
-# runner-core was installed from here when this file was written, not from an index: others, and the CI, cannot reach a
-# folder of your computer. Give them an address that they can, or leave the section out once an index has it.
+# runner-core was installed from here when this file was written, not from an index. Others cannot reach a folder of
+# your computer: give them an address that they can, or leave the section out once an index has runner-core.
 [tool.uv.sources]
 runner-core = {{ {fields} }}
 """

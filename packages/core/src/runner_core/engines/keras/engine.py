@@ -18,6 +18,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Place, Team
+from runner_core.engines import returned
 from runner_core.engines.export import describe
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import unflatten
@@ -151,7 +152,8 @@ def make_infer(
     bound = Bound(network, training=False)
 
     def forward(arrays: Tensors) -> Tensors:
-        return dict(project.infer(bound, project.on_device(dict(arrays), dict(statistics), None)))
+        found = project.infer(bound, project.on_device(dict(arrays), dict(statistics), None))
+        return dict(returned.outputs(project, found))
 
     compiled = backend.compiled(forward, network.variables, xla)
 
@@ -163,7 +165,7 @@ def make_infer(
             raise BadInput("out of device memory in prediction: use a smaller validate.batch_size") from None
         return {name: _host(tensor) for name, tensor in output.items()}
 
-    return infer
+    return returned.checked_infer(project, infer)
 
 
 def _host(tensor: Any) -> np.ndarray[Any, np.dtype[Any]]:

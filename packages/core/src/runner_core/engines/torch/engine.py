@@ -25,6 +25,7 @@ from runner_core.contract.records import Statistics
 from runner_core.contract.run import OtherWeights
 from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Place
+from runner_core.engines import returned
 from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.export import describe, let_others_read
 from runner_core.engines.torch import precision, weights
@@ -177,10 +178,10 @@ def make_infer(
         batch = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         batch = project.on_device(batch, statistics, None)
         with cast or nullcontext():
-            output = project.infer(network, batch)
+            output = returned.outputs(project, project.infer(network, batch))
         return {name: _host(tensor) for name, tensor in output.items()}
 
-    return infer
+    return returned.checked_infer(project, infer)
 
 
 def _host(tensor: torch.Tensor) -> Array:
