@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import secrets
 import threading
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
+from runner_core.cli.arguments import Parser
 from runner_core.output.runfolder import RUNS
 from runner_core.tools.watch import Watch
 
@@ -25,7 +25,7 @@ _TIMEOUT = 20.0
 
 
 def watch(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="runner watch",
         description="Follow runs in a browser while they train: state, curves, reports with pictures. Reads only.",
     )
