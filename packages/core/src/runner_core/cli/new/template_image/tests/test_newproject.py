@@ -1,6 +1,7 @@
 """What runner relies on (the contract), and what this project promises of its own."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,3 +76,10 @@ def test_what_cannot_be_used_is_refused_by_name(fault: str, project: NewTask, da
     SPOILT[fault](data)
     with pytest.raises(BadInput, match=r"ann_1|labels\.csv"):
         [project.decode(record) for record in project.records(data)]
+
+
+def test_images_of_two_kinds_are_refused_by_name(project: NewTask) -> None:
+    images = SimpleNamespace(shapes=[(16, 16, 3), (16, 16, 1)])
+    store = SimpleNamespace(keys=["one.png", "two.png"], arrays={"image": images, "label": None})
+    with pytest.raises(BadInput, match=r"one\.png has 2 axes and 3 channels, two\.png has 2 axes and 1 channel;"):
+        project.fit(store, [0])

@@ -57,6 +57,10 @@ class NewTask(Project):
     def fit(self, store: Any, training: Sequence[int]) -> dict[str, Any]:
         """Learned from the training images alone: their channels' mean and spread, and those of the labels."""
         images, targets = (store.arrays[name] for name in ("image", "label"))
+        kinds = {(len(shape) - 1, shape[-1]): key for key, shape in zip(store.keys, images.shapes, strict=True)}
+        if len(kinds) > 1:
+            what = ", ".join(f"{key} has {axes} axes and {n} channel{'s'[: n > 1]}" for (axes, n), key in kinds.items())
+            raise BadInput(f"images differ: {what}; convert them to one kind (all grey or all RGB), or take some out")
         axes = tuple(range(len(images.shapes[0]) - 1))
         sums = np.mean([[x.mean(axes), (x.astype(float) ** 2).mean(axes)] for x in map(images.read, training)], axis=0)
         std = np.sqrt(np.maximum(sums[1] - sums[0] ** 2, 1e-6))
