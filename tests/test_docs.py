@@ -34,7 +34,7 @@ OWN_FLAGS = {
     "cache": {"--dir", "--project", "--older-than-days", "--max-gb", "--all"},
     "doctor": {"--json"},
     "list": {"--json", "--hooks", "--extension", "--no-extension"},
-    "new": {"--framework", "--into"},
+    "new": {"--framework", "--into", "--task"},
     "completion": set(),
     "watch": {"--port"},
 }
