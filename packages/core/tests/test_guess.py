@@ -138,19 +138,16 @@ def test_parquet_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "values, found",
+    "cells, found",
     [
         (["1", "-2", "+3", "0"], [1, -2, 3, 0]),
-        (["1", "2.5", ".5", "3.", "1e-3"], [1.0, 2.5, 0.5, 3.0, 0.001]),
-        (["nan", "1"], ["nan", "1"]),
-        (["inf", ""], ["inf", None]),
-        (["0012", "1"], ["0012", "1"]),
-        (["1_000"], ["1_000"]),
-        (["1e999"], ["1e999"]),
+        (["1", "2.5", ".5", "3.", "1e-3"], [1, 2.5, 0.5, 3.0, 0.001]),
+        (["nan", "inf", ""], ["nan", "inf", None]),
+        (["0012", "1_000", "1e999"], ["0012", "1_000", "1e999"]),
         ([".", "-", "e5"], [".", "-", "e5"]),
-        (["", ""], [None, None]),
     ],
 )
-def test_values_are_numbers_where_all_of_a_column_are(values: list[str], found: list[object]) -> None:
-    assert typed(values) == found
-    assert [type(one) for one in typed(values)] == [type(one) for one in found]
+def test_a_cell_is_a_number_if_it_can_be_one_whatever_the_other_rows_are(cells: list[str], found: list[object]) -> None:
+    values = [typed(cell) for cell in cells]
+    assert values == found
+    assert [type(one) for one in values] == [type(one) for one in found]

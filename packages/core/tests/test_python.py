@@ -162,11 +162,14 @@ def test_every_spelling_of_a_setting(here: Path) -> None:
 def test_an_interrupted_cell_saves_and_returns(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
         log = here / "run/log.jsonl"
-        while not log.exists() or '"train"' not in log.read_text():
+        deadline = time.monotonic() + 120
+        while not log.exists() or '"event": "train"' not in log.read_text():
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     run = runner.train("toy", run_dir="run", epochs=500, **{"train.threads": 1, "log.every": 1})
     thread.join()

@@ -16,6 +16,7 @@ import engine_toy as toy
 import keras_toy
 from runner_core import Pictures
 from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.engines.memory import no_room
 from runner_core.engines.returned import snapshots
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import RunFolder
@@ -274,6 +275,22 @@ def test_a_disk_that_takes_no_picture_does_not_stop_training(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.torch
+def test_training_goes_on_without_pictures_where_device_memory_is_short(tmp_path, monkeypatch):
+    from runner_core.engines.torch.trainer import TorchTrainer
+
+    asked = []
+
+    def no_memory(trainer, arrays):
+        asked.append(trainer)
+        raise no_room("drawing samples", 8)
+
+    monkeypatch.setattr(TorchTrainer, "snapshots", no_memory)
+    summary = toy.run(toy.small(log__snapshots_every=2), tmp_path, project=Draws)
+    assert (summary["status"], len(asked)) == ("done", 1)
+    assert not list(tmp_path.glob("figures/*"))
+
+
 def test_the_report_shows_a_few_of_a_long_series(tmp_path):
     toy.run(toy.small(train__epochs=10, log__snapshots_every=1), tmp_path, project=Draws)
     run = RunFolder(tmp_path)

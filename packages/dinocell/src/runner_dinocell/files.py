@@ -5,6 +5,7 @@ Folders and URLs share one code: it uses only an image's path below the data, an
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +99,7 @@ def write_arrays(arrays: Mapping[str, Array], channels: Sequence[str], folder: P
                 f"the array has shape {stack.shape}: a field is (C, H, W), here with the channels {', '.join(channels)}"
             )
         arrays = dict(zip(channels, stack, strict=True))
-    rows = ["plate,well,site,channel,path"]
+    rows = [("plate", "well", "site", "channel", "path")]
     for number, (name, image) in enumerate(arrays.items()):
         if image.ndim != 2 or image.dtype not in (np.uint8, np.uint16):
             raise BadInput(
@@ -106,9 +107,10 @@ def write_arrays(arrays: Mapping[str, Array], channels: Sequence[str], folder: P
                 "grey values, (H, W) in uint16 or uint8"
             )
         tiff.write(folder / f"{number}.tif", image)
-        rows.append(f"array,A01,1,{name},{number}.tif")
+        rows.append(("array", "A01", "1", name, f"{number}.tif"))
     table = folder / "fields.csv"
-    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
     return table
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted, first_few
@@ -41,7 +42,7 @@ def init_data(name: str, arguments: Sequence[str]) -> int:
     except OSError as error:
         raise BadInput(f"{table} cannot be written: {error.strerror or error}; name another file with --out") from error
     _show(guess, folder, table)
-    print(f"next: correct {shell_word(table)}, then: runner {name} check --data {shell_word(table)}")
+    print(f"next: correct {shell_word(table)}, then: {runner()} {name} check --data {shell_word(table)}")
     return 0
 
 

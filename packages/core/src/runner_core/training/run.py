@@ -98,7 +98,8 @@ class _Run:
         if self.parts.cadence.snapshots_every is None:
             return None
         project, seed = self.setup.project, self.setup.config.train.seed
-        return Snapshots(project, self.data.samples, seed, self.folder.figures, self.sinks, self.display.say)
+        alone = self.team.count == 1
+        return Snapshots(project, self.data.samples, seed, self.folder.figures, self.sinks, self.display.say, alone)
 
     # ------------------------------------------------------------ beginning and end
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from runner_core.contract import Array, Arrays, Json, Samples, Trainer
 from runner_core.contract.project import Project
+from runner_core.engines.memory import NoRoom
 from runner_core.output.pictures import file_name, write_pictures, write_png
 from runner_core.output.sinks import Sinks
 
@@ -31,10 +32,12 @@ class Snapshots:
         folder: Path,
         figures: Sinks,
         say: Callable[[str], None],
+        alone: bool = True,
     ) -> None:
         self._samples = samples.get("validation", samples["train"])
         self._count, self._seed = project.pictures().snapshot_samples, seed
-        self._folder, self._figures, self._say = folder, figures, say
+        self._folder, self._figures, self._say, self._alone = folder, figures, say, alone
+        self._given_up = False
         self.unwritten: list[Path] = []
         """Pictures that could not be written to the disk."""
 
@@ -45,9 +48,10 @@ class Snapshots:
     def draw(self, trainer: Trainer, step: int) -> None:
         """Draw the pictures of this step.
 
-        Raises BadInput and Unhealthy from the trainer. A failed write to the disk does not stop training.
+        Raises BadInput and Unhealthy from the trainer. A failed write to the disk does not stop training, nor does a
+        lack of device memory in the only process; then it draws no more.
         """
-        for name, picture in trainer.snapshots(self._batch).items():
+        for name, picture in self._drawn(trainer).items():
             path = self._folder / f"{file_name(name)}-{step:08d}.png"
             try:
                 self._folder.mkdir(exist_ok=True)
@@ -57,6 +61,18 @@ class Snapshots:
                 self._say(f"WARNING: {path} cannot be written: {error.strerror or error}; training goes on")
             else:
                 self._figures.figure(name, step, path)
+
+    def _drawn(self, trainer: Trainer) -> Mapping[str, Array]:
+        if self._given_up:
+            return {}
+        try:
+            return trainer.snapshots(self._batch)
+        except NoRoom:
+            if not self._alone:  # the others would wait for this process
+                raise
+            self._given_up = True
+            self._say("WARNING: no device memory is left to draw samples; training goes on without pictures")
+            return {}
 
 
 def first_samples(samples: Samples, count: int, seed: int) -> Arrays:

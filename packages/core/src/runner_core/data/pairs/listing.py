@@ -143,7 +143,8 @@ def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: 
         splits = [split_named(text, f"{path}: line {n}") for n, text in zip(lines, named, strict=True)]
     own = {*_IMAGE, *_LABEL, *ID, *GROUP, "split", ""}
     others = [name for name in dict.fromkeys(table.columns) if name not in own and table.columns.count(name) == 1]
-    values = zip(*(typed(table.column(name) or ()) for name in others), strict=True) if others else [()] * len(keys)
+    cells = [map(typed, table.column(name) or ()) for name in others]
+    values = zip(*cells, strict=True) if others else [()] * len(keys)
     return [
         Pair(key, image, label, group, split, dict(zip(others, more, strict=True)))
         for key, image, label, group, split, more in zip(keys, images, labels, groups, splits, values, strict=True)

@@ -191,15 +191,16 @@ class Table:
                 )
 
 
-def typed(values: Sequence[str]) -> list[Scalar]:
-    """Return a column's values as whole numbers, or as numbers, if all are; empty cells as None.
+def typed(cell: str) -> Scalar:
+    """Return a cell as a whole number, or as a number, if it is one; an empty cell as None.
 
-    >>> typed(["1", "", "2"]), typed(["1", "2.5"]), typed(["12", "007"])
-    ([1, None, 2], [1.0, 2.5], ['12', '007'])
+    Other rows play no part, so that a new row changes no other record's identity.
+
+    >>> [typed(cell) for cell in ("1", "", "2.5", "007", "n/a")]
+    [1, None, 2.5, '007', 'n/a']
     """
-    there = [value for value in values if value]
-    kind = int if all(map(_WHOLE.fullmatch, there)) else float if all(map(_NUMBER.fullmatch, there)) else str
-    return [kind(value) if value else None for value in values]
+    kind = int if _WHOLE.fullmatch(cell) else float if _NUMBER.fullmatch(cell) else str
+    return kind(cell) if cell else None
 
 
 def read_table(path: Path, example: str, empty: bool = False) -> Table:
