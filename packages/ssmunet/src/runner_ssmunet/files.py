@@ -128,7 +128,7 @@ def write_arrays(arrays: Mapping[str, Array], own: Array, folder: Path) -> Path:
             "are, predict({'image': array, 'wavenumbers': axis}), in cm⁻¹"
         )
     path, given = folder / "core_array.npz", {"wavenumbers": own, **arrays}
-    np.savez(path, **{names[name]: array for name, array in given.items()})
+    np.savez(path, **{names[name]: array for name, array in given.items()})  # type: ignore[arg-type]  # an array may not be called allow_pickle
     return path
 
 
