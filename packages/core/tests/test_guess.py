@@ -11,7 +11,7 @@ from runner_core.cli.init_data import table_text
 from runner_core.config import PairsConfig
 from runner_core.contract.facets import PairFiles
 from runner_core.data.pairs import list_pairs
-from runner_core.data.pairs.guess import Guess, guess_pairs
+from runner_core.data.pairs.guess import Guess, guess_pairs, name_endings
 from runner_core.data.pairs.table import typed
 
 END = ".nii.gz"
@@ -135,6 +135,24 @@ def test_parquet_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("pyarrow.parquet")
     with pytest.raises(BadInput, match="cannot be read as parquet"):
         list_pairs(table, PairsConfig(), is_image, stem)
+
+
+@pytest.mark.parametrize(
+    "names, endings",
+    [
+        (["p1_head.npy", "p1_skull.npy", "q/p_2_head.npy", "q/p_2_skull.npy"], ("_head.npy", "_skull.npy")),
+        (["p1_head.npy", "p1_skull.npy", "p2_head.npy", "p2_brain.npy"], None),
+        (["p1_head.npy", "p1_skull.npy", "p1_eye.npy"], None),
+        (["p1.npy", "p2.npy"], None),
+        ([], None),
+    ],
+)
+def test_two_endings_that_all_names_share(tmp_path: Path, names: list[str], endings: object) -> None:
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x" * (9 if "head" in name else 3))
+    assert name_endings([tmp_path / name for name in names], lambda path: path.stem) == endings
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ from runner_brainunet.persons import person, persons
 LAYOUT = (
     "sub-X_ses-Y_T1w.nii.gz with sub-X_ses-Y_T1w_brainmask.nii.gz beside it (NFBS); a BIDS tree with brain masks "
     "(*_desc-brain_mask.nii.gz) beside the scans or below derivatives/; folders images and masks with equal names in "
-    "both; or NAME.nii.gz with NAME_mask.nii.gz (_brain_mask, _staple, _ss). Other names: a table (data.manifest) or "
-    "patterns (data.pattern)"
+    "both; or NAME.nii.gz with NAME_mask.nii.gz (_brain_mask, _staple, _ss). Other names: "
+    "`runner brainunet init-data DIR` writes a table of them to correct (data.manifest); patterns (data.pattern) do too"
 )
 LABELS = ("mask", "mask header")
 """Roles of the mask's files in a record."""

@@ -15,7 +15,8 @@ from runner_core.base.text import counted, first_few
 from runner_core.base.writing import write_once
 from runner_core.cli.options import InitDataOptions
 from runner_core.cli.start import start_new
-from runner_core.data.pairs.guess import Guess, guess_pairs
+from runner_core.contract.facets import PairFiles
+from runner_core.data.pairs.guess import UNLABELLED, Guess, guess_pairs, name_endings
 
 _SHOWN = 4
 
@@ -35,8 +36,7 @@ def init_data(name: str, arguments: Sequence[str]) -> int:
         raise BadInput(f"{table} is there already, and is never overwritten: name another file with --out")
     guess = guess_pairs(folder, files)
     if not guess.rows:
-        found = "; ".join(f"{counted(len(paths), 'file')} {why}" for why, paths in guess.left_out.items())
-        raise BadInput(f"{folder}: no image{' with a label' if files.labelled else ''} was found: {found or 'empty'}")
+        raise _nothing(name, folder, guess, files)
     try:
         write_once(table, table_text(guess, table.absolute().parent))
     except OSError as error:
@@ -44,6 +44,20 @@ def init_data(name: str, arguments: Sequence[str]) -> int:
     _show(guess, folder, table)
     print(f"next: correct {shell_word(table)}, then: {runner()} {name} check --data {shell_word(table)}")
     return 0
+
+
+def _nothing(name: str, folder: Path, guess: Guess, files: PairFiles) -> BadInput:
+    """Return the refusal of a folder in which no pair was found: its files, and the patterns that may pair them."""
+    found = "".join(f"\n{_left_out(folder, why, paths)}" for why, paths in guess.left_out.items())
+    text = f"{folder}: no image{' with a label' if files.labelled else ''} was found{found or ': it is empty'}"
+    if not files.labelled or not found:
+        return BadInput(text)
+    check = f"{runner()} {name} check --data {shell_word(folder)} --data.pattern"
+    one, other = name_endings(guess.left_out.get(UNLABELLED, ()), files.stem) or ("IMAGE_ENDING", "LABEL_ENDING")
+    return BadInput(
+        f"{text}\nA label is recognised by a word such as mask, label, seg, gt, roi or manual in its name or folder. "
+        f"Say it by patterns, first that of the images: {check} '{{id}}{one}' '{{id}}{other}'"
+    )
 
 
 def table_text(guess: Guess, place: Path) -> str:
@@ -78,5 +92,9 @@ def _show(guess: Guess, folder: Path, table: Path) -> None:
         print(f"  … {len(rows) - _SHOWN:,} more")
     print(f"groups, which no split cuts: {len(groups):,} ({first_few(groups)}), guessed: {guess.groups}")
     for why, paths in guess.left_out.items():
-        names = first_few([path.relative_to(folder).as_posix() for path in paths])
-        print(f"left out: {counted(len(paths), 'file')}, {why}: {names}")
+        print(_left_out(folder, why, paths))
+
+
+def _left_out(folder: Path, why: str, paths: Sequence[Path]) -> str:
+    names = first_few([path.relative_to(folder).as_posix() for path in paths])
+    return f"left out: {counted(len(paths), 'file')}, {why}: {names}"

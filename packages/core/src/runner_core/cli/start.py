@@ -341,7 +341,8 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
         return source.absolute()
     if data is None:
         raise BadInput(f"{source}: the data of this run is no longer there; name its folder with --data")
-    raise BadInput(f"{source}: there is no such folder; give --data the folder that holds your data")
+    what = "file; name the table or the folder of your data" if source.suffix else "folder; name that of your data"
+    raise BadInput(f"{source}: there is no such {what} with --data")
 
 
 def refuse_url(project: type[Project] | Project, url: Url) -> None:

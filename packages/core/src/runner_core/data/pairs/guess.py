@@ -22,6 +22,7 @@ _LABEL = re.compile(
 _PLAIN = re.compile(r"images?.*|scans?|volumes?|train.*|val.*|test.*|anat|data|raw|derivatives|sourcedata")
 """Names of folders that say nothing of a record."""
 _GROUP = re.compile(r"(?i)\b((?:sub|subj|subject|pat|patient|person|participant|scroll|slide)[-_]?[A-Za-z0-9]+)")
+UNLABELLED = "images for which no label was found"
 _WORD = re.compile(r"[^-_.\s]+")
 _FIRST = ("t1w", "t1", "t1gd", "t1c")
 """Kinds of images that are taken if one label has several, in this order."""
@@ -57,7 +58,7 @@ def guess_pairs(root: Path, files: PairFiles) -> Guess:
     partner = _partners(root, images, labels, files.stem, out)
     if files.labelled:
         lost = [image for image in images if partner.get(image) is None and not any(image in p for p in out.values())]
-        out["images for which no label was found"] = lost
+        out[UNLABELLED] = lost
     taken = {path for paths in out.values() for path in paths}
     kept = sorted((image for image in images if image not in taken), key=lambda path: _natural(str(path)))
     used = set(partner.values())
@@ -68,6 +69,23 @@ def guess_pairs(root: Path, files: PairFiles) -> Guess:
         Row(keys[image], groups[image], split_of_folder(image, root) or "", image, partner.get(image)) for image in kept
     ]
     return Guess(rows, how, {why: sorted(paths) for why, paths in out.items() if paths})
+
+
+def name_endings(paths: Sequence[Path], stem: Callable[[Path], str]) -> tuple[str, str] | None:
+    """Return the two endings of names that come in pairs, _head.nii.gz and _skull.nii.gz; None if they do not.
+
+    The ending whose files are larger is first: an image takes more room than its label.
+    """
+    pairs: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
+    for path in paths:
+        known, joint, last = stem(path).rpartition("_")
+        pairs[path.parent, known][joint + last + path.name.removeprefix(stem(path))] = path
+    endings = {tuple(sorted(pair)) for pair in pairs.values()}
+    if len(endings) != 1 or len(next(iter(endings))) != 2:
+        return None
+    one, other = next(iter(endings))
+    size = {end: sum(pair[end].stat().st_size for pair in pairs.values()) for end in (one, other)}
+    return (one, other) if size[one] >= size[other] else (other, one)
 
 
 def _below(root: Path, is_image: Callable[[Path], bool]) -> tuple[list[Path], list[Path]]:
