@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runner_core.api.run import Run
 from runner_core.output import live
 from runner_core.output.progress import note_start, progress, read_starts
 from runner_core.output.report import render
@@ -69,15 +70,16 @@ def test_a_finished_page_does_not_reload(run: RunFolder) -> None:
 def test_a_resumed_run_is_not_what_its_old_summary_says(run: RunFolder) -> None:
     note_start(run, ABOUT)
     run.write_summary({"status": "stopped", "reason": "stopped by SIGTERM", "starts": read_starts(run)})
-    assert progress(run, run.events()).status == "stopped"
+    assert progress(run, run.events()).status == Run(run.path).status == "stopped"
     note_start(run, ABOUT)
     found = progress(run, run.events())
     assert (found.status, found.steps, found.monitor) == ("running", 80, ("dice", "max"))
+    assert Run(run.path).status == "running"
     page = render(run)
     assert "SIGTERM" not in page
     assert "last resumed" in page
     log(run, "end", 80, {"status": "done"})
-    assert progress(run, run.events()).status == "scoring"
+    assert progress(run, run.events()).status == Run(run.path).status == "scoring"
 
 
 def test_a_run_whose_process_is_gone_is_interrupted(run: RunFolder) -> None:
@@ -87,6 +89,7 @@ def test_a_run_whose_process_is_gone_is_interrupted(run: RunFolder) -> None:
     start = {**read_starts(run)[0], "pid": gone.pid}
     run.starts_file.write_text(f"{json.dumps(start)}\n{{torn", encoding="utf-8")
     assert "status interrupted" in render(run)
+    assert Run(run.path).status == "interrupted"
     run.starts_file.write_text(json.dumps(start | {"host": "another"}), encoding="utf-8")
     assert "status running" in render(run)
     run.starts_file.write_text(json.dumps(start | {"pid": os.getpid()}), encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runner_core.api.run import Run
 from runner_core.output.pictures import write_png
 from runner_core.output.report import render, write_report
 from runner_core.output.report.charts import Series, line_chart, nice_ticks, share_bar, thin
@@ -269,3 +272,27 @@ def test_the_shares_fill_the_bar() -> None:
     widths = [float(w) for w in re.findall(r'width="([\d.]+)%" height="22"/>', text)]
     assert sum(widths) == pytest.approx(100)
     assert "compute: 3.0 s (75.0%)" in text
+
+
+def test_only_the_runs_own_pictures_are_in_the_page(tmp_path: Path, folder: RunFolder) -> None:
+    own, other = b"drawn by this run", b"somebody's key"
+    (tmp_path / "away").mkdir()
+    for outside in (tmp_path / "key-00000012.png", tmp_path / "away/key.png"):
+        outside.write_bytes(other)
+    (folder.figures / "own.png").write_bytes(own)
+    (folder.figures / "own-00000012.png").write_bytes(own)
+    (folder.figures / "a.png").symlink_to(tmp_path / "key-00000012.png")
+    (folder.figures / "b-00000012.png").symlink_to(tmp_path / "key-00000012.png")
+    (folder.figures / "away").symlink_to(tmp_path / "away")
+    os.mkfifo(folder.figures / "pipe.png")
+    (folder.path / "evaluation-x").symlink_to(tmp_path / "away")
+    (tmp_path / "away/scores.json").write_text("{}")
+    files = ["../../key-00000012.png", str(tmp_path / "key-00000012.png"), "b-00000012.png", "own-00000012.png"]
+    events = [{"event": "figure", "step": 12, "name": f"n{n}", "file": file} for n, file in enumerate(files)]
+    folder.jsonl.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    (tmp_path / "link").symlink_to(folder.path)
+    for path in (folder.path, tmp_path / "link"):
+        page = render(RunFolder(path))
+        assert base64.b64encode(other).decode() not in page
+        assert page.count(base64.b64encode(own).decode()) == 2
+    assert [path.name for path in Run(folder.path).figures] == ["own-00000012.png", "own.png"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from runner_core.base.errors import BadInput
 from runner_core.cli import main
 from runner_core.cli import watch as command
 from runner_core.output.progress import note_start
@@ -89,6 +92,46 @@ def test_new_runs_appear_and_damaged_ones_say_so(tmp_path: Path) -> None:
     assert "is damaged" in page
     assert "runner toy train" in (watch.report(0) or "")
     assert watch.report(2) is None
+
+
+def test_a_damaged_run_is_the_fault_of_its_own_card(tmp_path: Path) -> None:
+    def damage(name: str, **files: str) -> None:
+        run = new_run(tmp_path / "runs/toy" / name)
+        for file, text in files.items():
+            (run.path / file.replace("_", ".")).write_text(text, encoding="utf-8")
+
+    new_run(tmp_path / "runs/toy/whole", 7)
+    start, train = '{"event": "start", "step": 0, "steps": 9}', '{"event": "train", "step": %s, "loss": %s}'
+    damage("steps", log_jsonl=start.replace("9", '"100"'))
+    damage("starts", summary_json='{"status": "done", "starts": 3}')
+    damage("best", summary_json='{"status": "done", "starts": [0, 1], "metrics": {"dice": []}, "best_step": [1]}')
+    damage("infinite", log_jsonl="\n".join([start, train % (1, "Infinity"), train % (2, 1)]))
+    damage("large", log_jsonl="\n".join([start, train % (1, 10**400), train % (10**400, 1)]))
+    for name in ("log.jsonl", "starts.jsonl", "summary.json"):
+        pipe = new_run(tmp_path / f"runs/toy/{name}").path / name
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+    watch = Watch([tmp_path / "runs"])
+    page = watch.page()
+    assert "step 7 of 100" in page
+    assert page.count("a named pipe (FIFO)") == 3
+    assert "starts/summary.json is damaged" in page
+    for number in range(9):
+        with suppress(BadInput):  # its answer names the fault
+            watch.report(number)
+
+
+def test_a_fault_while_a_run_is_shown_is_said_in_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_run(tmp_path / "runs/toy/good", 7)
+    new_run(tmp_path / "runs/toy/bad", 6)
+
+    def numbers(run: Followed, state: Any) -> Iterator[str]:
+        yield {"good": "all well"}[run.folder.path.name]
+
+    monkeypatch.setattr("runner_core.tools.watch._numbers", numbers)
+    page = Watch([tmp_path / "runs"]).page()
+    assert "all well" in page
+    assert "bad: its files hold what the runner does not write (KeyError" in page
 
 
 @pytest.fixture

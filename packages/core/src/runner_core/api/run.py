@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from runner_core.api.process import keywords, undisturbed
 from runner_core.api.results import Pictures, Rows, Scores
 from runner_core.base.errors import BadInput, did_you_mean
+from runner_core.base.files import is_own_file
 from runner_core.config.values import flat_items
 from runner_core.contract.records import Table
+from runner_core.output.progress import RUNNING, progress
 from runner_core.output.report.page import Note, fragment
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
@@ -46,8 +48,11 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended: done, stopped, failed or unhealthy; "running" as long as nothing says so."""
-        return str(self.summary.get("status") or "running")
+        """How far it is, as the report says it: running, scoring, interrupted (its process is gone), or how it ended.
+
+        It ended as done, stopped, unhealthy or failed.
+        """
+        return progress(self._folder, self._folder.checked_events()).status
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -88,7 +93,8 @@ class Run:
     @property
     def figures(self) -> Pictures:
         """Pictures that the training drew, the worst scored record first; a notebook shows the first ones."""
-        return Pictures(sorted(self._folder.figures.glob("*.png")))
+        folder = self._folder.figures
+        return Pictures(sorted(path for path in folder.glob("*.png") if is_own_file(path, folder)))
 
     @property
     def report(self) -> Path:
@@ -184,9 +190,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         summary, scores, history = self.summary, self.scores, self.history
-        marks = {"done": "good", "running": "note"}
+        status = self.status
+        marks = {"done": "good"} | dict.fromkeys(RUNNING, "note")
         about = f"{self.project}, preset {self._saved.preset}, data: {self._saved.source}; {self.path}"
-        blocks: list[Note | Table] = [Note(about, label=self.status), *_ended(summary, marks.get(self.status, "error"))]
+        blocks: list[Note | Table] = [Note(about, label=status), *_ended(summary, marks.get(status, "error"))]
         blocks += [scores.table()] if scores else []
         blocks += [Rows(history[-_LAST:]).table(f"The last of {len(history)} validations")] if history else []
         found = [f for f in summary.get("health") or () if f["level"] != "note"]

@@ -46,6 +46,18 @@ def refuse_special_file(path: Path) -> Path:
     return path
 
 
+def is_own_file(path: Path, folder: Path) -> bool:
+    """Return whether `path` is a plain file in `folder` or below it, where neither is a link that leads elsewhere.
+
+    Only the folder that holds `folder` may be reached through links.
+    """
+    try:
+        own = folder.parent.resolve() / folder.name / path.relative_to(folder)
+        return stat.S_ISREG(path.lstat().st_mode) and path.resolve() == own
+    except (OSError, ValueError):  # it is gone, outside, or no path
+        return False
+
+
 def _shortened(path: Path) -> str:
     text = str(path)
     return text if len(text) <= 300 else f"{text[:200]}…"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
 from runner_core.base.text import counted
 from runner_core.base.writing import flush, full_disk, lock, make_folder, replace_json, whole_folder
 from runner_core.data.cache.identity import digest_json
@@ -135,7 +136,7 @@ def _facts_of(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(refuse_special_file(path).read_text(encoding="utf-8"))
         kinds = {
             "date": str,
             "data": str,

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from runner_core.base.files import refuse_special_file
 from runner_core.base.secrets import hold_no_secrets
 from runner_core.base.writing import append_line
 from runner_core.contract import Json
@@ -32,10 +33,10 @@ def note_start(run: RunFolder, about: Mapping[str, Json]) -> None:
 
 
 def read_starts(run: RunFolder) -> list[Start]:
-    """Return the starts of a run, the oldest first, without torn or edited lines."""
+    """Return the starts of a run, the oldest first, without torn or edited lines. Raises BadInput for a pipe."""
     found = list[Start]()
     with suppress(OSError):
-        for line in run.starts_file.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in refuse_special_file(run.starts_file).read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, RecursionError):
                 start = json.loads(line)
                 if isinstance(start, dict):

@@ -168,7 +168,7 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json, or an empty dict while there is none. Raises BadInput for a damaged one."""
         try:
-            found = json.loads(self.summary_file.read_text(encoding="utf-8"))
+            found = json.loads(refuse_special_file(self.summary_file).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError):
@@ -193,7 +193,7 @@ _SUMMARY: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(
         ("metrics", "scores", "baseline", "further", "versions", "split", "memory_plan", "device"), Mapping
     ),
-    **dict.fromkeys(("health", "scoring_errors", "unwritten"), list),
+    **dict.fromkeys(("health", "scoring_errors", "unwritten", "starts"), list),
     "peak_memory_bytes": Mapping,
 }
 """Keys of summary.json that others rely on. All are optional."""
@@ -206,6 +206,8 @@ def _is_summary(found: Mapping[str, Any]) -> bool:
     return right and all(isinstance(f, dict) and finding <= f.keys() for f in values.get("health", ()))
 
 
+_LARGEST = 1 << 53
+"""Steps below this are exact where a chart computes."""
 _EVENTS: Mapping[str, Mapping[str, type]] = {
     "losses": {"gradient_norm": dict},
     "health": {"rule": str, "level": str, "message": str},
@@ -223,8 +225,9 @@ def malformed(event: Mapping[str, Any]) -> str:
     """
     if not isinstance(event.get("event"), str):
         return "event is not text"
-    if type(event.get("step")) is not int or event["step"] < 0:
-        return "step is not a whole number"
+    for name in ("step", "steps") if event["event"] == "start" and "steps" in event else ("step",):
+        if type(event.get(name)) is not int or not 0 <= event[name] < _LARGEST:
+            return f"{name} is not a whole number"
     wanted = (
         {"timing": dict, **_EVENTS.get(event["event"], {})} if "timing" in event else _EVENTS.get(event["event"], {})
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.output.display import duration, speed
@@ -51,7 +52,7 @@ class Followed:
     def update(self) -> None:
         """Read what the log grew by. A resumed run replaces its log by a shorter one, which is read anew."""
         try:
-            with self.folder.jsonl.open("rb") as file:
+            with refuse_special_file(self.folder.jsonl).open("rb") as file:
                 seen = os.fstat(file.fileno())
                 if seen.st_ino != self._file or seen.st_size < self._offset:
                     self._forget()
@@ -65,7 +66,7 @@ class Followed:
                     file.seek(self._offset)
                     for line in whole.splitlines():
                         self._add(line)
-        except OSError:  # it is not there yet
+        except (OSError, BadInput):  # it is not there yet, or `progress` says what it is
             self._forget()
 
     def _add(self, line: bytes) -> None:
@@ -86,7 +87,8 @@ class Followed:
 
     @property
     def progress(self) -> Progress:
-        """Say how far the run is. Raises BadInput for a damaged summary.json."""
+        """Say how far the run is. Raises BadInput for a damaged summary.json, or a pipe in the place of a file."""
+        refuse_special_file(self.folder.jsonl)
         kept = [self._events[name] for name in ("start", "best", "end", "last") if name in self._events]
         return progress(self.folder, kept)
 
@@ -107,7 +109,12 @@ class Followed:
         """Return the run's report, made anew if its files changed."""
         state = (self.written, self._offset, self.folder.summary_file.exists())
         if self._page is None or self._page[0] != state:
-            self._page = (state, render(self.folder))
+            try:
+                self._page = (state, render(self.folder))
+            except (BadInput, OSError):
+                raise
+            except Exception as error:  # as in `_state`
+                raise BadInput(_damaged(self.folder.path, error)) from error
         return self._page[1]
 
 
@@ -175,7 +182,7 @@ def _page(runs: Sequence[tuple[int, Followed]]) -> Page:
     running = sum(isinstance(state, Progress) and state.runs for _, _, state in shown)
     about = f"{counted(running, 'run')} training, {len(runs) - running} ended. The page follows them; new ones appear."
     cards = [
-        (f"{run.folder.path.absolute().parent.name} / {run.folder.path.name}", [*_card(number, run, state)])
+        (f"{run.folder.path.absolute().parent.name} / {run.folder.path.name}", _whole_card(number, run, state))
         for number, run, state in shown[:_CARDS]
     ]
     return Page(
@@ -189,6 +196,20 @@ def _state(run: Followed) -> Progress | str:
         return run.progress
     except BadInput as error:
         return str(error)
+    except Exception as error:  # a stranger's files may hold anything: only their own card says so
+        return _damaged(run.folder.path, error)
+
+
+def _damaged(folder: Path, error: Exception) -> str:
+    """Return what to say of a run whose files cannot be shown."""
+    return f"{folder}: its files hold what the runner does not write ({type(error).__name__}: {error})"
+
+
+def _whole_card(number: int, run: Followed, state: Progress | str) -> list[Block]:
+    try:
+        return [*_card(number, run, state)]
+    except Exception as error:  # as in `_state`
+        return [Note(_damaged(run.folder.path, error), "error")]
 
 
 def _card(number: int, run: Followed, state: Progress | str) -> Iterator[Block]:

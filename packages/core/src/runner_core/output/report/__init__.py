@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from runner_core.base.files import refuse_special_file
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
 from runner_core.contract.records import Table
@@ -53,7 +54,7 @@ def render(run: RunFolder) -> str:
     events = run.checked_events()
     found = progress(run, events)
     summary = found.summary
-    config = run.config_file.read_text(encoding="utf-8")
+    config = refuse_special_file(run.config_file).read_text(encoding="utf-8")
     project = summary.get("project") or run.path.absolute().parent.name
     drawn = series(events, run.figures)
     return html(
@@ -314,6 +315,6 @@ def _versions(summary: Event) -> Iterator[Block]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(refuse_special_file(path).read_text(encoding="utf-8")))
     except (OSError, ValueError):  # no such file, a link to itself, no JSON: it is left out
         return {}

@@ -6,6 +6,7 @@ A `Page` has sections of blocks: notes, tables, charts, texts. `html` renders it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -104,7 +105,9 @@ def number(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Return whether a value is a finite number that a chart can show."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 def _section(title: str, body: str) -> str:

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from runner_core.base.files import size_text
+from runner_core.base.files import is_own_file, refuse_special_file, size_text
 from runner_core.base.text import counted
 from runner_core.contract.records import Table
 from runner_core.output.report.charts import Series, line_chart
@@ -81,7 +81,7 @@ def streaming(events: Iterable[Mapping[str, Any]], bad_samples: Path) -> Iterato
 def _read(file: Path) -> Sequence[Mapping[str, Any]]:
     """Return one line for each bad record; the file's last line may be torn."""
     found: dict[str, Mapping[str, Any]] = {}
-    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+    for text in refuse_special_file(file).read_text(encoding="utf-8").splitlines() if file.exists() else ():
         try:
             line = json.loads(text)
         except ValueError:
@@ -101,14 +101,16 @@ def series(events: Iterable[Mapping[str, Any]], folder: Path) -> Drawn:
     found: dict[str, dict[int, Path]] = {}
     for event in events:
         if event.get("event") == "figure" and event["file"].endswith(f"-{event['step']:08d}.png"):
-            found.setdefault(event["name"], {})[event["step"]] = folder / event["file"]
+            path = folder / event["file"]
+            if _may_be_shown(path, folder):
+                found.setdefault(event["name"], {})[event["step"]] = path
     return found
 
 
 def snapshots(drawn: Drawn) -> Iterator[Block]:
     """Yield a row for each series: the first, the newest, and some between them at even distances."""
     for name, files in drawn.items():
-        steps = sorted(step for step, path in files.items() if _readable(path))
+        steps = sorted(files)
         last = min(len(steps), _OF_SERIES) - 1
         few = [steps[round(i * (len(steps) - 1) / max(1, last))] for i in range(last + 1)]
         strip = "".join(_figure(files[step], f"{name}, step {step:,}").text for step in few)
@@ -118,12 +120,13 @@ def snapshots(drawn: Drawn) -> Iterator[Block]:
 def pictures(folder: Path, drawn: Drawn) -> Iterator[Block]:
     """Yield all other pictures below `folder`, up to a limit, sorted by name."""
     snapshots = {path for files in drawn.values() for path in files.values()}
-    found = [path for path in sorted(folder.glob("**/*.png")) if path not in snapshots and _readable(path)]
+    found = [path for path in sorted(folder.glob("**/*.png")) if path not in snapshots and _may_be_shown(path, folder)]
     yield from (_figure(path, path.stem) for path in found[:_PICTURES])
 
 
-def _readable(path: Path) -> bool:
-    return path.exists() and path.stat().st_size <= _PICTURE_BYTES
+def _may_be_shown(path: Path, folder: Path) -> bool:
+    """Return whether a picture may go into the page: people pass it on, and the run may come from a stranger."""
+    return is_own_file(path, folder) and path.stat().st_size <= _PICTURE_BYTES
 
 
 def _figure(path: Path, caption: str) -> Markup:
