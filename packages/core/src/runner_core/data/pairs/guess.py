@@ -79,6 +79,8 @@ def name_endings(paths: Sequence[Path], stem: Callable[[Path], str]) -> tuple[st
     pairs: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
     for path in paths:
         known, joint, last = stem(path).rpartition("_")
+        if not joint:
+            return None
         pairs[path.parent, known][joint + last + path.name.removeprefix(stem(path))] = path
     endings = {tuple(sorted(pair)) for pair in pairs.values()}
     if len(endings) != 1 or len(next(iter(endings))) != 2:
