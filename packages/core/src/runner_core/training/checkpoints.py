@@ -208,6 +208,14 @@ class Checkpoints:
         self._prune()  # a kill came after the newest one was saved
         return whole
 
+    def after(self, step: int) -> dict[str, Path]:
+        """Return the checkpoints after `step` by their names, damaged ones included."""
+        return {self.of(later).name: path for later, path in sorted(self._steps().items()) if later > step}
+
+    def remove(self, path: Path) -> None:
+        """Remove a checkpoint; a kill in between leaves none under its name."""
+        _remove(path)
+
     def _is_whole(self, step: int) -> bool:
         """Return True if the checkpoint of `step` exists and verifies; set a damaged one aside."""
         path = self._steps().get(step)

@@ -21,8 +21,8 @@ from runner_core.output.display import Display
 from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import assemble
-from runner_core.training.checkpoints import Manifest, restoring
-from runner_core.training.extending import newest
+from runner_core.training.checkpoints import restoring
+from runner_core.training.extending import Newest, newest, set_apart
 from runner_core.training.keeping import Keeper, other_plugins
 from runner_core.training.loop import Loop
 from runner_core.training.seen import History
@@ -118,11 +118,15 @@ class _Run:
     def begin(self, resume: bool) -> None:
         """Restore the newest checkpoint if there is one, otherwise log the start."""
         found = self._newest() if resume and self.team.first else None
-        path, plugins = self.team.share((None, {}) if found is None else (str(found[0]), found[1].plugins))
+        path, plugins, moves = self.team.share(
+            (None, {}, False) if found is None else (str(found.path), found.manifest.plugins, found.epochs is not None)
+        )
         if path is not None:
             # with several processes, an error may only mean that another process is gone
             with restoring(Path(path)) if self.team.count == 1 else nullcontext():
                 self.loop.restore(*self.keeper.restore(Path(path)))
+            if moves:
+                self._set_apart(found)
             for text in other_plugins(plugins, self.setup.plugins.versions):
                 self.display.say(text)
         state = self.loop.state
@@ -143,10 +147,21 @@ class _Run:
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.parts.cadence.steps, self.loop.state.step, self.setup.name)
 
-    def _newest(self) -> tuple[Path, Manifest] | None:
+    def _newest(self) -> Newest | None:
         """Return the checkpoint to resume from."""
-        train, cadence = self.setup.config.train, self.parts.cadence
-        return newest(self.keeper.checkpoints, self.folder, train, cadence, self.display.say)
+        return newest(self.keeper.checkpoints, self.folder, self.setup.project, self.parts.cadence)
+
+    def _set_apart(self, found: Newest | None) -> None:
+        """Keep the shorter run in a folder of its own, once every process has accepted the longer one."""
+        self.team.every(True)
+        if found is not None and found.epochs is not None:
+            step = found.manifest.step
+            kept = set_apart(self.keeper.checkpoints, self.folder, found.epochs, step)
+            self.display.say(
+                f"the learning rate of {found.epochs} epochs fell later: going on from before, at step {step}. "
+                f"The run of {found.epochs} epochs is kept in {kept}"
+            )
+        self.team.every(True)
 
     def _facts(self) -> dict[str, Json]:
         """Return facts about the data, for health rules."""
