@@ -196,6 +196,16 @@ def test_export(state, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_weights_in_older_formats_are_not_loaded(state, tmp_path):
+    network = made().engine.load(made(), state).network
+    network.save(tmp_path / "model.keras")
+    assert made().engine.read_weights(tmp_path / "model.keras")
+    for name in ("model.h5", "model.hdf5"):
+        network.save(tmp_path / name)
+        with pytest.raises(BadInput, match=rf"{name} is neither a \.safetensors nor a \.keras file"):
+            made().engine.read_weights(tmp_path / name)
+
+
 def test_a_damaged_checkpoint(trained, tmp_path):
     newest = max((trained / "checkpoints").glob("step-*"))
     for name in ("state.json", "model.safetensors"):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +107,33 @@ def test_the_same_bits_as_the_command_line(here: Path) -> None:
     assert dict(first.scores) == dict(runner.open("cli").scores)
 
 
+@pytest.fixture
+def unusual() -> Iterator[None]:
+    """Settings of PyTorch that are not its defaults."""
+    import torch
+    from runner_core.engines.torch import process
+
+    before = process.read()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(1)
+    yield
+    process.write({**before, "warn_only": False})
+    torch.use_deterministic_algorithms(before["deterministic"])
+
+
 @torch_only
-def test_nothing_of_the_process_changes(here: Path) -> None:
+def test_nothing_of_the_process_changes(here: Path, unusual: None) -> None:
     import torch
 
     def state() -> Any:
         handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-        switches = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+        switches = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+        cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
         draws = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
-        return dict(os.environ), handlers, torch.get_num_threads(), switches, draws, sys.stdout, sys.stderr
+        return dict(os.environ), handlers, torch.get_num_threads(), switches, cudnn, draws, sys.stdout, sys.stderr
 
     before = state()
     running = threading.active_count()

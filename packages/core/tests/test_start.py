@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -95,6 +96,28 @@ def test_a_run_gives_its_settings_its_data_and_what_it_was_trained_on(
     assert main(["toy", "train", "--from", "child", "--run-dir", "no", "--data.split", f"group:{named}"]) == 2
     assert f"were trained on 1 group that would validate or test ({named})" in capsys.readouterr().err
     assert not Path("no").exists()
+
+
+@pytest.mark.torch
+def test_a_small_file_that_claims_much_is_refused(here: Path) -> None:
+    import torch
+    from runner_core.engines.torch.start import read_weights
+
+    several = torch.arange(6.0)
+    torch.save({"some": several.view(2, 3), "part": several[2:], "turned": several.view(2, 3).T}, "plain.pt")
+    assert [*read_weights(Path("plain.pt"))] == ["some", "part", "turned"]
+    torch.save({"good": several, "large": torch.zeros(1).expand(3 * 10**9)}, "large.pt")
+    with pytest.raises(BadInput, match=r"large\.pt: large \(3000000000,\) claims more values than the file holds"):
+        read_weights(Path("large.pt"))
+    torch.save({"nothing": torch.empty(10**12, device="meta")}, "meta.pt")
+    with pytest.raises(BadInput, match=r"nothing .* claims more values"):
+        read_weights(Path("meta.pt"))
+    torch.save({"zeros": torch.zeros(10**6)}, "zeros.pt")
+    with ZipFile("zeros.pt") as archive, ZipFile("packed.pt", "w", ZIP_DEFLATED) as packed:
+        for part in archive.namelist():
+            packed.writestr(part, archive.read(part))
+    with pytest.raises(BadInput, match="compressed parts"):
+        read_weights(Path("packed.pt"))
 
 
 @pytest.mark.torch

@@ -14,6 +14,11 @@ from runner_core.engines.keras.network import apart, arrays, named
 
 def read_weights(file: Path) -> Tensors:
     """Return the weights in a .safetensors or .keras file, by name; raise BadInput if it holds none."""
+    if file.suffix not in (".safetensors", ".keras"):  # safe_mode does not hold for older formats
+        raise BadInput(
+            f"{file} is neither a .safetensors nor a .keras file, and others may hold programs: if you trust it, load "
+            "it with Keras and save the network as .keras"
+        )
     try:
         if file.suffix == ".safetensors":
             weights = dict(load_file(file))

@@ -17,6 +17,7 @@ def read() -> Mapping[str, Any]:
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
         "precision": torch.get_float32_matmul_precision(),
         "generators": read_generators(_HOST),
@@ -27,7 +28,7 @@ def read() -> Mapping[str, Any]:
 def write(found: Mapping[str, Any]) -> None:
     """Set this process's state to what `read` returned."""
     torch.set_num_threads(found["threads"])
-    torch.use_deterministic_algorithms(found["deterministic"])
+    torch.use_deterministic_algorithms(found["deterministic"], warn_only=found["warn_only"])
     cudnn = torch.backends.cudnn
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = found["cudnn"]
     torch.set_float32_matmul_precision(found["precision"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from safetensors.torch import load_file
@@ -41,7 +42,11 @@ def read_weights(file: Path) -> Tensors:
     """Return the weights in a .safetensors, .pt or .pth file, by name; raise BadInput if it holds none."""
     try:
         safe = file.suffix == ".safetensors"
+        if not safe:
+            _refuse_inflated(file)
         stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
+    except BadInput:
+        raise
     except UnpicklingError as error:
         raise BadInput(
             f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
@@ -54,4 +59,25 @@ def read_weights(file: Path) -> Tensors:
     weights = {str(name): tensor for name, tensor in holder.items() if isinstance(tensor, torch.Tensor)}
     if not weights:
         raise BadInput(f"{file} holds no weights by name: save a state dict")
+    for name, tensor in weights.items():
+        if not _is_stored(tensor):
+            raise BadInput(
+                f"{file}: {name} {tuple(tensor.shape)} claims more values than the file holds; save a state dict "
+                "of plain tensors (`.clone()`)"
+            )
     return weights
+
+
+def _is_stored(tensor: torch.Tensor) -> bool:
+    """Return whether each value of a tensor is stored; a small file can claim one that fills the memory."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def _refuse_inflated(file: Path) -> None:
+    """Raise BadInput if the parts of a zip archive are larger than the file: PyTorch stores them uncompressed."""
+    if is_zipfile(file):
+        with ZipFile(file) as archive:
+            if sum(part.file_size for part in archive.infolist()) > file.stat().st_size:
+                raise BadInput(f"{file} holds compressed parts, which PyTorch does not write: save the state dict anew")
