@@ -73,6 +73,8 @@ def set_apart(checkpoints: Checkpoints, run: RunFolder, epochs: int, step: int) 
         for picture in run.figures.rglob("*.png"):
             if not _drawn_until(picture, step):
                 picture.unlink()
+        for scores in run.path.glob("scores*"):  # of a network that is not here any more
+            scores.unlink()
         for path in later.values():
             checkpoints.remove(path)
     except OSError as error:
