@@ -63,7 +63,7 @@ class Predictor:
         place.mkdir()
         try:
             with undisturbed():
-                written = self.project.write_input(_arrays(item), _spacing(spacing), place)
+                written = self.project.write_input(named_arrays(item), _spacing(spacing), place)
             (record,) = self._records(written)
             return self._predicted(record, folder)
         except BadInput as error:  # the user knows no such folder
@@ -170,8 +170,13 @@ class Prediction:
         return fragment([*blocks, *([] if self.picture is None else [_picture(self.picture)])])
 
 
-def _arrays(item: Any) -> Arrays:
-    """Return named arrays; an array alone is called "image". Raises BadInput for anything else."""
+def named_arrays(item: Any) -> Arrays:
+    """Return named arrays; an array alone is called "image", and an image of nibabel has an "affine" too.
+
+    Raises BadInput for anything else.
+    """
+    if hasattr(item, "dataobj") and hasattr(item, "affine"):
+        item = {"image": item.dataobj, "affine": item.affine}
     named = item if isinstance(item, Mapping) else {"image": item}
     arrays = {str(name): np.asarray(array) for name, array in named.items()}
     for name, array in arrays.items():
