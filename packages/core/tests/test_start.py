@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -17,6 +17,7 @@ import runner_core as runner
 from runner_core import BadInput, Record
 from runner_core.cli import main
 from runner_core.config import DataConfig
+from runner_core.contract.records import Judgement, Predicted
 from runner_core.contract.start import StartWeights
 from runner_core.data.splits import split
 from runner_core.engines.weights import matched, refuse_no_fit
@@ -204,6 +205,61 @@ def test_weights_that_changed_before_the_first_checkpoint_are_refused(
     save_file({name: array + 1 for name, array in load_file("some.safetensors").items()}, "some.safetensors")
     assert main(["toy", "train", "--resume", "run"]) == 2
     assert "was changed since" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_several_processes_start_from_the_weights_that_a_settings_file_names(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runner_core.cli.options import TrainOptions
+    from runner_core.cli.start import start_new
+
+    seen = []
+
+    def launch(words: list[str], count: int) -> int:
+        name, command, *rest = words
+        seen.append((start_new(name, command, TrainOptions, rest), count))
+        return 2
+
+    monkeypatch.setattr("runner_core.cli.train.launch", launch)
+    Path("s.yaml").write_text("project: toy\nfrom: parent\n", encoding="utf-8")
+    for more in ({"config": "s.yaml"}, {"from_": "parent"}, {}):
+        with pytest.raises(BadInput, match="ended with code 2"):
+            runner.train("toy", devices=2, device="cpu", run_dir="run", **more)
+    named, given, none = (started for started, _ in seen)
+    assert named.setup.start is not None
+    assert given.setup.start is not None
+    assert none.setup.start is None
+    assert named.setup.start.source == given.setup.start.source
+    assert Path(named.setup.start.source).parent.parent == parent.absolute()
+    assert [count for _, count in seen] == [2, 2, 2]
+
+
+@pytest.mark.torch
+def test_scoring_does_without_the_first_network_once_its_weights_are_gone(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from toy_project import Toy, declare
+
+    given: list[list[bool]] = []
+
+    def judge(self: Any, predicted: Sequence[Predicted]) -> Judgement:
+        given.append([p.untrained is not None for p in predicted])
+        return Judgement({"spread": 1.0}, {"spread": 0.5})
+
+    monkeypatch.setattr(Toy, "judging", declare(Toy, "judging", judge=judge, untrained=True))
+    monkeypatch.delattr(Toy, "score")
+    assert main(["toy", "train", "--from", "parent", "--run-dir", "child", *QUICK]) == 0
+    assert "no comparison" not in capsys.readouterr().out
+    parent.rename("moved")
+    assert main(["toy", "evaluate", "child"]) == 0
+    assert "NOTE: no comparison with the network before its first step" in capsys.readouterr().out
+    assert main(["toy", "train", "--resume", "child"]) == 0
+    assert "NOTE: no comparison with the network before its first step" in capsys.readouterr().out
+    Path("moved").rename("parent")
+    assert main(["toy", "evaluate", "child"]) == 0
+    assert [all(found) for found in given] == [True, False, False, True]
+    assert [any(found) for found in given] == [True, False, False, True]
 
 
 def test_names_that_all_begin_alike_are_compared_without_it() -> None:

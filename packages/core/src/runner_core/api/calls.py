@@ -98,11 +98,12 @@ def _train_together(started: Started[Any]) -> Run:
     run = started.run or RunFolder.create(None, setup.name, options.run_dir)
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
         file = Path(folder) / "settings.yaml"
-        save(file, setup.config, {"project": setup.name, "preset": setup.preset})
+        save(file, setup.config, {name: started.head[name] for name in ("project", "preset", "source")})
         words = ["--config", str(file), "--preset", setup.preset]
         words += ["--resume" if started.run else "--run-dir", str(run.path)]
         words += [] if setup.source is None else ["--data", str(setup.source)]
-        words += [] if options.from_ is None else ["--from", options.from_]
+        if started.run is None and setup.start is not None:  # a settings file may have named it
+            words += ["--from", setup.start.source]
         for name in ("extension", "no_extension"):
             words += [word for value in getattr(options, name) for word in (f"--{name.replace('_', '-')}", value)]
         code = train_with(started, lambda: words)

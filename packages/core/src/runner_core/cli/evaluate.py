@@ -48,7 +48,8 @@ def evaluate_with(started: Started[EvaluateOptions]) -> tuple[Scores, Path]:
     side = _side(options, setup.project)
     sides = read_split(run.path)
     history = History.of(run.path, str(started.head["source"]) if started.own_data else "")
-    networks = load_networks(started, options.run)  # before the records are read: `records` may use statistics
+    # before the records are read: `records` may use statistics
+    networks = load_networks(started, options.run, print)
     everything, records = _records(started, side, sides)
     index = Identities(cache_root(setup.config.cache.dir))
     digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))

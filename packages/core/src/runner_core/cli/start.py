@@ -6,7 +6,7 @@ Plugins come first, then preset, settings file and flags.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from runner_core.plugins.settings import (
 )
 from runner_core.training.checkpoints import refuse_nan, restoring
 from runner_core.training.seen import History
-from runner_core.training.start import open_start, reopen
+from runner_core.training.start import keep_weights, open_start, reopen
 
 Arguments = Sequence[str] | Keywords
 """A command line's words, or the keywords of a call from Python."""
@@ -238,18 +238,25 @@ def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
         return started.setup.engine.load(started.setup, state), checkpoint.name
 
 
-def load_networks(started: Started[Any], named: Path) -> tuple[Trained, Infer | None, str]:
+def load_networks(started: Started[Any], named: Path, say: Callable[[str], None]) -> tuple[Trained, Infer | None, str]:
     """Return the trained network, the untrained network, and the checkpoint's name.
 
-    Like `load_network`, with the network before its first step if the project's `judge` wants it, else None.
+    Like `load_network`, with the network before its first step if the project's `judge` wants it, else None. It is None
+    too, and `say` tells why, where the weights that the run started from are gone or changed.
     """
     setup = started.setup
     state, checkpoint = load_state(started, named)
     judging = setup.project.judging()
     wanted = judging.untrained and judging.judge is not None
     if wanted and started.run is not None and (start := reopen(setup, started.run)) is not None:
-        start.restored = False
-        setup.start = start
+        try:
+            keep_weights(start)
+        except (BadInput, OSError) as error:
+            say(f"NOTE: no comparison with the network before its first step, which cannot be made again: {error}")
+            wanted = False
+        else:
+            start.restored = False
+            setup.start = start
     with restoring(checkpoint):
         trained = setup.engine.load(setup, state)
         return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name

@@ -299,7 +299,7 @@ def _score(
     if not records:
         return {"scores": {}, "baseline": {}}
     begun, pipeline = time.monotonic(), RecordPipeline.of(started.setup)
-    trained, untrained, checkpoint = load_networks(started, folder.path)
+    trained, untrained, checkpoint = load_networks(started, folder.path, display.say)
     noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
     with display.records("scoring", len(records)) as bar:

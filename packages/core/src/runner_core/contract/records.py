@@ -101,7 +101,8 @@ class Predicted:
     baseline: Any = None
     """Prediction of the trivial method; None if there is none."""
     untrained: Any = None
-    """Prediction of the network before its first step, if `Judging.untrained` asks for it."""
+    """Prediction of the network before its first step, if `Judging.untrained` asks for it. None for a run of `--from`
+    whose first weights are gone."""
     unseen: bool = True
     """True if training saw neither the record nor another record of its group."""
 

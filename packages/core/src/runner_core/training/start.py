@@ -39,9 +39,17 @@ def open_start(setup: Setup, named: Path, history: History | None) -> tuple[Star
         start = _of_checkpoint(setup, checkpoint)
     else:
         start = _of_file(setup, _file(named))
-    weights = start.read()
-    start.read = _once(weights, start.read)
+    keep_weights(start)
     return start, history if history is not None else History(unknown=(start.source,))
+
+
+def keep_weights(start: StartWeights) -> None:
+    """Read the weights now: the first call of `read` gives them away, so that they leave memory, later ones read again.
+
+    Raises BadInput if they cannot be used any more.
+    """
+    kept, again = [start.read()], start.read
+    start.read = lambda: kept.pop() if kept else again()
 
 
 def reopen(setup: Setup, run: RunFolder) -> StartWeights | None:
@@ -168,9 +176,3 @@ def _refuse_nan(file: Path, name: str, tensor: Any) -> None:
 
 def _digest(files: Mapping[str, str]) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(files, sort_keys=True).encode())
-
-
-def _once(weights: Tensors, again: Any) -> Any:
-    """Return a function that gives `weights` away at the first call, so that they leave memory, and then reads."""
-    kept = [weights]
-    return lambda: kept.pop() if kept else again()
