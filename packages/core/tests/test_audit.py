@@ -26,7 +26,7 @@ from runner_core.tools.check.facts import (
     levels,
     record_facts,
 )
-from runner_core.tools.check.pictures import _drawn
+from runner_core.tools.check.pictures import _drawn, _most_common
 from runner_core.tools.check.rules import outliers, set_rules
 from runner_core.tools.check.tables import other_files, prepared_already, tables
 
@@ -576,3 +576,29 @@ def test_a_picture_has_the_image_and_beside_it_the_labels_in_colours() -> None:
     assert coloured[160, 160, 0] > coloured[160, 160, 2] + 50, "the second slice, where labels differ"
     assert (coloured[20, 160] == plain[20, 160]).all()
     assert _drawn(Decoded({"image": image}, (1.0, 1.0, 1.0), "image"), (), upright=True).shape == (160, 320, 3)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int8, np.int64, np.uint64, np.float32])
+def test_the_most_common_label_is_counted(dtype: Any) -> None:
+    label = np.random.default_rng(0).integers(-3, 4, (30, 20)).astype(dtype)
+    assert _most_common(label) == max(np.unique(label, return_counts=True)[1])
+
+
+def test_few_labels_are_counted_without_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(np, "unique")
+    assert _most_common(np.array([[-30_000, 2], [2, 30_000]], np.int16)) == 2
+    assert _most_common(np.array([[-128, 127], [127, 127]], np.int8)) == 3
+
+
+def test_a_picture_that_fails_costs_only_itself(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("a voxel of no size")
+
+    monkeypatch.setattr("runner_core.tools.check.pictures._drawn", fails)
+    assert main(["toy", "check", "--preset", "demo", "--out", "out"]) == 0
+    assert (
+        "no picture could be drawn of it (ZeroDivisionError: a voxel of no size)" in Path("out/report.html").read_text()
+    )
+    assert (here / "out/check.json").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 from PIL import Image
@@ -14,7 +13,7 @@ from runner_core.base.text import first_few
 from runner_core.contract import Array
 from runner_core.contract.records import AnyRecord, Decoded, Record
 from runner_core.contract.setup import Setup
-from runner_core.output.report.page import Block
+from runner_core.output.report.page import Block, Note
 from runner_core.output.report.sections import picture
 from runner_core.tools.check.audit import Audit
 from runner_core.tools.check.facts import GREY
@@ -24,6 +23,8 @@ _WORST = 4
 _SIDE = 320
 """Pixels of the longer side of a picture."""
 _GAP = 4
+_COUNTED = 1 << 16
+"""Range of labels below which each value gets a counter."""
 _COLOURS = np.array(
     [(230, 85, 13), (49, 130, 189), (49, 163, 84), (197, 27, 138), (255, 200, 0), (0, 190, 190), (150, 110, 60)]
 )
@@ -33,11 +34,15 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
     """Yield pictures of the records worth seeing; data at a URL are not fetched again for them."""
     for record, why in _worth_seeing(audit):
         if isinstance(record, Record):
-            with suppress(BadInput, OSError):  # the findings say what is wrong with it
+            try:
                 decoded = setup.project.decode(record)
                 if _is_image(decoded):
                     drawn = _drawn(decoded, setup.project.dataset.labels, _is_nifti(record))
                     yield picture(_png(drawn), f"{record.key}: {why}")
+            except (BadInput, OSError):  # the findings say what is wrong with it
+                pass
+            except Exception as error:  # the report of a long check is worth more than a picture
+                yield Note(f"{record.key}: no picture could be drawn of it ({type(error).__name__}: {error})")
 
 
 def _worth_seeing(audit: Audit) -> Iterator[tuple[AnyRecord, str]]:
@@ -119,7 +124,16 @@ def _distinct(array: Array) -> int:
 def _fullest(label: Array, axis: int) -> int:
     """Return the place along the axis where most voxels differ from the most common label there."""
     slices = np.moveaxis(label, axis, 0)
-    return int(np.argmax([one.size - np.unique(one, return_counts=True)[1].max() for one in slices]))
+    return int(np.argmax([one.size - _most_common(one) for one in slices]))
+
+
+def _most_common(label: Array) -> int:
+    """Return how often the most common value occurs; few whole numbers are counted without sorting."""
+    if label.dtype.kind in "biu":
+        values = label.ravel().astype(np.int64)
+        if int(values.max()) - int(values.min()) < _COUNTED:
+            return int(np.bincount(values - values.min()).max())
+    return int(np.unique(label, return_counts=True)[1].max())
 
 
 def _grey(image: Array) -> Array:
