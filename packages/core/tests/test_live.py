@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runner_core.api.run import Run
+from runner_core.cli import main
 from runner_core.output import live
 from runner_core.output.progress import note_start, progress, read_starts
 from runner_core.output.report import render
 from runner_core.output.runfolder import RunFolder
+from runner_core.training.loop import Loop
 
 ABOUT = {
     "project": "toy",
@@ -80,6 +83,20 @@ def test_a_resumed_run_is_not_what_its_old_summary_says(run: RunFolder) -> None:
     assert "last resumed" in page
     log(run, "end", 80, {"status": "done"})
     assert progress(run, run.events()).status == Run(run.path).status == "scoring"
+
+
+@pytest.mark.torch
+def test_a_resumed_run_is_running_before_its_first_step(
+    trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, seen = RunFolder(shutil.copytree(trained, here / "run")), list[int]()
+    before = len(read_starts(run))
+    monkeypatch.setattr(Loop, "run", lambda loop: seen.append(len(read_starts(run))))
+    assert main(["toy", "train", "--resume", "run", "--train.batch-size", "3"]) == 2
+    assert len(read_starts(run)) == before, "a refused resume is no start"
+    assert main(["toy", "train", "--resume", "run"]) == 0
+    assert seen == [before + 1]
+    assert len(read_starts(run)) == before + 1
 
 
 def test_a_run_whose_process_is_gone_is_interrupted(run: RunFolder) -> None:

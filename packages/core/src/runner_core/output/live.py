@@ -38,11 +38,18 @@ class LiveReport:
         self._begun = False
         self._written, self._took = -math.inf, 0.0
 
-    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+    def resumed(self) -> None:
+        """Note the start at once: the next event may be minutes away, and until then the run would seem to be over."""
+        self._note_start()
+
+    def _note_start(self) -> None:
         if not self._begun:
             self._begun = True
             with suppress(OSError):
                 note_start(self._run, self._about)
+
+    def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
+        self._note_start()
         if kind == "validation":
             self._write(0.0)
         elif kind == "train" or (kind == "end" and values["status"] == "done"):  # scoring follows, which takes time

@@ -144,6 +144,7 @@ class _Run:
             self.sinks.event("start", 0, self._start_line())
             self.loop.begin(self._facts())
         else:
+            self.sinks.resumed()
             self.display.say(f"going on from the checkpoint of step {self.loop.state.step}")
         self.display.start(self.parts.cadence.steps, self.loop.state.step, self.setup.name)
 

@@ -116,6 +116,10 @@ class TextSink(_Lines):
         self.event("figure", step, {"name": name, "file": png.name})
 
 
+def _nothing() -> None:
+    """Stands for a method that a sink need not have."""
+
+
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_short(part)}" for name, part in value.items())
@@ -151,6 +155,10 @@ class Sinks:
 
     def figure(self, name: str, step: int, png: Path) -> None:
         self._each(lambda sink: sink.figure(name, step, png))
+
+    def resumed(self) -> None:
+        """Say that a run goes on from a checkpoint. No log has a line of it: it must equal an uninterrupted run's."""
+        self._each(lambda sink: getattr(sink, "resumed", _nothing)())
 
     def close(self) -> None:
         self._late.clear()  # report lines that are lost for good, even after a report of the delay
