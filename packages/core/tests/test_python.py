@@ -147,6 +147,7 @@ def test_nothing_of_the_process_changes(here: Path, unusual: None) -> None:
     assert not multiprocessing.active_children()
 
 
+@torch_only
 def test_settings_are_refused_as_exceptions(here: Path) -> None:
     for keywords, message in (
         ({"epocs": 1}, "did you mean 'epochs'"),

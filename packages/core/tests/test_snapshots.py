@@ -275,7 +275,6 @@ def test_a_disk_that_takes_no_picture_does_not_stop_training(tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.torch
 def test_training_goes_on_without_pictures_where_device_memory_is_short(tmp_path, monkeypatch):
     from runner_core.engines.torch.trainer import TorchTrainer
 
@@ -291,6 +290,7 @@ def test_training_goes_on_without_pictures_where_device_memory_is_short(tmp_path
     assert not list(tmp_path.glob("figures/*"))
 
 
+@pytest.mark.torch
 def test_the_report_shows_a_few_of_a_long_series(tmp_path):
     toy.run(toy.small(train__epochs=10, log__snapshots_every=1), tmp_path, project=Draws)
     run = RunFolder(tmp_path)
