@@ -25,8 +25,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def said(folder: Path, command: str, path: str = "") -> str:
-    env = {**os.environ, "PATH": os.pathsep.join(filter(None, [path, os.environ["PATH"]]))}
-    env.pop("UV_RUN_RECURSION_DEPTH", None)
+    here = os.path.dirname(sys.executable)  # has a `runner` of its own, which `uv run pytest` puts onto the PATH
+    folders = [path, *(place for place in os.get_exec_path() if place != here)]
+    env = {**os.environ, "PATH": os.pathsep.join(filter(None, folders))}
+    for name in ("UV_RUN_RECURSION_DEPTH", "VIRTUAL_ENV"):
+        env.pop(name, None)
     return subprocess.run(
         ["sh", "-c", command], cwd=folder, env=env, text=True, capture_output=True, check=True
     ).stdout.strip()
