@@ -207,9 +207,9 @@ def test_an_interrupted_cell_saves_and_returns(here: Path, capfd: pytest.Capture
 def test_a_run_without_a_checkpoint(run: runner.Run, here: Path) -> None:
     shutil.copytree(run.path, "empty", ignore=shutil.ignore_patterns("step-*", "best.json", "summary.json", "scores.*"))
     empty = runner.open("empty")
-    assert empty.status == "running"
+    assert empty.status == "interrupted", "the process that trained it is gone"
     assert not empty.scores
-    assert "running" in empty._repr_html_()
+    assert "interrupted" in empty._repr_html_()
     for use in (empty.evaluate, lambda: empty.predict(np.zeros((3, 24, 24))), lambda: empty.export("network")):
         with pytest.raises(runner.BadInput, match="no usable checkpoint"):
             use()
