@@ -358,7 +358,7 @@ def true_error(self: Any, prediction: Any, batch: Any) -> dict[str, float]:
         ("repeatable", "predict", moody_predict, "predict, called twice: 'threshold' differs"),
         ("repeatable", "predict", lambda own: lambda self, cropped, infer: Opaque(), "Opaque holds nothing"),
         ("repeatable", "predict", untidy_predict, "called again with what the first call was given,.* differs"),
-        ("repeatable", "dataset", lambda own: replace(own, labels=("masks",)), "labels names none .* 'mask'"),
+        ("repeatable", "dataset", lambda own: replace(own, labels=("masks",)), "labels names no file .* 'mask'"),
         ("batch_size", "metrics", lambda own: lambda self: [BatchMean()], "'batch_mean' depends on the batch size"),
         ("two_steps_train", "monitor", lambda own: ("dice", "max"), "dice"),
         (
