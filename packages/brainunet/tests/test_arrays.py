@@ -10,7 +10,6 @@ import pytest
 from runner_brainunet.config import BrainConfig
 from runner_brainunet.project import BrainUNet
 from runner_core import BadInput
-from runner_core.api.prediction import named_arrays
 
 SCAN = np.random.default_rng(0).integers(0, 900, (20, 24, 28)).astype(np.int16)
 AFFINE = np.array([[0, -1.5, 0, 10], [1.2, 0, 0, -20], [0, 0, 2.0, 5], [0, 0, 0, 1]])
@@ -26,13 +25,6 @@ def test_with_its_affine_it_is_the_file(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(SCAN, AFFINE), tmp_path / "scan.nii.gz")
     written = BrainUNet(BrainConfig()).write_input({"image": SCAN, "affine": AFFINE}, None, tmp_path)
     np.testing.assert_array_equal(decoded(written), decoded(tmp_path / "scan.nii.gz"))
-
-
-def test_an_image_of_nibabel_is_its_array_with_its_affine(tmp_path: Path) -> None:
-    nibabel.save(nibabel.Nifti1Image(SCAN, AFFINE), tmp_path / "scan.nii.gz")
-    arrays = named_arrays(nibabel.load(tmp_path / "scan.nii.gz"))
-    np.testing.assert_array_equal(arrays["image"], SCAN)
-    np.testing.assert_allclose(arrays["affine"], AFFINE)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float16, np.float64, np.uint16, bool])

@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import runner_core as runner
+from runner_core.api.prediction import named_arrays
 from runner_core.cli import main
 
 TINY: dict[str, Any] = {"epochs": 2, "train.steps_per_epoch": 3, "train.threads": 1}
@@ -145,6 +147,13 @@ def test_nothing_of_the_process_changes(here: Path, unusual: None) -> None:
     import multiprocessing
 
     assert not multiprocessing.active_children()
+
+
+def test_an_image_of_nibabel_is_its_array_with_its_affine() -> None:
+    image, affine = np.arange(24).reshape(2, 3, 4), np.diag([1.2, 1.5, 2.0, 1.0])
+    arrays = named_arrays(SimpleNamespace(dataobj=image, affine=affine))
+    np.testing.assert_array_equal(arrays["image"], image)
+    np.testing.assert_array_equal(arrays["affine"], affine)
 
 
 @torch_only
