@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import tempfile
@@ -26,8 +25,8 @@ from runner_core.contract import Array, Arrays, Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers
-from runner_core.output.pictures import is_picture
-from runner_core.output.report.page import Markup, Note, fragment
+from runner_core.output.pictures import is_picture, png_bytes
+from runner_core.output.report.page import Note, fragment
 
 _KEY = "array"
 """Name of a record that was given as arrays."""
@@ -167,7 +166,7 @@ class Prediction:
     def _repr_html_(self) -> str:
         about = f"{self.record}, with {self._predictor.checkpoint}"
         blocks = [Note(about), *(Note(f.message, f.level, f.level) for f in self.remarks)]
-        return fragment([*blocks, *([] if self.picture is None else [_picture(self.picture)])])
+        return fragment([*blocks, *([] if self.picture is None else [picture(png_bytes(self.picture))])])
 
 
 def named_arrays(item: Any) -> Arrays:
@@ -192,11 +191,3 @@ def _spacing(spacing: Any) -> tuple[float, ...] | None:
     if not all(np.isfinite(mm) and mm > 0 for mm in found):
         raise BadInput(f"spacing {spacing!r} must be positive sizes in mm, one for each axis")
     return found
-
-
-def _picture(pixels: Array) -> Markup:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return picture(buffer.getvalue())

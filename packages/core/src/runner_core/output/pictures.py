@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ def write_png(path: Path, picture: Array) -> None:
     if not is_picture(picture):
         raise ValueError(f"a picture is (H, W, 3) or (H, W) uint8, not {picture.shape} {picture.dtype}")
     Image.fromarray(picture).save(path, "PNG")
+
+
+def png_bytes(picture: Array) -> bytes:
+    """Return (H, W, 3) or (H, W) uint8 as the content of a PNG file."""
+    data = BytesIO()
+    Image.fromarray(picture).save(data, "PNG")
+    return data.getvalue()
 
 
 def is_picture(picture: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from runner_core.base.text import first_few
 from runner_core.contract import Array
 from runner_core.contract.records import AnyRecord, Decoded, Record
 from runner_core.contract.setup import Setup
+from runner_core.output.pictures import png_bytes
 from runner_core.output.report.page import Block, Note
 from runner_core.output.report.sections import picture
 from runner_core.tools.check.audit import Audit
@@ -38,7 +38,7 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
                 decoded = setup.project.decode(record)
                 if _is_image(decoded):
                     drawn = _drawn(decoded, setup.project.dataset.labels, _is_nifti(record))
-                    yield picture(_png(drawn), f"{record.key}: {why}")
+                    yield picture(png_bytes(drawn), f"{record.key}: {why}")
             except (BadInput, OSError):  # the findings say what is wrong with it
                 pass
             except Exception as error:  # the report of a long check is worth more than a picture
@@ -158,9 +158,3 @@ def _coloured(grey: Array, label: Array) -> Array:
 def _is_nifti(record: Record) -> bool:
     """Return whether rows of its arrays run from left to right, and columns upwards."""
     return any(".nii" in file.name for file in record.files.values())
-
-
-def _png(array: Array) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(array).save(data, "PNG")
-    return data.getvalue()
