@@ -1,0 +1,107 @@
+"""Folders of experiments: several runs of one project that answer one question.
+
+runs/PROJECT/crossval-TIME/
+  experiment.json   what is varied, and the members: their names, folds, seeds and settings
+  settings.yaml     the settings that all members share
+  fold-1/ …         one ordinary run folder for each member
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.base.writing import replace_json
+from runner_core.contract import Json
+from runner_core.output.runfolder import RunFolder
+
+FILE = "experiment.json"
+SETTINGS_FILE = "settings.yaml"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of an experiment, which may not have begun.
+
+    `fold` names the part of the data that this run does not train on, "" if folds are not what is varied. `settings`
+    (by dotted name) are its own, over those that all members share.
+    """
+
+    name: str
+    fold: str = ""
+    seed: int = 0
+    settings: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExperimentFolder:
+    """An experiment: its folder, its kind (crossval, repeat, sweep), and its members.
+
+    `about` holds what else decides the members: the number of folds, the grouping.
+    """
+
+    path: Path
+    kind: str
+    project: str
+    members: Sequence[Member]
+    about: Mapping[str, Json] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, path: Path) -> bool:
+        """Return whether `path` is the folder of an experiment."""
+        return (path / FILE).is_file()
+
+    @classmethod
+    def open(cls, path: Path) -> ExperimentFolder:
+        """Return the experiment of a folder. Raises BadInput if there is none, or if its file is damaged."""
+        if not path.exists():
+            raise BadInput(f"{path}: there is no such folder")
+        if not cls.at(path):
+            raise BadInput(f"{path} is not the folder of a cross-validation, repetition or sweep (it has no {FILE})")
+        try:
+            found = json.loads(refuse_special_file(path / FILE).read_text(encoding="utf-8"))
+            members = [Member(**member) for member in found["members"]]
+            texts = [found["kind"], found["project"], *(text for m in members for text in (m.name, m.fold))]
+            if all(isinstance(text, str) for text in texts) and all(_is_name(m.name) for m in members) and members:
+                return cls(path, found["kind"], found["project"], members, dict(found["about"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise BadInput(f"{path / FILE} is damaged: it is not what the runner writes")
+
+    def save(self) -> None:
+        """Write experiment.json, whole or not at all."""
+        members = [asdict(member) for member in self.members]
+        replace_json(
+            self.path / FILE,
+            {"kind": self.kind, "project": self.project, "about": dict(self.about), "members": members},
+        )
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / SETTINGS_FILE
+
+    def run(self, member: Member) -> RunFolder:
+        """Return the run folder of a member, which may not exist yet."""
+        return RunFolder(self.path / member.name)
+
+    def begun(self, member: Member) -> bool:
+        """Return whether a member's run has begun, so that it can be continued."""
+        return self.run(member).config_file.is_file()
+
+    def done(self, member: Member) -> bool:
+        """Return whether a member has been trained to its end and scored."""
+        return self.begun(member) and self.summary(member).get("status") == "done"
+
+    def summary(self, member: Member) -> dict[str, Any]:
+        """Return the member's summary.json, empty while there is none. Raises BadInput for a damaged one."""
+        return self.run(member).read_summary()
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a member's name is the name of a folder inside the experiment's."""
+    return Path(name).name == name and not name.startswith(".")
