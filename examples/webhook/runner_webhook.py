@@ -9,35 +9,41 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.request import Request, urlopen
 
-from runner_core import BackgroundSink, Finding, HealthEvent, Project, hookimpl
+from runner_core import AtLeast, BackgroundSink, Finding, HealthEvent, MoreThan, Project, hookimpl
 
-STALLED_AFTER = 10
-TIMEOUT = 10
-"""Seconds that one message may take."""
+
+@dataclass
+class Config:
+    stalled_after: Annotated[int, AtLeast(1)] = 10
+    """Validations without an improvement after which a warning is sent."""
+    timeout: Annotated[float, MoreThan(0)] = 10.0
+    """Seconds that one message may take."""
 
 
 @hookimpl
-def runner_sinks(project: Project, folder: Path) -> Sequence[BackgroundSink]:
+def runner_sinks(project: Project, folder: Path, settings: Config) -> Sequence[BackgroundSink]:
     """None without an address. In the background: a server that is slow or gone must not hold the training up."""
     address = os.environ.get("RUNNER_WEBHOOK")
-    return [BackgroundSink("webhook", lambda: Webhook(address, f"{project.name} {folder.name}"))] if address else []
+    run = f"{project.name} {folder.name}"
+    return [BackgroundSink("webhook", lambda: Webhook(address, run, settings.timeout))] if address else []
 
 
 @hookimpl
-def runner_health(project: Project) -> Sequence[Stalled]:
-    return [Stalled(*project.monitor)]
+def runner_health(project: Project, settings: Config) -> Sequence[Stalled]:
+    return [Stalled(*project.monitor, settings.stalled_after)]
 
 
 class Webhook:
     """A sink: gets every event of the run and passes on those that somebody wants to be told of."""
 
-    def __init__(self, address: str, run: str) -> None:
-        self.address, self.run = address, run
+    def __init__(self, address: str, run: str, timeout: float) -> None:
+        self.address, self.run, self.timeout = address, run, timeout
         self.best: dict[str, Any] = {}
 
     def event(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
@@ -60,7 +66,7 @@ class Webhook:
     def post(self, text: str) -> None:
         body = json.dumps({"text": f"{self.run}: {text}"}).encode()
         try:
-            with urlopen(Request(self.address, body, {"Content-Type": "application/json"}), timeout=TIMEOUT):
+            with urlopen(Request(self.address, body, {"Content-Type": "application/json"}), timeout=self.timeout):
                 pass  # an error status has raised
         except (ValueError, HTTPException):  # their texts hold the address, and what is said is kept with the run
             raise ValueError("RUNNER_WEBHOOK holds no address of the web") from None
@@ -71,8 +77,8 @@ class Stalled:
 
     name = "stalled"
 
-    def __init__(self, metric: str, direction: str) -> None:
-        self.metric, self.sign = metric, 1 if direction == "max" else -1
+    def __init__(self, metric: str, direction: str, after: int) -> None:
+        self.metric, self.sign, self.after = metric, 1 if direction == "max" else -1, after
         self.best, self.since = float("-inf"), 0
 
     def observe(self, event: HealthEvent) -> Finding | None:
@@ -81,6 +87,6 @@ class Stalled:
         value = self.sign * event.facts[self.metric]
         self.since = 0 if value > self.best else self.since + 1
         self.best = max(self.best, value)
-        if self.since != STALLED_AFTER:  # told once, until it gets better
+        if self.since != self.after:  # told once, until it gets better
             return None
         return Finding(self.name, "warning", f"{self.metric} has not become better in {self.since} validations")

@@ -9,6 +9,7 @@ from threading import Thread
 import pytest
 import runner_webhook
 from runner_core import HealthEvent, Sinks
+from runner_webhook import Config
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ class Toy:
 
 def sinks(server, monkeypatch, tmp_path, said):
     monkeypatch.setenv("RUNNER_WEBHOOK", f"http://127.0.0.1:{server.server_port}/hook")
-    return Sinks(runner_webhook.runner_sinks(Toy(), tmp_path / "run-7"), said.append)
+    return Sinks(runner_webhook.runner_sinks(Toy(), tmp_path / "run-7", Config()), said.append)
 
 
 def test_start_findings_and_end_are_told(server, monkeypatch, tmp_path):
@@ -72,7 +73,7 @@ def test_a_server_that_refuses_is_told_once(server, monkeypatch, tmp_path):
 def test_an_address_that_is_none_is_not_repeated(address, monkeypatch, tmp_path):
     monkeypatch.setenv("RUNNER_WEBHOOK", address)
     said = []
-    told = Sinks(runner_webhook.runner_sinks(Toy(), tmp_path), said.append)
+    told = Sinks(runner_webhook.runner_sinks(Toy(), tmp_path, Config()), said.append)
     told.event("start", 0, {"steps": 20})
     told.close()
     assert len(said) == 1
@@ -82,11 +83,11 @@ def test_an_address_that_is_none_is_not_repeated(address, monkeypatch, tmp_path)
 
 def test_without_an_address_nothing_is_sent(monkeypatch, tmp_path):
     monkeypatch.delenv("RUNNER_WEBHOOK", raising=False)
-    assert runner_webhook.runner_sinks(Toy(), tmp_path) == []
+    assert runner_webhook.runner_sinks(Toy(), tmp_path, Config()) == []
 
 
 def test_a_stalled_metric_is_found_once():
-    (rule,) = runner_webhook.runner_health(Toy())
+    (rule,) = runner_webhook.runner_health(Toy(), Config(stalled_after=10))
     values = [0.5, 0.6, *[0.6] * 12, 0.7]
     found = [rule.observe(HealthEvent("validation", step, 0, {"dice": v})) for step, v in enumerate(values)]
     assert [step for step, finding in enumerate(found) if finding] == [11]

@@ -2,7 +2,7 @@
 
 The script calls `runner completion words WORD…` with the words so far; the last may be empty. The answer begins with a
 line that says what else the shell may complete (`files`, `folders` or `none`); then comes a line for each candidate,
-with a tab before its description. Only flags need the project, which is imported without extensions or a framework.
+with a tab before its description. Only flags need the project and the extensions; no framework is imported.
 """
 
 from __future__ import annotations
@@ -195,12 +195,14 @@ def _options(kind: type) -> Flags:
 
 
 def _settings(name: str, kind: type) -> Flags:
-    """Return the flags of a project's settings, and of the values that they may have."""
+    """Return the flags of a project's and the extensions' settings, and of the values that they may have."""
     from runner_core.cli import options
+    from runner_core.config.extensions import with_sections
     from runner_core.plugins.manager import Plugins
 
-    project = Plugins.load(name, without=[*discovery.extensions()]).project()
-    settings, found = dict(_leaves(project.Config())), Flags()
+    plugins = Plugins.load(name, broken=lambda text: None)
+    project = plugins.project()
+    settings, found = dict(_leaves(with_sections(project.Config(), plugins.sections(project)))), Flags()
     if issubclass(kind, options.PresetOptions):
         found["--preset"] = Flag("Named defaults to start from.", [*project.presets])
     for short, long in options.ALIASES.items():

@@ -25,7 +25,7 @@ COMMON = {
     "checkpoint": ("every", "keep"),
     "log": ("tensorboard", "wandb", "mlflow"),
 }
-"""Settings that a training's `--help` shows, by section, beside all of `data`; `--help-all` shows all."""
+"""Settings that a training's `--help` shows, by section, beside all of `data` and of extensions. `--help-all`: all."""
 FOR_USE = {
     "data": ("manifest", "pattern"),
     "precision": ("mode",),
@@ -39,12 +39,13 @@ def common(settings: RunConfig, use: bool) -> tuple[Any, int]:
 
     `use` is True for commands that use a trained network.
     """
-    whole, wanted = ("predict", FOR_USE) if use else ("data", COMMON)
+    one, wanted = ("predict", FOR_USE) if use else ("data", COMMON)
+    whole = (one, *settings.extensions)
     shown, left_out = list[tuple[str, Any, Any]](), 0
     for section in dataclasses.fields(settings):
         values = getattr(settings, section.name)
         fields = dataclasses.fields(values)
-        kept = [f for f in fields if section.name == whole or f.name in wanted.get(section.name, ())]
+        kept = [f for f in fields if section.name in whole or f.name in wanted.get(section.name, ())]
         left_out += len(fields) - len(kept)
         if kept:
             hints = get_type_hints(type(values), include_extras=True)

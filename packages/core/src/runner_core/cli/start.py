@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -20,6 +20,7 @@ from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
 from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, TrainOptions, parse, peek
 from runner_core.config import RunConfig
+from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
 from runner_core.contract.project import Project
@@ -88,17 +89,19 @@ def start_new(
     seen = _seen(arguments)
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
-    plugins, chosen = _plugins(name, seen, saved)
-    project = plugins.project()
     file = None if seen.config is None else read_settings(seen.config)
     start = _start(name, kind, seen, file)
     parent = None if start is None else start.settings
+    plugins, chosen = _plugins(name, seen, saved, (file, parent))
+    project = plugins.project()
+    extensions = plugins.sections(project)
+    saved, file, parent = (f and _without_absent(f, project, extensions, seen) for f in (saved, file, parent))
     source = _source(project, seen.data, saved or _with_source(file, parent))
     fallback = "demo" if source is None else "default"
     preset = seen.preset or next((f.preset for f in (file, saved, parent) if f is not None and f.preset), fallback)
     if saved is not None and seen.preset not in (None, saved.preset):
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
-    base = _settings(project, preset, saved or (None if seen.preset else parent), None)
+    base = _settings(from_preset(project, preset, extensions), project, saved or (None if seen.preset else parent))
     if parent is not None and str(source or PHANTOM) != parent.source:
         base = for_other_data(base, project, preset)
     settings = overlay(base if file is None else from_file(base, project, file), over or {}, command)
@@ -196,9 +199,10 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Argum
     seen = _seen(arguments)
     if seen.run is None:
         if seen.help:
-            project = _plugins(name, seen, None)[0].project()
+            plugins = _plugins(name, seen, None)[0]
+            project = plugins.project()
             parse(
-                *(kind, from_preset(project, "default"), seen.arguments),
+                *(kind, from_preset(project, "default", plugins.sections(project)), seen.arguments),
                 prog=f"runner {name} {command}",
                 defaults="the preset default, or of the run that you name",
                 extra=_extra(kind, project),
@@ -206,15 +210,19 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Argum
         raise BadInput(f"name the run first: {runner()} {name} {command} RUN …  (a folder below runs/{name})")
     run = RunFolder.open(seen.run)
     saved = read_run(run, name)
-    plugins, chosen = _plugins(name, seen, saved)
+    file = None if seen.config is None else read_settings(seen.config)
+    plugins, chosen = _plugins(name, seen, saved, (file,))
     project = plugins.project()
+    extensions = plugins.sections(project)
+    saved = _without_absent(saved, project, extensions, seen)
+    file = None if file is None else _without_absent(file, project, extensions, seen)
     preset = saved.preset or "default"
-    trained = settings = _settings(project, preset, saved, None)
+    trained = settings = _settings(from_preset(project, preset, extensions), project, saved)
     own = seen.data is None or str(_source(project, seen.data, saved)) == saved.source
     if not own:
         settings = for_other_data(trained, project, preset)
-    if seen.config is not None:
-        settings = from_file(settings, project, read_settings(seen.config))
+    if file is not None:
+        settings = from_file(settings, project, file)
     prog, defaults = f"runner {name} {command}", f"the run {run.path}"
     options, settings, extra = _parsed(
         *(kind, settings, arguments, seen), prog=prog, defaults=defaults, extra=_extra(kind, project)
@@ -299,15 +307,19 @@ def read_run(run: RunFolder, name: str) -> SettingsFile:
     return saved
 
 
-def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins, tuple[str, ...]]:
+def _plugins(
+    name: str, seen: Peek, saved: SettingsFile | None, files: Sequence[SettingsFile | None] = ()
+) -> tuple[Plugins, tuple[str, ...]]:
     """Return the plugins, and the extensions that the user chose.
 
-    A trained run gets the extensions that it was trained with, and no others; flags may add and remove some.
+    A trained run gets the extensions that it was trained with, and no others; flags may add and remove some. Extensions
+    that `files` name may be switched off though they are not installed.
     """
-    chosen, without = seen.extension, seen.no_extension
+    chosen, without, installed = seen.extension, seen.no_extension, discovery.extensions()
+    named = {extension for file in files if file is not None for extension in _active(file)}
+    without = tuple(n for n in without if n in installed or n not in named)
     if saved is not None:
-        active = [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
-        installed = discovery.extensions()
+        active = _active(saved)
         for extension in active:
             if extension not in installed and extension not in without:
                 raise BadInput(
@@ -319,12 +331,32 @@ def _plugins(name: str, seen: Peek, saved: SettingsFile | None) -> tuple[Plugins
     return Plugins.load(name, chosen, without), chosen
 
 
-def _settings(project: type[Project], preset: str, saved: SettingsFile | None, file: SettingsFile | None) -> Any:
-    settings = from_preset(project, preset)
-    for source in (saved and _without_removed(saved, settings), file):
-        if source is not None:
-            settings = from_file(settings, project, source)
-    return settings
+def _active(saved: SettingsFile) -> list[str]:
+    """Return the extensions of the run that the file is of."""
+    return [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
+
+
+def _without_absent(
+    file: SettingsFile, project: type[Project], extensions: Mapping[str, type], seen: Peek
+) -> SettingsFile:
+    """Return the file without the settings of extensions that the user switched off.
+
+    Raises BadInput for settings of an extension that is not installed.
+    """
+    own = {*extensions, *(field.name for field in fields(project.Config))}
+    absent = {section_name(name): name for name in (*_active(file), *seen.no_extension)}
+    absent = {section: name for section, name in absent.items() if section in file.sections and section not in own}
+    for section, name in absent.items():
+        if name not in seen.no_extension:
+            raise BadInput(
+                f"{file.path}: `{section}` holds settings of the extension {name!r}, which is not installed: "
+                f"install it, or leave it out with `--no-extension {name}`"
+            )
+    return replace(file, sections={name: values for name, values in file.sections.items() if name not in absent})
+
+
+def _settings(settings: RunConfig, project: type[Project], saved: SettingsFile | None) -> Any:
+    return settings if saved is None else from_file(settings, project, _without_removed(saved, settings))
 
 
 def _without_removed(saved: SettingsFile, settings: RunConfig) -> SettingsFile:

@@ -54,7 +54,7 @@ def unlike_preset(setup: Setup) -> tuple[str, list[tuple[str, str, str]]]:
     A demo is compared with the preset default. Settings about how the run is kept are left out.
     """
     base = "default" if setup.preset == "demo" else setup.preset
-    changed = differences(from_preset(type(setup.project), base), setup.config)
+    changed = differences(from_preset(type(setup.project), base, setup.config.extensions), setup.config)
     return base, [
         (name, _text(now), _text(was))
         for name, (was, now) in sorted(changed.items(), key=_importance)

@@ -7,10 +7,10 @@ help text. This module imports no framework.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from runner_core.config.bounds import AtLeast, Between, MoreThan, Within
 
@@ -219,6 +219,8 @@ class LogConfig:
 class RunConfig:
     """All settings of a run."""
 
+    extensions: ClassVar[Mapping[str, type]] = {}
+    """Sections of extensions, which follow those of the project, and their classes."""
     data: DataConfig = field(default_factory=DataConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)

@@ -5,6 +5,8 @@ A plugin is a module (or object) with functions of these names, each marked with
 or replaces a capability in every project. A function may leave out arguments that it does not need. A function or an
 argument with a name that is not on this page is refused.
 
+An extension may have settings: a dataclass called `Config` beside its hooks. `settings` is then an object of it.
+
     from runner_core import hookimpl
 
     @hookimpl
@@ -67,7 +69,7 @@ def runner_project() -> type[Project]:
 
 
 @hookspec(firstresult=True)
-def runner_engine(project: Project, config: RunConfig) -> Engine | None:
+def runner_engine(project: Project, config: RunConfig, settings: Any) -> Engine | None:
     """Return the engine, which trains the network. *First result*.
 
     Only the engine imports a framework. The runner calls this hook once, when it first needs the framework. `check` and
@@ -76,6 +78,7 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
     Args:
         project: The project with its settings; `project.framework` names the framework that its methods use.
         config: All settings of the run.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         The engine, or None to leave the choice to the next plugin.
@@ -97,13 +100,14 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
 
 
 @hookspec(firstresult=True)
-def runner_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord]) -> Cache | None:
+def runner_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord], settings: Any) -> Cache | None:
     """Return the cache, which keeps prepared arrays between runs and serves them in every step. *First result*.
 
     Args:
         project: The project with its settings.
         config: All settings of the run; `config.cache` is the cache's section.
         records: The records that will be kept; those at URLs are usually fetched as they are used.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         A cache that predicts its size (`plan`) and builds and opens a store (`open`), or None.
@@ -128,7 +132,7 @@ def runner_cache(project: Project, config: RunConfig, records: Sequence[AnyRecor
 
 
 @hookspec(firstresult=True)
-def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
+def runner_crop(project: Project, config: RunConfig, settings: Any) -> Cropper | None:
     """Return the cropper, which chooses the box of a record that is worth preparing and caching. *First result*.
 
     The runner crops between `Project.decode` and `Project.prepare`, and puts predictions back into the whole grid.
@@ -136,6 +140,7 @@ def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
     Args:
         project: The project with its settings; `project.dataset.crop` names the cropper it recommends.
         config: All settings of the run; `config.crop` is the cropper's section.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         A cropper, or None. Its `settings` are part of the cache's key. If it would choose another box, raise the
@@ -162,7 +167,7 @@ def runner_crop(project: Project, config: RunConfig) -> Cropper | None:
 
 
 @hookspec(firstresult=True)
-def runner_precision(project: Project, config: RunConfig, device: Device) -> Precision | None:
+def runner_precision(project: Project, config: RunConfig, device: Device, settings: Any) -> Precision | None:
     """Return the precision policy: the dtype in which layers compute. *First result*.
 
     The policy is a plain value, which the engine applies.
@@ -171,6 +176,7 @@ def runner_precision(project: Project, config: RunConfig, device: Device) -> Pre
         project: The project with its settings.
         config: All settings of the run; `config.precision` is the policy's section.
         device: The device that the run computes on, and the dtypes that it supports.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         The policy, or None. Parameters and optimizer state are float32 under every policy.
@@ -191,7 +197,7 @@ def runner_precision(project: Project, config: RunConfig, device: Device) -> Pre
 
 
 @hookspec(firstresult=True)
-def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat | None:
+def runner_checkpoint(project: Project, config: RunConfig, settings: Any) -> CheckpointFormat | None:
     """Return the checkpoint format, which writes and reads the files of a run's state. *First result*.
 
     The core does everything around them: the temporary folder, flushing, checksums, renaming, how many checkpoints are
@@ -200,6 +206,7 @@ def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat |
     Args:
         project: The project with its settings.
         config: All settings of the run.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         A format, or None. Never use pickle: a checkpoint must be safe to open.
@@ -233,7 +240,7 @@ def runner_checkpoint(project: Project, config: RunConfig) -> CheckpointFormat |
 
 
 @hookspec
-def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
+def runner_metrics(project: Project, config: RunConfig, settings: Any) -> Sequence[Metric]:
     """Return validation metrics. *All*; two metrics of one name are refused.
 
     The runner asks once for each training. Metrics accumulate on the device and are read once, at the end of a
@@ -242,6 +249,7 @@ def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
     Args:
         project: The project with its settings; metrics get tensors of its `framework`.
         config: All settings of the run.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         Metrics; an empty sequence adds none.
@@ -272,12 +280,13 @@ def runner_metrics(project: Project, config: RunConfig) -> Sequence[Metric]:
 
 
 @hookspec
-def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
+def runner_health(project: Project, config: RunConfig, settings: Any) -> Sequence[HealthRule]:
     """Return health rules, which detect a training that only looks healthy. *All*.
 
     Args:
         project: The project with its settings.
         config: All settings of the run; `config.health.mode` decides what an error does.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         Rules; an empty sequence adds none. After a resume, a rule without `memory` sees all past validations again, so
@@ -316,7 +325,7 @@ def runner_health(project: Project, config: RunConfig) -> Sequence[HealthRule]:
 
 
 @hookspec
-def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[Sink]:
+def runner_sinks(project: Project, config: RunConfig, folder: Path, settings: Any) -> Sequence[Sink]:
     r"""Return sinks (trackers), which write or send what happens in a run. *All*.
 
     The runner asks once, when a training starts or resumes, before it opens the data. Raise `BadInput` here for
@@ -327,6 +336,7 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
         project: The project with its settings.
         config: All settings of the run; `config.log` is the sinks' section.
         folder: The run's folder; it exists.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         Sinks; an empty sequence adds none.
@@ -360,7 +370,7 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
 
 
 @hookspec
-def runner_remedies(project: Project, report: Mapping[str, Any]) -> Sequence[Remedy]:
+def runner_remedies(project: Project, report: Mapping[str, Any], settings: Any) -> Sequence[Remedy]:
     """Return remedies: settings that might make this run faster. *All*.
 
     `profile` shows them, and `tune` tries them.
@@ -368,6 +378,7 @@ def runner_remedies(project: Project, report: Mapping[str, Any]) -> Sequence[Rem
     Args:
         project: The project with its settings.
         report: The findings of `profile` (profile.json): where the time of a step goes, and what limits it.
+        settings: The extension's own settings (its `Config`).
 
     Returns:
         Remedies, the most promising first; an empty sequence adds none.

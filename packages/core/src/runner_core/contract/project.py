@@ -29,6 +29,7 @@ import numpy as np
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
+from runner_core.config.extensions import faults
 from runner_core.contract.data import Cropped, Samples, Store
 from runner_core.contract.facets import Checks, DataSet, Health, Judging, Learning, NoOptions, Pictures
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
@@ -63,7 +64,7 @@ class Project:
     def __init__(self, config: RunConfig) -> None:
         """Keep the settings. Raises BadInput if one is out of bounds or if `config.faults` yields something."""
         refuse_out_of_bounds(config)
-        for fault in config.faults():
+        for fault in faults(config):
             raise BadInput(fault)
         self.config = config
         self.predict_options = copy(self.predict_options)

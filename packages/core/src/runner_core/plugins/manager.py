@@ -11,6 +11,7 @@ and finds their implementations. Its own call, order and `check_pending` do less
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import signal
@@ -20,10 +21,12 @@ from typing import Any
 import pluggy
 
 from runner_core.base.errors import BadInput, RunnerError, did_you_mean
+from runner_core.config.extensions import refuse_unusable, section_name
 from runner_core.contract import hooks
 from runner_core.contract.project import Project
 from runner_core.plugins import discovery
 from runner_core.plugins.discovery import Plugin
+from runner_core.plugins.settings import HEAD
 
 _PREFIX = "runner_"
 _RENAMED_HOOKS = {"runner_fixes": "runner_remedies"}
@@ -38,6 +41,7 @@ class Plugins:
         self._manager.add_hookspecs(hooks)
         self._chosen = tuple(chosen)
         self._extensions: dict[str, object] = {}
+        self._configs: dict[str, type] = {}
         self._versions: dict[str, str] = {}
 
     @classmethod
@@ -96,7 +100,10 @@ class Plugins:
     def register(self, plugin: object, name: str, version: str = "", kind: str = "core") -> None:
         """Register a plugin object. Raises BadInput for unknown hooks, unknown arguments and duplicates."""
         label = name if kind == "core" else f"{kind} {name}"
-        _check_hooks(plugin, label)
+        config = getattr(plugin, "Config", None) if kind == "extension" else None
+        if config is not None:
+            refuse_unusable(config, name)
+        _check_hooks(plugin, label, has_settings=config is not None)
         try:
             self._manager.register(plugin, label)
         except ValueError as error:
@@ -106,6 +113,8 @@ class Plugins:
         self._versions[label] = version
         if kind == "extension":
             self._extensions[name] = plugin
+        if config is not None:
+            self._configs[label] = config
 
     def first(self, hook: str, **arguments: Any) -> Any:
         """Return the capability: an extension's if one gives it, else the project's, else the core's.
@@ -117,7 +126,7 @@ class Plugins:
         given: dict[str, Any] = {}
         for name in self._extensions:
             if offer := offers.pop(f"extension {name}", None):
-                answer = _answer(offer, hook, arguments)
+                answer = self._answer(offer, hook, arguments)
                 given |= {} if answer is None else {name: answer}
         chosen = next((name for name in self._chosen if name in given), None)
         if len(given) > 1 and chosen is None:
@@ -125,7 +134,7 @@ class Plugins:
         if given:
             return given[chosen or next(iter(given))]
         for offer in reversed(offers.values()):
-            if (answer := _answer(offer, hook, arguments)) is not None:
+            if (answer := self._answer(offer, hook, arguments)) is not None:
                 return answer
         raise RunnerError(f"no plugin provides {hook.removeprefix(_PREFIX)!r}: none of {', '.join(self.names)}")
 
@@ -136,7 +145,7 @@ class Plugins:
         """
         found: list[Any] = []
         for name, offer in self._implementations(hook).items():
-            answer = _answer(offer, hook, arguments)
+            answer = self._answer(offer, hook, arguments)
             if not isinstance(answer, (list, tuple, type(None))):
                 raise BadInput(f"{name}: {hook} must return a list, it returned {type(answer).__name__}{_remedy(name)}")
             found += answer or ()
@@ -147,6 +156,20 @@ class Plugins:
         cls: type[Project] = self.first("runner_project")
         refuse_incomplete(cls)
         return cls
+
+    def sections(self, project: type[Project]) -> dict[str, type]:
+        """Return the sections of settings that extensions add to the project's, and their classes."""
+        taken = {*(field.name for field in dataclasses.fields(project.Config)), *dir(project.Config), *HEAD}
+        found: dict[str, type] = {}
+        for label, config in self._configs.items():
+            name = section_name(label.removeprefix("extension "))
+            if name in taken or name in found:
+                raise BadInput(
+                    f"{label} has settings called {name!r}, and so has runner, {project.name} or another extension: "
+                    f"its package must give it another name{_remedy(label)}"
+                )
+            found[name] = config
+        return found
 
     @property
     def names(self) -> list[str]:
@@ -183,6 +206,16 @@ class Plugins:
     def _implementations(self, hook: str) -> dict[str, pluggy.HookImpl]:
         """Return a hook's implementations by plugin, in the order of registration: core, project, extensions."""
         return {offer.plugin_name: offer for offer in getattr(self._manager.hook, hook).get_hookimpls()}
+
+    def _answer(self, offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any:
+        """Call this plugin's hook, an extension's with its own settings, and return the result."""
+        if "settings" not in offer.argnames:
+            return _answer(offer, hook, arguments)
+        label = offer.plugin_name
+        config = arguments["config"] if "config" in arguments else arguments["project"].config
+        name = section_name(label.removeprefix("extension "))
+        own = getattr(config, name) if name in config.extensions else self._configs[label]()
+        return _answer(offer, hook, {**arguments, "settings": own})
 
 
 def _answer(offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any:
@@ -231,7 +264,7 @@ def gives_first_result(hook: str) -> bool:
     return bool(getattr(hooks, hook).runner_spec["firstresult"])
 
 
-def _check_hooks(plugin: object, label: str) -> None:
+def _check_hooks(plugin: object, label: str, has_settings: bool) -> None:
     """Refuse unknown or unmarked hooks and unknown arguments, which would be ignored silently or fail late."""
     for name in dir(plugin):
         function = getattr(plugin, name, None)
@@ -249,6 +282,11 @@ def _check_hooks(plugin: object, label: str) -> None:
             )
         known = _arguments(getattr(hooks, name))
         for argument in _arguments(function):
+            if argument == "settings" and not has_settings:
+                raise BadInput(
+                    f"plugin {label!r}: {name} takes `settings`, those of an extension that declares a `Config`, and "
+                    "there is none (a project's settings are in `config`)"
+                )
             if argument not in known:
                 raise BadInput(
                     f"plugin {label!r}: {name} has no argument {argument!r}{did_you_mean(argument, known)} "

@@ -18,6 +18,7 @@ from runner_core.base.secrets import hold_no_secrets
 from runner_core.base.writing import replace_text
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
+from runner_core.config.extensions import with_sections
 from runner_core.config.values import flat, overlay, overlay_named, plain
 from runner_core.config.yamlfile import read_yaml
 from runner_core.contract.project import Project
@@ -25,6 +26,9 @@ from runner_core.contract.setup import Setup
 
 PHANTOM = "phantom"
 """Value of `source` when a run trains on the built-in phantom."""
+
+HEAD = ("project", "preset", "source", "plugins", "chosen", "from")
+"""Entries of a run's config.yaml besides the settings."""
 
 _FREE_SECTIONS = ("cache", "remote", "precision", "log", "predict")
 _FREE = (
@@ -77,12 +81,15 @@ def read_settings(path: Path) -> SettingsFile:
     return SettingsFile(path, values, plugins=plugins, chosen=chosen, start=start, **own)
 
 
-def from_preset(project: type[Project], preset: str) -> RunConfig:
-    """Return the preset's settings. Raises BadInput that lists the presets."""
+def from_preset(project: type[Project], preset: str, extensions: Mapping[str, type] | None = None) -> RunConfig:
+    """Return the preset's settings, and the defaults of the extensions' sections.
+
+    Raises BadInput that lists the presets.
+    """
     if preset not in project.presets:
         hint = did_you_mean(preset, project.presets)
         raise BadInput(f"{project.name} has no preset {preset!r}{hint} (presets: {', '.join(project.presets)})")
-    return project.presets[preset]()
+    return with_sections(project.presets[preset](), extensions or {})
 
 
 def from_file(base: RunConfig, project: type[Project], file: SettingsFile) -> RunConfig:
@@ -160,12 +167,13 @@ def for_other_data(config: RunConfig, project: type[Project], preset: str) -> Ru
 def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, data_settings: Sequence[str] = ()) -> None:
     """Raise BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with.
 
-    `data_settings` (`DataSet.settings`) are settings that describe the data; they may differ.
+    `data_settings` (`DataSet.settings`) are settings that describe the data; they may differ, as those of extensions.
     """
+    free = (*_FREE_SECTIONS, *saved.extensions, *wanted.extensions)
     changed = {
         name: values
         for name, values in differences(saved, wanted).items()
-        if name not in (*_FREE, *data_settings) and name.partition(".")[0] not in _FREE_SECTIONS
+        if name not in (*_FREE, *data_settings) and name.partition(".")[0] not in free
     }
     if changed:
         lines = "\n".join(

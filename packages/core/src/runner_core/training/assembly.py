@@ -62,7 +62,7 @@ class TrainingSpec:
         """Load the project with these settings, and `settings` (by dotted name) over them. Raises BadInput."""
         plugins = Plugins.load(self.project, self.extensions, self.without)
         project = plugins.project()
-        config = overlay(from_preset(project, self.preset), self.settings, "the settings")
+        config = overlay(from_preset(project, self.preset, plugins.sections(project)), self.settings, "the settings")
         config = overlay_named(config, settings or {}, "the settings that are tried")
         refuse_secret_settings(config)
         source = None if self.source is None else location(self.source)

@@ -48,12 +48,14 @@ def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json
     """Return what a continued run must share with its start.
 
     These are the settings by dotted name, the dtype that layers compute in, and digests of each split's records and of
-    the data: the records' content and their preparation. The batch size is counted over all devices.
+    the data: the records' content and their preparation. The batch size is counted over all devices. Extensions may be
+    switched off, so their settings are not among them.
     """
+    free = (*FREE_SECTIONS, *config.extensions)
     settings = {
         name: value
         for name, value in flat(config).items()
-        if name.partition(".")[0] not in FREE_SECTIONS and name not in FREE_SETTINGS
+        if name.partition(".")[0] not in free and name not in FREE_SETTINGS
     }
     if config.train.schedule != "wsd":
         del settings["train.decay"]

@@ -116,7 +116,8 @@ def write(found: Tuned, base: TrainingSpec, project: type[Project], config: RunC
 def settings_text(found: Tuned, base: TrainingSpec, project: type[Project], config: RunConfig) -> str:
     """Return a settings file with all differences from the preset, whether by tuning or by the user."""
     tuned = overlay_named(config, found.settings, "tune")
-    changed = {name: now for name, (_, now) in differences(from_preset(project, base.preset), tuned).items()}
+    preset = from_preset(project, base.preset, config.extensions)
+    changed = {name: now for name, (_, now) in differences(preset, tuned).items()}
     head = {"project": base.project, "preset": base.preset, "source": base.source or PHANTOM}
     about = "".join(f"# {line}\n" for line in (f"runner {base.project} train --config THIS_FILE", verdict(found)))
     return about + str(yaml.safe_dump({**head, **nested(changed)}, sort_keys=False))
