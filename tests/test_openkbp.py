@@ -110,3 +110,27 @@ def test_a_folder_without_patients_is_refused(runner: Runner, tmp_path: Path) ->
         assert done.returncode == 2
         assert "empty" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_table_of_renamed_patients_is_guessed_and_then_read(
+    runner: Runner, real_patients: Path, tmp_path: Path
+) -> None:
+    """Real patients under names of another planning system: `init-data`, then `check` with the table, as printed."""
+    for number in (1, 2):
+        for path in (real_patients / "train-pats" / f"pt_{number}").glob("*.csv"):
+            name = {"ct": "CT", "dose": "RTDOSE", "RightParotid": "Parotid_R", "PTV70": "PTV_7000"}.get(path.stem)
+            shutil.copy(path, tmp_path / f"case{number}_{name or path.stem}.csv")
+    (tmp_path / "case1_Lung_L.csv").touch()
+    done = runner("openkbp", "init-data", ".")
+    assert done.returncode == 0, done.stderr
+    assert "manifest.csv: 2 patients" in done.stdout
+    assert re.search(r"left out: 1 file, named neither as ct, .*: case1_Lung_L\.csv", done.stdout)
+    command = done.stdout.splitlines()[-1].partition("then: runner ")[2].split()
+    checked = runner(*command, "--out", "checked")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "2 records in 2 groups" in checked.stdout
+    (tmp_path / "manifest.csv").write_text("id,folder\n1,gone\n", encoding="utf-8")
+    refused = runner("openkbp", "train", "--data", "manifest.csv")
+    assert refused.returncode == 2
+    assert "manifest.csv: line 2: " in refused.stderr
+    assert "no such file" in refused.stderr

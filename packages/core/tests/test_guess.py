@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from runner_core import BadInput
-from runner_core.cli.init_data import table_text
+from runner_core.cli.init_data import _guess, table_text
 from runner_core.config import PairsConfig
-from runner_core.contract.facets import PairFiles
+from runner_core.contract.facets import DataSet, PairFiles
 from runner_core.data.pairs import list_pairs
 from runner_core.data.pairs.guess import Guess, guess_pairs, name_endings
 from runner_core.data.pairs.table import typed
@@ -91,7 +91,7 @@ def test_the_table_is_read_back_as_it_was_guessed(tmp_path: Path, elsewhere: boo
     data, table = tmp_path / "data", tmp_path / ("other" if elsewhere else "data") / "table.csv"
     guess = guessed(data, "train/p10_T1 train/p10_mask train/p9_T1 train/p9_mask val/p8_T1 val/p8_mask")
     table.parent.mkdir(exist_ok=True)
-    table.write_text(table_text(guess, table.parent), encoding="utf-8")
+    table.write_text(table_text(guess.table(data), table.parent), encoding="utf-8")
     assert (str(data) in table.read_text(encoding="utf-8")) is elsewhere
     read = list_pairs(table, PairsConfig(), is_image, stem)
     assert read is not None
@@ -169,3 +169,8 @@ def test_a_cell_is_a_number_if_it_can_be_one_whatever_the_other_rows_are(cells: 
     values = [typed(cell) for cell in cells]
     assert values == found
     assert [type(one) for one in values] == [type(one) for one in found]
+
+
+def test_a_project_that_reads_no_table_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="project cells reads no table of files"):
+        _guess("cells", tmp_path, DataSet())

@@ -23,6 +23,7 @@ from runner_core.base.files import refuse_length as refuse_length
 from runner_core.base.files import refuse_long_file as refuse_long_file
 from runner_core.base.files import refuse_special_file as refuse_special_file
 from runner_core.base.files import size_text as size_text
+from runner_core.base.files import split_named as split_named
 from runner_core.base.files import split_of_folder as split_of_folder
 from runner_core.base.files import unique_keys as unique_keys
 from runner_core.base.files import walk as walk
@@ -35,6 +36,7 @@ from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
 from runner_core.base.writing import whole_file as whole_file
 from runner_core.config import DataConfig as DataConfig
+from runner_core.config import FilesConfig as FilesConfig
 from runner_core.config import PairsConfig as PairsConfig
 from runner_core.config import RemoteConfig as RemoteConfig
 from runner_core.config import RunConfig as RunConfig
@@ -63,6 +65,7 @@ from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
 from runner_core.contract.facets import Checks as Checks
 from runner_core.contract.facets import DataSet as DataSet
+from runner_core.contract.facets import GuessedTable as GuessedTable
 from runner_core.contract.facets import Health as Health
 from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
@@ -113,12 +116,16 @@ from runner_core.data.pairs import IMAGE_FOLDERS as IMAGE_FOLDERS
 from runner_core.data.pairs import LABEL_FOLDERS as LABEL_FOLDERS
 from runner_core.data.pairs import Pair as Pair
 from runner_core.data.pairs import Pattern as Pattern
+from runner_core.data.pairs import TableRow as TableRow
 from runner_core.data.pairs import find_folder_pairs as find_folder_pairs
 from runner_core.data.pairs import is_table as is_table
 from runner_core.data.pairs import list_inputs as list_inputs
 from runner_core.data.pairs import list_pairs as list_pairs
 from runner_core.data.pairs import match_by_name as match_by_name
+from runner_core.data.pairs import named_table as named_table
+from runner_core.data.pairs import read_rows as read_rows
 from runner_core.data.pairs import read_table as read_table
+from runner_core.data.pairs import record_key as record_key
 from runner_core.data.pairs import without_channel as without_channel
 from runner_core.data.pairs.listing import SIDECAR_SUFFIXES as SIDECAR_SUFFIXES
 from runner_core.data.samples import PatchSamples as PatchSamples

@@ -9,8 +9,9 @@ import numpy as np
 from runner_core import Finding, Record, did_you_mean
 
 from runner_openkbp.csvfiles import read_values
-from runner_openkbp.files import DOSE, REQUIRED, Patient, read_patient
+from runner_openkbp.files import Patient, read_patient
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, unpack
+from runner_openkbp.roles import FILES, REQUIRED
 from runner_openkbp.scores import voxels_in_tenth_cc
 
 VOXEL_MM = (1.0, 10.0)
@@ -49,7 +50,9 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
 
 
 def _files(record: Record) -> Iterator[Finding]:
-    known = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
+    if record.files["ct"].name != REQUIRED["ct"]:  # a table or a pattern chose among the files
+        return
+    known = {*FILES.values(), *(path.name for path in record.files.values())}
     for path in sorted(Path(record.files["ct"]).parent.glob("*.csv*")):
         if path.name not in known and path.name.removesuffix(".gz") not in known:
             yield _warning(

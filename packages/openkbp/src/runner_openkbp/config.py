@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, Between, DataConfig, RunConfig, ShareBelow, Within
+from runner_core import AtLeast, Between, FilesConfig, RunConfig, ShareBelow, Within
 
 
 @dataclass
-class DoseDataConfig(DataConfig):
+class DoseDataConfig(FilesConfig):
+    manifest: Path | None = None
+    """Table of the files (CSV, TSV or parquet). Each patient has a row with the column folder, or with ct, dose,
+    possible_dose_mask, voxel_dimensions and a column for each region (or structures, a folder of them), and optionally
+    id, group and split. Paths in the table are relative to --data or absolute; the table's own path is relative to the
+    current folder. Default: the challenge's layout."""
+    pattern: tuple[str, ...] = ()
+    """Path patterns below --data, such as {id}/{role}.csv or {id}_{role}.csv. {id} is the patient, {role} what the file
+    is (ct, dose, PTV70, parotid_r, …). {group} and {split} are optional; * matches anything. Default: the challenge's
+    layout."""
     size: Literal[128, 64, 32] = 128
     """Voxels per side of the grid that the network works on. Below 128, each voxel of CT and dose is the mean of the
     voxels it replaces, and each voxel of a region their majority. Predictions are brought back to 128³, where all

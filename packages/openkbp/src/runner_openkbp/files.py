@@ -16,21 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from runner_core import BadInput, Record, walk
+from runner_core import BadInput, FilesConfig, Record, walk
 
 from runner_openkbp.csvfiles import read_masks, read_values, read_voxels, write_indices, write_values, write_voxels
+from runner_openkbp.listed import list_inputs, list_patients
 from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit, unpack
+from runner_openkbp.roles import DOSE, FILES, REQUIRED, split_of
 
-REQUIRED = {"ct": "ct.csv", POSSIBLE: f"{POSSIBLE}.csv", "voxels": "voxel_dimensions.csv"}
-"""Files that every patient must have, by role; `dose` too, except for prediction."""
-DOSE = "dose.csv"
 LAYOUT = (
     "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and one CSV per region "
-    "(PTV70.csv, SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder"
+    "(PTV70.csv, SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder. "
+    "Other names: `runner openkbp init-data DIR` writes a table of them to correct (data.manifest); patterns "
+    "(data.pattern) do too"
 )
-_KNOWN = {*REQUIRED.values(), DOSE, *(f"{roi}.csv" for roi in ROIS)}
-_SPLIT = re.compile(r"(?P<name>train|training|val|valid|validation|test|testing)([-_ ](pats|patients|data))?$", re.I)
-_SPLITS = {"tr": "train", "va": "validation", "te": "test"}
+_KNOWN = {*FILES.values()}
 _PATIENT = re.compile(r"pt_\d+$", re.I)
 MOST_GY = 120.0
 """Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
@@ -56,13 +55,15 @@ class Patient:
 # ---------------------------------------------------------------- finding
 
 
-def find_records(root: Path) -> list[Record]:
-    """Find every patient below `root`, for training and evaluation.
+def find_records(root: Path, data: FilesConfig | None = None) -> list[Record]:
+    """Find every patient below `root`, or those that a table or patterns list, for training and evaluation.
 
     A record names a required file even if it is missing, so that decoding reports missing files of all patients at
     once. If no patient of a folder has a dose, its patients can only be predicted and are left out (the challenge once
     published its validation and test sets without doses). Raises BadInput if there is no patient, or none has a dose.
     """
+    if (listed := list_patients(root, data or FilesConfig(), with_dose=True)) is not None:
+        return listed
     found = _patient_folders(root)
     sets = defaultdict(list)
     for folder in found:
@@ -77,8 +78,10 @@ def find_records(root: Path) -> list[Record]:
     return _records(root, dosed, with_dose=True)
 
 
-def find_inputs(path: Path) -> list[Record]:
-    """Find patients to predict: a patient's folder, a file in it, or a folder of patients; no dose is read."""
+def find_inputs(path: Path, data: FilesConfig | None = None) -> list[Record]:
+    """Find patients to predict: a patient's folder, a file in it, a folder of patients, or a table; no dose is read."""
+    if (listed := list_inputs(path, data or FilesConfig())) is not None:
+        return listed
     folder = path.parent if path.is_file() and path.name in _KNOWN else path
     return _records(folder, _patient_folders(folder), with_dose=False)
 
@@ -113,18 +116,8 @@ def _records(root: Path, folders: Sequence[Path], with_dose: bool) -> list[Recor
         files = {role: folder / file for role, file in REQUIRED.items()}
         files |= {"dose": folder / DOSE} if with_dose else {}
         files |= {roi: path for roi in ROIS if (path := folder / f"{roi}.csv").exists() or _packed(path)}
-        records.append(Record(key, name, files, _split(parts)))
+        records.append(Record(key, name, files, split_of(parts[:-1])))
     return records
-
-
-def _split(parts: Sequence[str]) -> str | None:
-    """Return the split that the innermost folder's name indicates.
-
-    >>> _split(("provided-data", "validation-pats", "pt_201"))
-    'validation'
-    """
-    names = (_SPLIT.match(part) for part in reversed(parts[:-1]))
-    return next((_SPLITS[found["name"][:2].lower()] for found in names if found), None)
 
 
 def _has(folder: Path, name: str) -> bool:

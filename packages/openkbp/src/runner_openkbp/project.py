@@ -16,6 +16,7 @@ from runner_core import (
     DataSet,
     Decoded,
     Finding,
+    GuessedTable,
     Health,
     Infer,
     Json,
@@ -39,6 +40,12 @@ from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig
 from runner_openkbp.optimisations import OPTIMISATIONS
 
 
+def _guess(folder: Path) -> GuessedTable:
+    from runner_openkbp.guess import guess
+
+    return guess(folder)
+
+
 class OpenKBP(Project):
     """Dose prediction for head-and-neck radiotherapy with the OpenKBP challenge's 3-D U-Net."""
 
@@ -47,7 +54,12 @@ class OpenKBP(Project):
     Config = OpenKBPConfig
     presets = PRESETS
     monitor = ("dose_error_gy", "min")
-    dataset = DataSet(prepare_version=2, labels=("dose",))
+    dataset = DataSet(
+        prepare_version=2,
+        labels=("dose",),
+        settings=("data.manifest", "data.pattern"),
+        guess=_guess,
+    )
     predict_options = DosePredictOptions()
     config: OpenKBPConfig
 
@@ -59,12 +71,12 @@ class OpenKBP(Project):
     def records(self, root: Path) -> Sequence[Record]:
         from runner_openkbp import files
 
-        return files.find_records(root)
+        return files.find_records(root, self.config.data)
 
     def inputs(self, path: Path) -> Sequence[Record]:
         from runner_openkbp import files, outputs
 
-        records = files.find_inputs(path)
+        records = files.find_inputs(path, self.config.data)
         self._asked |= {record.files["ct"].resolve() for record in records}
         outputs.refuse(self.predict_options, self._asked)
         return records

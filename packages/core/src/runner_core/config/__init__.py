@@ -27,7 +27,21 @@ class DataConfig:
 
 
 @dataclass
-class PairsConfig(DataConfig):
+class FilesConfig(DataConfig):
+    """Data settings for records whose files a table or patterns of names may list."""
+
+    manifest: Path | None = None
+    """Table of the files (CSV, TSV or parquet) with a row for each record."""
+    pattern: tuple[str, ...] = ()
+    """Patterns of paths below --data that say what a file is."""
+
+    def __post_init__(self) -> None:
+        if self.manifest is not None:  # a run may be used from another folder
+            self.manifest = Path(os.path.expanduser(self.manifest)).absolute()
+
+
+@dataclass
+class PairsConfig(FilesConfig):
     """Data settings for records that are pairs of files, an image and its label."""
 
     manifest: Path | None = None
@@ -38,10 +52,6 @@ class PairsConfig(DataConfig):
     """Two path patterns below --data, one for images and one for labels, such as scans/{id}.nii.gz
     masks/{id}_mask.nii.gz. An image and its label share {id}. {group} and {split} are optional; * matches anything.
     Default: the layouts that the project knows."""
-
-    def __post_init__(self) -> None:
-        if self.manifest is not None:  # a run may be used from another folder
-            self.manifest = Path(os.path.expanduser(self.manifest)).absolute()
 
 
 @dataclass

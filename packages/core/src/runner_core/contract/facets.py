@@ -42,6 +42,26 @@ class PairFiles:
 
 
 @dataclass(frozen=True)
+class GuessedTable:
+    """A table of a folder's files, as guessed from their names: `runner P init-data` writes and shows it."""
+
+    rows: Sequence[Mapping[str, str | Path]]
+    """Column → cell. A path is written relative to the table's folder, if it lies below it."""
+    what: str
+    """What a row is, in the singular: image, patient."""
+    shown: Sequence[str]
+    """What each row holds, in words; the first few are shown."""
+    notes: Sequence[str] = ()
+    """How it was guessed, in lines."""
+    left_out: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    """Why files are left out, and which."""
+    more: str = ""
+    """What follows the number of rows: ", 4 with a label"."""
+    help: str = ""
+    """What to do if nothing was found; it follows the message in a line of its own."""
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Facts about a project's data that the core needs before it reads any: `Project.dataset`."""
 
@@ -62,6 +82,8 @@ class DataSet:
     values replace the run's."""
     pairs: PairFiles | None = None
     """The files that `runner P init-data` lists in a table, for a project with `data.manifest` (`PairsConfig`)."""
+    guess: Callable[[Path], GuessedTable] | None = None
+    """`guess(folder)` returns the table that `runner P init-data` writes, if records are no pairs (`FilesConfig`)."""
     samples_setting: str = ""
     """Dotted name of the setting that says how many samples an epoch takes from a record. It is advised if fetching is
     too slow."""

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import split_of_folder, unique_keys, walk
-from runner_core.contract.facets import PairFiles
-from runner_core.data.pairs.listing import GROUP, ID, is_table
+from runner_core.base.text import first_few
+from runner_core.contract.facets import GuessedTable, PairFiles
+from runner_core.data.pairs.rows import GROUP, ID, is_table
 from runner_core.data.pairs.table import read_table
 
 _LABEL = re.compile(
@@ -47,6 +48,37 @@ class Guess:
     groups: str
     left_out: dict[str, list[Path]] = field(default_factory=dict)
 
+    def table(self, root: Path) -> GuessedTable:
+        """Return what `init-data` writes and shows of the folder `root`."""
+        rows, some = self.rows, any(row.split for row in self.rows)
+        groups = sorted({row.group for row in rows})
+        return GuessedTable(
+            [
+                {
+                    "id": row.id,
+                    "group": row.group,
+                    "split": (row.split or "train") if some else "",
+                    "image": row.image,
+                    "label": row.label or "",
+                }
+                for row in rows
+            ],
+            "image",
+            [
+                f"{row.image.relative_to(root)} with {row.label.relative_to(root) if row.label else 'no label'}, "
+                f"group {row.group}"
+                for row in rows
+            ],
+            [groups_note(groups, self.groups)],
+            self.left_out,
+            f", {sum(row.label is not None for row in rows):,} with a label",
+        )
+
+
+def groups_note(groups: Sequence[str], how: str) -> str:
+    """Return the line that says which groups were guessed, and how."""
+    return f"groups, which no split cuts: {len(groups):,} ({first_few(groups)}), guessed: {how}"
+
 
 def guess_pairs(root: Path, files: PairFiles) -> Guess:
     """Guess which files below `root` are images, which are their labels, and which images belong together."""
@@ -60,7 +92,7 @@ def guess_pairs(root: Path, files: PairFiles) -> Guess:
         lost = [image for image in images if partner.get(image) is None and not any(image in p for p in out.values())]
         out[UNLABELLED] = lost
     taken = {path for paths in out.values() for path in paths}
-    kept = sorted((image for image in images if image not in taken), key=lambda path: _natural(str(path)))
+    kept = sorted((image for image in images if image not in taken), key=lambda path: natural(str(path)))
     used = set(partner.values())
     out["labels for which no image was found"] = [p for p in labels if p not in used and p not in taken]
     keys = unique_keys(kept, root, files.stem)
@@ -212,6 +244,6 @@ def _first_words(images: Sequence[Path], stem: Callable[[Path], str]) -> Mapping
     return {image: "_".join(own[: shared + 1]) or stem(image) for image, own in words.items()}
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Sort key: p2 comes before p10."""
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts p2 before p10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

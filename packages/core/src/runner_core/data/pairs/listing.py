@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner_core.base.errors import BadInput, DataErrors
+from runner_core.base.errors import BadInput
 from runner_core.base.files import split_named, split_of_folder, unique_keys, walk
-from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.config import PairsConfig
 from runner_core.contract.run import leave_out
 from runner_core.contract.values import Scalar
-from runner_core.data.pairs.table import SUFFIXES, Pattern, Table, read_table, typed
+from runner_core.data.pairs.rows import is_table, named_table, read_rows, record_key
+from runner_core.data.pairs.table import Pattern
 
 _PARTS = ("id", "group", "split")
-_IMAGE = ("image", "scan", "volume", "core")
-_LABEL = ("label", "labels", "mask")
-ID = ("id", "key", "name", "record")
-GROUP = (
-    "group", "person", "person_id", "patient", "patient_id", "subject", "subject_id", "participant", "participant_id",
-    "scroll", "scroll_id",
-)  # fmt: skip
-_LONGEST_KEY = 150
-"""Largest number of characters in a record's name, with which files of predictions begin."""
+_ROLES = {
+    **dict.fromkeys(("image", "scan", "volume", "core"), "image"),
+    **dict.fromkeys(("label", "labels", "mask"), "label"),
+}
+"""Columns of a table, and the file that each names."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,6 @@ class Pair:
     values: Mapping[str, Scalar] = field(default_factory=dict)
 
 
-def is_table(path: Path) -> bool:
-    """Return True if `path` has the name of a table."""
-    return path.name.lower().endswith(SUFFIXES)
-
-
 def list_pairs(
     root: Path,
     config: PairsConfig,
@@ -64,11 +54,8 @@ def list_pairs(
     `is_image` tells by name if the project reads a file or folder. `stem` returns a file's name without its suffix.
     `labelled` refuses pairs without a label. Raises BadInput with the table and line, or the pattern, and a remedy.
     """
-    table = config.manifest or (root if is_table(root) else None)
-    if table is not None and config.pattern:
-        raise BadInput(f"data.pattern and the table {table} both say which files belong together: leave one out.")
+    table = named_table(root, config)
     if table is not None:
-        _refuse_no_table(table, root)
         pairs = _from_table(table, root.parent if table == root else root, is_image, stem)
     elif config.pattern:
         pairs = _from_patterns(root, config.pattern, is_image, stem)
@@ -104,88 +91,27 @@ def list_inputs(
 # ---------------------------------------------------------------- tables
 
 
-def _refuse_no_table(path: Path, root: Path) -> None:
-    """Raise BadInput if nothing is at `path`; the message says if the table lies below `root` under that path."""
-    if os.path.lexists(path):
-        return
-    here = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)
-    found = next((there for name in (here, here.name) if (there := root / name).is_file()), None)
-    remedy = f"; there is one at {found}: write --data.manifest {shell_word(found)}" if found else ""
-    raise BadInput(f"{path}: no such file{remedy}.")
-
-
 def _from_table(path: Path, root: Path, is_image: Callable[[Path], bool], stem: Callable[[Path], str]) -> list[Pair]:
     example = "It needs the columns image and label; id, group and split if wanted; and a row for each image."
-    table = read_table(path, example)
-    lines = table.lines
-    images = [_placed(table, *cell, root) for cell in zip(lines, table.required(*_IMAGE, example=example), strict=True)]
-    labels = [
-        _placed(table, line, text, root) if text else None
-        for line, text in zip(lines, table.column(*_LABEL) or [""] * len(lines), strict=True)
-    ]
-    _refuse_missing(table, [*zip(lines, images, strict=True), *zip(lines, labels, strict=True)], is_image)
-    table.refuse_repeats(list(map(str, images)), "image")
-    for line, image, label in zip(lines, images, labels, strict=True):
-        if image == label:
-            raise BadInput(f"{path}: line {line}: {image} is the image and its own label. Name its label's file.")
-    ids = table.filled(*ID)
-    if ids is not None:
-        table.refuse_repeats(ids, "id")
-        keys = [_key(text, f"{path}: line {line}") for line, text in zip(lines, ids, strict=True)]
-    else:
-        top = Path(os.path.commonpath([image.parent for image in images]))
-        unique = unique_keys(images, top, stem)
-        keys = [unique[image] for image in images]
-    groups: Sequence[str | None] = table.filled(*GROUP) or [None] * len(keys)
-    named = table.filled("split")
-    splits: list[str | None] = [None] * len(keys)
-    if named:
-        splits = [split_named(text, f"{path}: line {n}") for n, text in zip(lines, named, strict=True)]
-    own = {*_IMAGE, *_LABEL, *ID, *GROUP, "split", ""}
-    others = [name for name in dict.fromkeys(table.columns) if name not in own and table.columns.count(name) == 1]
-    cells = [map(typed, table.column(name) or ()) for name in others]
-    values = zip(*cells, strict=True) if others else [()] * len(keys)
+    rows = read_rows(path, root, _ROLES.get, is_image, example, "image")
+    for row in rows:
+        if row.files["image"] == row.files.get("label"):
+            raise BadInput(
+                f"{path}: line {row.line}: {row.files['image']} is the image and its own label. Name its label's file."
+            )
+    images = [row.files["image"] for row in rows]
+    unique = unique_keys(images, Path(os.path.commonpath([image.parent for image in images])), stem)
     return [
-        Pair(key, image, label, group, split, dict(zip(others, more, strict=True)))
-        for key, image, label, group, split, more in zip(keys, images, labels, groups, splits, values, strict=True)
+        Pair(
+            unique[image] if row.key is None else row.key,
+            image,
+            row.files.get("label"),
+            row.group,
+            row.split,
+            row.values,
+        )
+        for row, image in zip(rows, images, strict=True)
     ]
-
-
-def _placed(table: Table, line: int, text: str, root: Path) -> Path:
-    """Return the path in a cell: absolute, or below `root`; raise BadInput if it leaves `root`."""
-    where = f"{table.path}: line {line}"
-    if "\0" in text or "://" in text:
-        raise BadInput(f"{where}: {text!r} is not a path on this machine.")
-    path = Path(text)
-    if path.is_absolute():
-        return path
-    if posixpath.normpath(text).startswith(".."):
-        raise BadInput(f"{where}: the path {text} has `..` in it. Write it in full.")
-    return root / posixpath.normpath(text)
-
-
-def _refuse_missing(table: Table, files: Sequence[tuple[int, Path | None]], is_image: Callable[[Path], bool]) -> None:
-    errors = []
-    for line, path in files:
-        if path is None:
-            continue
-        if fault := _absent(path):
-            errors.append(f"{table.path}: line {line}: {path}: {fault}.")
-        elif not is_image(path):
-            errors.append(f"{table.path}: line {line}: {path}: not of a format that this project reads.")
-    if errors:
-        raise BadInput(errors[0]) if len(errors) == 1 else DataErrors(errors)
-
-
-def _absent(path: Path) -> str:
-    """Return why a path leads to nothing, or "" if it leads to a file or folder."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return "no such file"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return ""
 
 
 # ---------------------------------------------------------------- patterns
@@ -210,7 +136,7 @@ def _from_patterns(
     labels: dict[Path, dict[str, str]] = {}
     for path, name in names.items() if len(patterns) > 1 else ():
         # "{id}.nii" fits a_mask.nii too: it is a label where the pattern of labels makes it that of an image
-        fields = patterns[1].match(name, ids) or (None if path in images else patterns[1].match(name))
+        fields = patterns[1].match(name, {"id": ids}) or (None if path in images else patterns[1].match(name))
         if fields:
             labels[path] = fields
             images.pop(path, None)
@@ -254,7 +180,7 @@ def _joined(
     unique = unique_keys(list(images), root, stem)
     return [
         Pair(
-            unique[image] if count[fields["id"]] > 1 else _key(fields["id"], str(image)),
+            unique[image] if count[fields["id"]] > 1 else record_key(fields["id"], str(image)),
             image,
             partner[image],
             fields.get("group"),
@@ -284,17 +210,6 @@ def _expected(image: Path, root: Path, patterns: Sequence[Pattern], fields: Mapp
     """Return the path where the label of an image should be."""
     above = image.relative_to(root).parts[: -patterns[0].depth]
     return root.joinpath(*above, patterns[1].filled(fields))
-
-
-def _key(text: str, where: str) -> str:
-    """Return a record's name; raise BadInput if it cannot be part of file names."""
-    if text in (".", "..") or any(mark in text for mark in ("/", "\\", "\0")) or not text.isprintable():
-        raise BadInput(f"{where}: the id {text!r} cannot be part of a file's name. Use letters, digits, - and _.")
-    if len(text.encode()) > _LONGEST_KEY:
-        raise BadInput(
-            f"{where}: an id of {len(text)} characters; at most {_LONGEST_KEY} can be part of a file's name."
-        )
-    return text
 
 
 IMAGE_FOLDERS: Mapping[str, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -62,10 +62,10 @@ class Pattern:
             if name not in self.names:
                 raise BadInput(f"{where}: it lacks {{{name}}}, such as 'scans/{{{name}}}.tif'")
 
-    def match(self, path: str, ids: Collection[str] | None = None) -> dict[str, str] | None:
+    def match(self, path: str, allowed: Mapping[str, Container[str]] | None = None) -> dict[str, str] | None:
         """Return the named parts of a path with / between its folders, or None if the pattern does not fit.
 
-        `ids` limits the values of {id}.
+        `allowed` limits the values of some parts: {id} to known ids.
         """
         pieces = path.split("/")[-len(self._parts) :]
         if len(pieces) < len(self._parts):
@@ -73,7 +73,7 @@ class Pattern:
         found: dict[str, str] = {}
         for part, piece in zip(reversed(self._parts), reversed(pieces), strict=True):
             known = [(_ANY, found[name]) if name in found else (name, text) for name, text in part]
-            fields = _fit(known, piece, ids)
+            fields = _fit(known, piece, allowed or {})
             if fields is None:
                 return None
             for name, text in fields:
@@ -107,7 +107,7 @@ def _tokens(part: str, where: str) -> list[tuple[str, str | None]]:
 
 
 def _fit(
-    tokens: Sequence[tuple[str, str | None]], text: str, ids: Collection[str] | None
+    tokens: Sequence[tuple[str, str | None]], text: str, allowed: Mapping[str, Container[str]]
 ) -> list[tuple[str, str]] | None:
     """Return named parts with their text, in order, as short as possible."""
 
@@ -122,7 +122,7 @@ def _fit(
         else:
             stops = list(range(start + (name != _ANY), len(text) + 1))
         for stop in stops:
-            if name == "id" and ids is not None and text[start:stop] not in ids:
+            if name in allowed and text[start:stop] not in allowed[name]:
                 continue
             if (rest := ends(token + 1, stop)) is not None:
                 return (stop, *rest)
