@@ -235,13 +235,13 @@ def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None,
     return path
 
 
-def write_like(image: Any, data: Array, path: Path) -> Path:
-    """Write `data` (the image's 3-D shape) as uint8 with the image's affines, codes, units and extensions."""
+def write_like(image: Any, data: Array, path: Path, dtype: type = np.uint8) -> Path:
+    """Write `data` (the image's 3-D shape) as `dtype` with the image's affines, codes, units and extensions."""
     header = image.header.copy()
-    header.set_data_dtype(np.uint8)
+    header.set_data_dtype(dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"], header["cal_max"] = 0, 1
-    return _save(image, header, data.astype(np.uint8), path)
+    return _save(image, header, data.astype(dtype), path)
 
 
 def write_masked(image: Any, mask: Array, path: Path) -> Path:

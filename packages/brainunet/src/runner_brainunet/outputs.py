@@ -21,6 +21,12 @@ def write(prediction: Array, record: Record, folder: Path, brain: bool) -> list[
     return written
 
 
+def write_map(record: Record, values: Array, stem: Path) -> list[Path]:
+    """Write values on the scan's grid as STEM.nii.gz (float32), with the scan's header."""
+    image = nifti.open_image(record.files["image"])
+    return [nifti.write_like(image, values, stem.with_name(f"{stem.name}.nii.gz"), np.float32)]
+
+
 def remarks(prediction: Array, spacing: Sequence[float]) -> Iterator[Finding]:
     """Warn if a predicted brain (bool, voxels of `spacing` mm) is empty, or of a size that no brain has."""
     ml = float(np.count_nonzero(prediction)) * float(np.prod(spacing)) / 1e3

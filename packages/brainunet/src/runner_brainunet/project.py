@@ -15,6 +15,7 @@ from runner_core import (
     Arrays,
     BadInput,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -186,14 +187,35 @@ class BrainUNet(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Array:
-        """Return the brain mask (bool) on the scan's own 3-D grid."""
+    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
+        """Return the probability of brain (1, x, y, z) on the network's grid."""
         data, settings = self.config.data, self.config.predict
         layout = self._layout(cropped.decoded.arrays["image"].shape)
         size = self.config.validate.batch_size or self.config.train.batch_size
-        head = whole.predict(cropped.prepared, layout, infer, data.neighbours, settings.flip, size)
-        probability = Grid.from_json(cropped.decoded.meta["grid"]).to_scanner(cropped.box.restore(head))
-        return whole.one_brain(probability > settings.threshold, settings.fill_holes)
+        return {"brain": whole.predict(cropped.prepared, layout, infer, data.neighbours, settings.flip, size)[None]}
+
+    def _decide(self, cropped: Cropped, soft: Arrays) -> Array:
+        """Return the brain mask (bool) on the scan's own 3-D grid."""
+        settings = self.config.predict
+        return whole.one_brain(_on_scan(cropped, soft["brain"][0]) > settings.threshold, settings.fill_holes)
+
+    def _labels(self, record: Record, cropped: Cropped) -> Array | None:
+        """Return 1 for brain and 0 for all else (int8) on the network's grid."""
+        if "mask" not in record.files:
+            return None
+        grid = Grid.from_json(cropped.decoded.meta["grid"])
+        truth = self._truth(record, nifti.open_image(record.files["image"]))
+        return cropped.box.crop(grid.to_model(truth) > 0.5).astype(np.int8)
+
+    def combining(self) -> Combining:
+        return Combining(
+            kind="probabilities",
+            soft=self._soft,
+            decide=self._decide,
+            classes=("brain",),
+            labels=self._labels,
+            write_map=lambda cropped, values, stem: outputs.write_map(cropped.record, _on_scan(cropped, values), stem),
+        )
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write KEY_brainmask.nii.gz, and with `--brain` KEY_brain.nii.gz, with the scan's grid and header."""
@@ -263,3 +285,8 @@ class BrainUNet(Project):
         from runner_brainunet.phantom import write_phantom
 
         write_phantom(folder, rng)
+
+
+def _on_scan(cropped: Cropped, values: Array) -> Array:
+    """Bring values (x, y, z) from the network's cropped grid to the scan's own, with 0 outside the crop."""
+    return Grid.from_json(cropped.decoded.meta["grid"]).to_scanner(cropped.box.restore(values))

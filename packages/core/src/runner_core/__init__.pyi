@@ -64,6 +64,7 @@ from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
 from runner_core.contract.facets import Checks as Checks
+from runner_core.contract.facets import Combining as Combining
 from runner_core.contract.facets import DataSet as DataSet
 from runner_core.contract.facets import GuessedTable as GuessedTable
 from runner_core.contract.facets import Health as Health
@@ -71,6 +72,7 @@ from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
 from runner_core.contract.facets import PairFiles as PairFiles
 from runner_core.contract.facets import Pictures as Pictures
+from runner_core.contract.facets import View as View
 from runner_core.contract.hooks import hookimpl as hookimpl
 from runner_core.contract.project import Project as Project
 from runner_core.contract.records import Annotation as Annotation

@@ -13,6 +13,7 @@ from runner_core import (
     Array,
     Arrays,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -183,13 +184,21 @@ class DinoCell(Project):
 
     # ------------------------------------------------------------ whole fields
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Embedded:
-        """Embed windows that cover the field."""
+    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
+        """Embed windows that cover the field: (n, D) float32."""
         settings = self.config.predict
         size = self.config.validate.batch_size or self.config.train.batch_size
         record, prepared = cropped.record, cropped.prepared
         prepared = prepared | {"levels": self._levels(record, prepared["levels"])}
-        return whole.predict(prepared, infer, side(self.config), settings.stride, size, record.key)
+        return {"windows": whole.predict(prepared, infer, side(self.config), settings.stride, size, record.key)}
+
+    def _decide(self, cropped: Cropped, soft: Arrays) -> Embedded:
+        """Return the windows' embeddings with their places."""
+        shape, stride = cropped.prepared["image"].shape[1:], self.config.predict.stride
+        return Embedded(soft["windows"], whole.corners(shape, side(self.config), stride))
+
+    def combining(self) -> Combining:
+        return Combining(kind="embeddings", soft=self._soft, decide=self._decide)
 
     def _levels(self, record: Record, own: Array) -> Array:
         """Return the grey values of each channel that become 0 and 1.

@@ -59,8 +59,8 @@ def _starts(length: int, window: int, step: float) -> Array:
     return np.linspace(0, length - window, count).round()
 
 
-def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: float, batch: int, key: str) -> Embedded:
-    """Embed a prepared field: image (C, H, W), levels (C, 2), grey (C,).
+def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: float, batch: int, key: str) -> Array:
+    """Return embeddings (n, D) float32 of the `corners` windows of a field: image (C, H, W), levels (C, 2), grey (C,).
 
     `batch` is the number of windows at once; `key` is the field's, for messages. Raises BadInput for a field smaller
     than the window.
@@ -76,4 +76,4 @@ def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: fl
         windows = np.stack([image[:, y : y + window, x : x + window] for y, x in some])
         of_field = {n: np.repeat(prepared[n][None], len(some), 0) for n in ("levels", "grey") if n in prepared}
         found.append(infer({"image": windows, **of_field})["embedding"])
-    return Embedded(np.concatenate(found).astype(np.float32, copy=False), places)
+    return np.concatenate(found).astype(np.float32, copy=False)

@@ -61,6 +61,16 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
     return list(wanted)
 
 
+def write_map(values: Array, voxel_mm: Array, stem: Path, options: DosePredictOptions) -> Sequence[Path]:
+    """Write a map (128, 128, 128) in Gy in the challenge's format; with --nifti or --dicom, as NIfTI too."""
+    wanted = [stem.with_name(f"{stem.name}.csv")]
+    csvfiles.write_values(wanted[0], values)
+    if options.nifti or options.dicom or options.reference is not None:
+        wanted.append(stem.with_name(f"{stem.name}.nii.gz"))
+        nifti.write_dose(values, geometry.synthetic(voxel_mm), wanted[1])
+    return wanted
+
+
 def remarks(record: Record, patient: Patient, dose: Array, options: DosePredictOptions) -> Iterator[Finding]:
     """Yield what a user should know about a predicted dose (Gy) before using it."""
     yield from on_patient(record, patient)

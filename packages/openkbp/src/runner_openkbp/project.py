@@ -12,6 +12,7 @@ from runner_core import (
     Array,
     Arrays,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -201,12 +202,40 @@ class OpenKBP(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Array:
-        """Return the dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask."""
+    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
+        """Return the dose (128, 128, 128) float32 in Gy, everywhere."""
         from runner_openkbp import outputs, whole
 
         outputs.refuse(self.predict_options, self._asked)  # once more: `inputs` saw one path at a time
-        return whole.predict(cropped.prepared, cropped.decoded.arrays["masks"], infer, self.config.predict.flip)
+        return {"dose": whole.predict(cropped.prepared, infer, self.config.predict.flip)}
+
+    def combining(self) -> Combining:
+        """Return the dose of `_soft`; `decide` leaves none outside the possible-dose mask."""
+        from runner_openkbp import outputs, whole
+
+        def inside(cropped: Cropped, dose: Array) -> Array:
+            return whole.inside(cropped.decoded.arrays["masks"], dose)
+
+        return Combining(
+            kind="values",
+            soft=self._soft,
+            decide=lambda cropped, soft: inside(cropped, soft["dose"]),
+            unit="Gy",
+            labels=self._labels,
+            write_map=lambda cropped, dose, stem: outputs.write_map(
+                inside(cropped, dose), np.array(cropped.decoded.meta["voxel_mm"]), stem, self.predict_options
+            ),
+        )
+
+    def _labels(self, record: Record, cropped: Cropped) -> Array | None:
+        """Return the true dose (128, 128, 128) in Gy, NaN outside the possible-dose mask."""
+        from runner_openkbp import files
+        from runner_openkbp.rois import POSSIBLE, unpack
+
+        patient = files.read_patient(record)
+        if patient.dose is None:
+            return None
+        return np.where(unpack(patient.masks, POSSIBLE), patient.dose, np.float32(np.nan))
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write pt_N.csv in the challenge's format; the options add NIfTI, DICOM RTDOSE and a picture."""

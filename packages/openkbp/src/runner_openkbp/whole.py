@@ -9,12 +9,11 @@ from runner_openkbp.mirror import mirrored
 from runner_openkbp.rois import POSSIBLE, SIDE, unpack
 
 
-def predict(prepared: Arrays, masks: Array, infer: Infer, flip: bool) -> Array:
-    """Return the dose (128, 128, 128) float32 in Gy, 0 outside the possible-dose mask.
+def predict(prepared: Arrays, infer: Infer, flip: bool) -> Array:
+    """Return the dose (128, 128, 128) float32 in Gy, also where no dose is possible.
 
     Args:
         prepared: the patient's ct and masks on the network's grid, one row each.
-        masks: the mask bits on the patient's grid.
         flip: average with the prediction of the mirrored patient.
     """
     batch = {name: prepared[name][None] for name in ("ct", "masks")}
@@ -22,7 +21,12 @@ def predict(prepared: Arrays, masks: Array, infer: Infer, flip: bool) -> Array:
     if flip:
         turned = infer(mirrored(batch))["prediction"][0, ..., 0]
         dose = (dose + turned[:, ::-1]) / 2
-    return np.where(unpack(masks, POSSIBLE), upsample(dose, SIDE), np.float32(0))
+    return upsample(dose, SIDE)
+
+
+def inside(masks: Array, dose: Array) -> Array:
+    """Return the dose (Gy), 0 outside the possible-dose mask of the patient's mask bits."""
+    return np.where(unpack(masks, POSSIBLE), dose, np.float32(0))
 
 
 def upsample(volume: Array, size: int) -> Array:

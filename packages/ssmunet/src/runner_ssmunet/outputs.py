@@ -75,6 +75,13 @@ def write(
     return [picture, arrays]
 
 
+def write_map(values: Array, stem: Path) -> list[Path]:
+    """Write `values` (H, W) on the core's own grid as STEM.npz (float32)."""
+    path = stem.with_name(f"{stem.name}.npz")
+    np.savez_compressed(path, allow_pickle=False, values=values.astype(np.float32))
+    return [path]
+
+
 def shape(file: Path) -> list[int] | None:
     """Return the grid (H, W) of a file from `write`; None for any other file."""
     if file.name.endswith("_classes.png"):

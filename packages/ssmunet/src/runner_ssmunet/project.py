@@ -16,6 +16,7 @@ from runner_core import (
     BadInput,
     Box,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -314,14 +315,42 @@ class SSMUNet(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Segmented:
-        """Compute every core's features once; the U-Net then goes over them in overlapping patches."""
+    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
+        """Compute every core's features once; the U-Net then goes over them in overlapping patches.
+
+        Returns probabilities (K, H, W), 0 off the tissue, and the attention of each wavenumber (L,).
+        """
         self._refuse_other_axis(cropped)
-        spectra, tissue = self._spectra(cropped.decoded), cropped.decoded.arrays["tissue"] > 0
+        if self.frozen is None:
+            spectra, tissue = cropped.prepared["spectra"], cropped.prepared["tissue"] > 0
+        else:  # the prepared arrays hold features, which the network computes itself here
+            spectra, tissue = self._spectra(cropped.decoded), cropped.decoded.arrays["tissue"] > 0
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
         probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
-        return self._segmented(probabilities, tissue, attention, cropped.box)
+        return {"probabilities": probabilities, "attention": attention.astype(np.float32)}
+
+    def _decide(self, cropped: Cropped, soft: Arrays) -> Segmented:
+        tissue = cropped.decoded.arrays["tissue"] > 0
+        return self._segmented(soft["probabilities"], tissue, soft["attention"], cropped.box)
+
+    def _labels(self, record: Record, cropped: Cropped) -> Array | None:
+        """Return the numbers of the outputs (int64), −1 off the tissue and where nobody annotated."""
+        truth = self._truth(record)
+        if truth is None:
+            return None
+        tissue = cropped.decoded.arrays["tissue"] > 0
+        return np.asarray(labels.learned(cropped.box.crop(truth), tissue, self.config.data.ignore))
+
+    def combining(self) -> Combining:
+        return Combining(
+            kind="probabilities",
+            soft=self._soft,
+            decide=self._decide,
+            classes=self.outputs,
+            labels=self._labels,
+            write_map=lambda cropped, values, stem: outputs.write_map(cropped.box.restore(values), stem),
+        )
 
     def _refuse_other_axis(self, cropped: Cropped) -> None:
         """Raise BadInput if the record's axis is not the network's."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import Array, BadInput, Finding
+from runner_core import Array, BadInput, Box, Finding
 
 from runner_vesuvius import volumes
 
@@ -35,6 +35,13 @@ class Detected:
         return np.array(self.mask, dtype)
 
 
+def write_map(box: Box, values: Array, stem: Path) -> list[Path]:
+    """Write values of 0 to 1 in the crop `box` as STEM.tif (uint8): 0 to 255, as probabilities are written."""
+    path = stem.with_name(f"{stem.name}.tif")
+    _write_tif(path, box.restore(np.rint(values * 255).astype(np.uint8)))
+    return [path]
+
+
 def write(prediction: Detected, key: str, folder: Path, probability: bool) -> list[Path]:
     """Write KEY.tif, the challenge's format, and if asked for KEY_probability.tif, and return the files.
 
@@ -44,12 +51,16 @@ def write(prediction: Detected, key: str, folder: Path, probability: bool) -> li
     if probability and prediction.probability is not None:
         wanted[folder / f"{key}{PROBABILITY}.tif"] = prediction.probability
     for path, volume in wanted.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            volumes.write_tif(path, volume)
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
+        _write_tif(path, volume)
     return list(wanted)
+
+
+def _write_tif(path: Path, volume: Array) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        volumes.write_tif(path, volume)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def refuse_overlap(place: Path, keys: Collection[str]) -> None:

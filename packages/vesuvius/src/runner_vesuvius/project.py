@@ -16,6 +16,7 @@ from runner_core import (
     Arrays,
     BadInput,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -215,15 +216,37 @@ class Vesuvius(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Detected:
-        """Predict windows over the volume, then apply the `predict` settings to components and cavities."""
-        from runner_vesuvius.postprocess import surface
+    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
+        """Predict windows over the volume: the surface's probability (1, D, H, W) uint8, as 4 bytes need too much."""
         from runner_vesuvius.whole import predict
 
         settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
-        image = cropped.decoded.arrays["image"]
-        probability = cropped.box.restore(predict(image, infer, self.config.data.patch, settings.overlap, size))
-        return Detected(surface(probability, settings), probability)
+        image = cropped.prepared["image"]
+        return {"surface": predict(image, infer, self.config.data.patch, settings.overlap, size)[None]}
+
+    def _decide(self, cropped: Cropped, soft: Arrays) -> Detected:
+        """Apply the `predict` settings to components and cavities."""
+        from runner_vesuvius.postprocess import surface
+
+        probability = cropped.box.restore(soft["surface"][0])
+        return Detected(surface(probability, self.config.predict), probability)
+
+    def _labels(self, record: Record, cropped: Cropped) -> Array | None:
+        """Return 1 for surface, 0 for background and −1 for voxels that nobody annotated (int8)."""
+        if "label" not in record.files:
+            return None
+        label = cropped.box.crop(volumes.read_truth(record.files, cropped.box.shape))
+        return np.where(label == IGNORE, -1, label == SURFACE).astype(np.int8)
+
+    def combining(self) -> Combining:
+        return Combining(
+            kind="probabilities",
+            soft=self._soft,
+            decide=self._decide,
+            classes=("surface",),
+            labels=self._labels,
+            write_map=lambda cropped, values, stem: outputs.write_map(cropped.box, values, stem),
+        )
 
     def baseline(self, cropped: Cropped) -> Detected:
         """Apply the best threshold on the training volumes, with the same post-processing."""

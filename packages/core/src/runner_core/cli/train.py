@@ -29,7 +29,7 @@ from runner_core.cli.train_text import (
     result_table,
     settings_lines,
 )
-from runner_core.contract.project import Project, overrides
+from runner_core.contract.project import Project, overrides, predicts
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
 from runner_core.data.cache.folder import cache_root
@@ -275,7 +275,7 @@ def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: 
 def _to_score(project: Project, data: Data) -> list[Record]:
     """Return the records that the project chooses (default: validation), if it can predict and score whole records."""
     judging = project.judging()
-    if not overrides(project, "predict") or not (overrides(project, "score") or judging.judge is not None):
+    if not predicts(project) or not (overrides(project, "score") or judging.judge is not None):
         return []
     splits = {split: [data.records[n] for n in data.used(split)] for split in data.splits}
     return list(judging.to_score(splits))

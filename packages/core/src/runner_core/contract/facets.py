@@ -1,7 +1,8 @@
 """Facets: small frozen objects in which a project declares what few projects need.
 
-`Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `judging` and `pictures` of `Project`
-return the others. A field that a project leaves out has the core's behaviour, so a project names only what it needs:
+`Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `combining`, `judging` and `pictures` of
+`Project` return the others. A field that a project leaves out has the core's behaviour, so a project names only what it
+needs:
 
     def learning(self) -> Learning:
         return Learning(splittable=True, parameter_groups=parameter_groups)
@@ -15,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from runner_core.contract.data import Cropped
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
 from runner_core.contract.run import Finding, Remedy
-from runner_core.contract.values import Array, Arrays, Json, Progress, Tensors
+from runner_core.contract.values import Array, Arrays, Infer, Json, Progress, Scalar, Tensors
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,68 @@ class Checks:
     """`grid(file)` returns a file's shape and placement (affine, spacing) as JSON, or None if it has no grid.
 
     Only the contract test calls it, to compare a record's file with the file that `write` wrote."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at a record, for test-time augmentation: a mirror or a turn, as its two functions."""
+
+    name: str
+    """A short name that users read: "mirror x"."""
+    apply: Callable[[Arrays], Arrays]
+    """`apply(prepared)` returns the record's prepared arrays as this view shows them; it changes none in place."""
+    undo: Callable[[Arrays], Arrays]
+    """`undo(soft)` brings the soft arrays of the view back into the grid of the record itself."""
+
+
+@dataclass(frozen=True)
+class Combining:
+    """A prediction in two steps, of which the first can be averaged: `Project.combining`.
+
+    `Project.predict` is `decide(cropped, soft(cropped, infer))`. Several networks, views of a record or seeds are
+    combined between the two steps, so that a project which declares this facet has ensembles.
+    """
+
+    kind: Literal["probabilities", "values", "embeddings"]
+    """What the first array of `soft` holds.
+
+    - probabilities: of classes, with the classes first and then the grid: (K, …) for K classes that exclude each other,
+      (1, …) for the probability of one class against the rest. They are averaged.
+    - values: quantities such as a dose, in `unit`. They are averaged.
+    - embeddings: vectors along the last axis. The axes of two networks have nothing to do with each other, so members
+      of an ensemble are not averaged: their vectors are scaled to length 1 and joined. The cosine of two joined vectors
+      is the mean of the members' cosines."""
+    soft: Callable[[Cropped, Infer], Arrays]
+    """`soft(cropped, infer)` returns what may be averaged, before any decision: float32 arrays by name.
+
+    Volumes of probabilities may be uint8, 0 to 255 for 0 to 1. A map lies in the grid of `cropped.decoded`. Read what
+    the network sees from `cropped.prepared`: a view has changed it there. Further arrays are averaged too."""
+    decide: Callable[[Cropped, Arrays], Any]
+    """`decide(cropped, soft)` returns the prediction that `write`, `score`, `checks` and `pictures` get.
+
+    It applies thresholds, chooses components, and restores the record's own grid. It does not change `soft`."""
+    classes: tuple[str, ...] = ()
+    """Names of the K classes, in the order of the probabilities."""
+    unit: str = ""
+    """The unit of values: "Gy"."""
+    labels: Callable[[Record, Cropped], Array | None] | None = None
+    """`labels(record, cropped)` returns the truth in the grid of the first soft array, without its axis of classes.
+
+    For probabilities: numbers of classes (integers), −1 where nobody annotated; with one class, 1 is that class and 0
+    the rest. For values: the true values (float32), NaN where there are none. `record` has its labels, and `cropped` is
+    what `soft` got. None if the record has no labels."""
+    write_map: Callable[[Cropped, Array, Path], Sequence[Path]] | None = None
+    """`write_map(cropped, values, stem)` writes a float32 map in the grid of the first soft array, and returns files.
+
+    It restores the record's own grid and writes the field's format; `stem` is the file's path without its ending."""
+    views: tuple[View, ...] = ()
+    """Views beside the record itself that test-time augmentation may average."""
+    choices: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
+    """Settings that `decide` reads and that may be chosen on predictions: dotted name → values to try."""
+
+    def predict(self, cropped: Cropped, infer: Infer) -> Any:
+        """Return the prediction of one network."""
+        return self.decide(cropped, self.soft(cropped, infer))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Subclass `Project` and write the members without a default: `name`, `framework`,
 the class must import no framework at its top: worker processes that build the cache, `runner P config` and `--help`
 import it, and each would wait seconds for torch. Import the framework inside the methods that need it.
 
-What few projects need is not a member: `dataset`, `learning`, `health`, `checks`, `judging` and `pictures` each declare
-such a matter in one object (`runner_core.contract.facets`).
+What few projects need is not a member: `dataset`, `learning`, `health`, `checks`, `combining`, `judging` and `pictures`
+each declare such a matter in one object (`runner_core.contract.facets`).
 
 `on_device`, `model`, `step`, `infer` and `metrics` receive the tensors of the project's own framework; all other
 methods receive NumPy arrays.
@@ -31,7 +31,7 @@ from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import faults
 from runner_core.contract.data import Cropped, Samples, Store
-from runner_core.contract.facets import Checks, DataSet, Health, Judging, Learning, NoOptions, Pictures
+from runner_core.contract.facets import Checks, Combining, DataSet, Health, Judging, Learning, NoOptions, Pictures
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
 from runner_core.contract.run import Metric, Precision
 from runner_core.contract.values import Arrays, Infer, Json, Progress, Step, Tensors
@@ -192,9 +192,17 @@ class Project:
 
         `cropped.prepared` are the arrays as the cache would hold them; `infer` runs the network on such arrays, in
         batches of any length. `cropped.box.restore` leads from the cropped grid to the record's. The result must be the
-        same each time. `write`, `score`, `checks` and `pictures` get what is returned.
+        same each time. `write`, `score`, `checks` and `pictures` get what is returned. Default: the two steps of
+        `combining`.
         """
-        raise _not_written(self, "predict")
+        combining = self.combining()
+        if combining is None:
+            raise _not_written(self, "predict")
+        return combining.predict(cropped, infer)
+
+    def combining(self) -> Combining | None:
+        """Return the two steps of `predict`: what may be averaged, and the decision. Without it, no ensembles."""
+        return None
 
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
         """Write a prediction into folder `out`, in the field's format, and return the files."""
@@ -237,6 +245,11 @@ class Project:
 
 def _not_written(project: Project, method: str) -> Exception:
     return BadInput(f"project {project.name} cannot do this: it has no `{method}` method")
+
+
+def predicts(project: Project) -> bool:
+    """Return whether the project can predict whole records."""
+    return overrides(project, "predict") or project.combining() is not None
 
 
 def overrides(project: Project, method: str) -> bool:

@@ -9,8 +9,11 @@ from unittest import SkipTest
 
 import numpy as np
 
-from runner_core.contract.project import Project, overrides
+from runner_core.contract import Array
+from runner_core.contract.facets import Combining
+from runner_core.contract.project import Project, predicts
 from runner_core.contract.records import Predicted, Table
+from runner_core.data.pipeline import CroppedRecord
 from runner_core.engines import returned
 from runner_core.output.pictures import write_pictures, write_png
 from runner_core.testing.case import Case, assert_equal
@@ -35,6 +38,50 @@ def prediction_is_repeatable(case: Case) -> None:
     one, cropped = case.predict(), case.cropped()
     assert_equal(one, case.predict(cropped), "predict, called twice")
     assert_equal(one, case.predict(cropped), "predict, called again with what the first call was given,")
+
+
+def soft_output_can_be_combined(case: Case) -> None:
+    """Check that `predict` is `decide` of `soft`, and that `soft` and `labels` are as `combining` declares them."""
+    combining = case.project.combining()
+    if combining is None:
+        raise SkipTest(f"{case.kind.name} has no `combining`: its predictions cannot be averaged")
+    cropped = case.cropped()
+    soft = combining.soft(cropped, case.network.infer)
+    assert soft, "soft returned no array"
+    kept = {name: array.copy() for name, array in soft.items()}
+    assert_equal(combining.decide(cropped, soft), case.predict(), "decide of soft, beside predict,")
+    assert_equal(soft, kept, "soft, after decide,")
+    for name, array in soft.items():
+        packed = array.dtype == np.uint8 and combining.kind == "probabilities"
+        assert packed or array.dtype == np.float32, f"soft: {name!r} is {array.dtype}, not float32"
+        assert np.isfinite(array).all(), f"soft: {name!r} is not finite"
+    first = next(iter(soft.values()))
+    if combining.kind == "probabilities":
+        assert len(first) == len(combining.classes), f"{len(first)} probabilities of {len(combining.classes)} classes"
+        assert 0 <= first.min() <= first.max() <= (255 if first.dtype == np.uint8 else 1), "no probabilities"
+    _assert_labels_fit(case, combining, cropped, first)
+    if combining.write_map is not None:
+        values = (first[0] if combining.kind == "probabilities" else first).astype(np.float32)
+        folder = case.folder / "map"
+        folder.mkdir()
+        written = combining.write_map(cropped, values, folder / "map")
+        assert written, "write_map wrote nothing"
+        assert all(path.is_file() and folder in path.parents for path in written), f"write_map: {written}"
+
+
+def _assert_labels_fit(case: Case, combining: Combining, cropped: CroppedRecord, soft: Array) -> None:
+    found = None if combining.labels is None else combining.labels(case.validation_record, cropped)
+    if combining.labels is None:
+        return
+    assert found is not None, "labels returned None for a record with labels"
+    grid = soft.shape[1:] if combining.kind == "probabilities" else soft.shape
+    assert found.shape == grid, f"labels lie in the grid {found.shape}, soft in {grid}"
+    if combining.kind == "probabilities":
+        assert found.dtype.kind == "i", f"labels must be numbers of classes, and can be -1: not {found.dtype}"
+        assert -1 <= found.min() <= found.max() < max(2, len(soft)), "labels: there is no such class"
+    bare = replace(case.validation_record, files=cropped.record.files, values=cropped.record.values)
+    if case.project.dataset.labels:
+        assert combining.labels(bare, cropped) is None, "labels of a record without labels must be None"
 
 
 def prediction_is_written_in_its_own_grid(case: Case) -> None:
@@ -143,7 +190,7 @@ def _assert_rows_fill_columns(tables: Sequence[Table]) -> None:
 
 
 def _assert_predicts(case: Case) -> None:
-    if not overrides(case.project, "predict"):
+    if not predicts(case.project):
         raise SkipTest(f"{case.kind.name} has no `predict`")
 
 
