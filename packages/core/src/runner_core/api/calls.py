@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner_core.api.process import keywords, undisturbed
+from runner_core.api.keywords import keywords
 from runner_core.api.results import DataCheck
 from runner_core.api.run import Run
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core.engines.process import undisturbed
 from runner_core.output.runfolder import RunFolder
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.api.process import keywords, process_of, undisturbed
+from runner_core.api.keywords import keywords
 from runner_core.api.results import picture
 from runner_core.base.errors import BadInput
 from runner_core.base.location import location
@@ -24,6 +24,7 @@ from runner_core.cli.start import load_network, start_from_run
 from runner_core.contract import Array, Arrays, Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
+from runner_core.engines.process import process_of, undisturbed
 from runner_core.output.evaluations import remove_leftovers
 from runner_core.output.pictures import is_picture, png_bytes
 from runner_core.output.report.page import Note, fragment

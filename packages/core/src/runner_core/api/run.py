@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner_core.api.process import keywords, undisturbed
+from runner_core.api.keywords import keywords
 from runner_core.api.results import Pictures, Rows, Scores
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.files import is_own_file
 from runner_core.config.values import flat_items
 from runner_core.contract.records import Table
+from runner_core.engines.process import undisturbed
 from runner_core.output.progress import RUNNING, progress
 from runner_core.output.report.page import Note, fragment
 from runner_core.output.runfolder import RunFolder

@@ -26,6 +26,8 @@ from runner_core.plugins.discovery import COMMANDS, Plugin, find_project
 
 PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
+    "crossval": ("experiment", "train once for each fold, and score every record by a run that never saw its group"),
+    "repeat": ("experiment", "train with several seeds, to see how much the result depends on chance"),
     "init-data": ("init_data", "write a table of a folder's images and labels by guessing, for you to correct"),
     "check": ("check", "audit the data before spending hours on it"),
     "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),

@@ -51,6 +51,7 @@ class Keywords:
             resume=get("resume"),
             start=get("from_"),
             run_dir=get("run_dir"),
+            out=get("out"),
             extension=get("extension", ()),
             no_extension=get("no_extension", ()),
             help=False,

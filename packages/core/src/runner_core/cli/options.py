@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
@@ -70,17 +70,66 @@ class PresetOptions(Options):
 
 
 @dataclass(kw_only=True)
-class TrainOptions(PresetOptions):
+class StartOptions(PresetOptions):
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE")] = None
+    """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), or
+    of a file (.safetensors). A run also gives its settings and data, unless --preset and --data name others. Its
+    training records never validate or test."""
+
+
+@dataclass(kw_only=True)
+class TrainOptions(StartOptions):
     """Train a model. Settings: preset < --config FILE < flags; `config` prints the result."""
 
     run_dir: Path | None = None
     """Folder of the run; it must be empty or new. Default: runs/PROJECT/TIME."""
     resume: str | None = None
     """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest."""
-    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE")] = None
-    """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), or
-    of a file (.safetensors). A run also gives its settings and data, unless --preset and --data name others. Its
-    training records never validate or test."""
+
+
+@dataclass(kw_only=True)
+class ExperimentOptions(StartOptions, JsonOptions):
+    out: Path | None = None
+    """Folder for all runs; it must be empty or new. Default: runs/PROJECT/COMMAND-TIME."""
+    resume: str | None = None
+    """Go on: --resume DIR, or --resume alone for the latest. Runs that are done are kept. `--resume auto --out DIR`
+    starts or goes on, whichever is needed."""
+    at_once: int | None = None
+    """Number of runs that train at the same time, each in a process of its own. Default: one on each GPU, one in turn
+    on a CPU."""
+    part: str = ""
+    """Train only some of the runs: 2/5 takes the second of five shares. Several machines with one disk can share the
+    work; whichever ends last pools the scores."""
+
+
+@dataclass(kw_only=True)
+class CrossvalOptions(ExperimentOptions):
+    """Cross-validate: train once for each fold of the data, and score every record by a run that never saw its group.
+
+    Ends with the scores of all records, the mean with its 95 % interval, and a report. Statistics, such as means for
+    scaling, are those of each fold's training records. The data set's own test records are left alone.
+    """
+
+    folds: str | None = None
+    """A number of folds (default: 5); `groups` for one fold per group; `column:NAME` for a column of your table; or a
+    YAML file with a list of groups or records for each fold."""
+    seeds: int | None = None
+    """Number of runs of each fold, with successive seeds. Default: 1."""
+    group_by: str = ""
+    """Column of your table whose values stay together in a fold (a plate, a hospital), beyond the groups."""
+    balance: Literal["records", "voxels"] = "records"
+    """What a number of folds makes equal: the folds' numbers of records, or of voxels (pixels, spectra)."""
+
+
+@dataclass(kw_only=True)
+class RepeatOptions(ExperimentOptions):
+    """Train several times with different seeds on one split, to see how much the result depends on chance.
+
+    `runner compare` takes two such folders and says which settings are better, as far as seeds and records can tell.
+    """
+
+    seeds: int | None = None
+    """Number of runs, with successive seeds. Default: 5."""
 
 
 @dataclass(kw_only=True)
@@ -242,6 +291,7 @@ class Peek:
     resume: str | None
     start: str | None
     run_dir: Path | None
+    out: Path | None
     extension: tuple[str, ...]
     no_extension: tuple[str, ...]
     help: bool
@@ -258,7 +308,7 @@ def peek(arguments: Sequence[str]) -> Peek:
     for name in ("--preset", "--resume"):
         parser.add_argument(name)
     parser.add_argument("--from", dest="start")
-    for name in ("--config", "--run-dir"):
+    for name in ("--config", "--run-dir", "--out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--data", type=location)
     for name in ("--extension", "--no-extension"):
@@ -276,6 +326,7 @@ def peek(arguments: Sequence[str]) -> Peek:
         resume=known.resume,
         start=known.start,
         run_dir=known.run_dir,
+        out=known.out,
         extension=tuple(known.extension),
         no_extension=tuple(known.no_extension),
         help=known.help,

@@ -18,7 +18,7 @@ from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, TrainOptions, parse, peek
+from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, StartOptions, parse, peek
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
@@ -127,7 +127,7 @@ class _From:
 
 def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None) -> _From | None:
     """Return the weights that a new training starts from, or None. Raises BadInput for --from beside --resume."""
-    if not issubclass(kind, TrainOptions) or seen.help:
+    if not issubclass(kind, StartOptions) or seen.help:
         return None
     if seen.resume is not None:
         if seen.start is not None:

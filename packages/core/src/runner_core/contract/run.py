@@ -24,6 +24,8 @@ class Device:
 
     kind: str
     index: int = 0
+    count: int = 1
+    """Number of such devices that this process may use, itself included."""
     name: str = ""
     memory_bytes: int = 0
     bfloat16: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,8 +237,7 @@ def read_lists(path: Path) -> dict[str, list[str]]:
     return {str(side): list(names) for side, names in content.items()}
 
 
-def _require(name: str, known: Iterable[str], where: str, what: str) -> None:
-    known = list(known)
+def _require(name: str, known: Collection[str], where: str, what: str) -> None:
     if name not in known:
         shown = ", ".join(sorted(known)[:8]) + (", …" if len(known) > 8 else "")
         raise BadInput(f"{where}: unknown {what} '{name}'{did_you_mean(name, known)} (known: {shown})")

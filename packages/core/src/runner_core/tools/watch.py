@@ -166,7 +166,7 @@ class Watch:
 
 def _runs_in(folder: Path) -> Iterator[Path]:
     """Yield the folder itself if it is a run, or else the runs in it and in its folders."""
-    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
+    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml", "*/*/*/config.yaml"):
         found = [path.parent for path in folder.glob(pattern) if (path.parent / "checkpoints").is_dir()]
         yield from sorted(found)
         if found and pattern == "config.yaml":

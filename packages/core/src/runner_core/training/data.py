@@ -195,7 +195,7 @@ def open_data(setup: Setup, say: Say, run: Path | None = None, before: History |
         records = read_records(setup, folder, say)
     config = setup.config
     kept = None if run is None else kept_split(run, records)
-    seen = None if before is None or kept is not None else _seen(setup, before, records, say)
+    seen = None if before is None or kept is not None else records_seen(setup, before, records, say)
     splits = split(records, config.data, config.train.seed, seen) if kept is None else kept
     validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
     for line in describe_split(setup.project, records, splits, len(validated)):
@@ -222,7 +222,7 @@ def open_data(setup: Setup, say: Say, run: Path | None = None, before: History |
     return Data(records, splits, store, statistics, validated=validated, plan=plan)
 
 
-def _seen(setup: Setup, before: History, records: Sequence[AnyRecord], say: Say) -> Seen:
+def records_seen(setup: Setup, before: History, records: Sequence[AnyRecord], say: Say) -> Seen:
     """Return which records the weights were trained on before, and say how many.
 
     In other data names say nothing, so files that no cache has read yet are read, unless they are streamed.

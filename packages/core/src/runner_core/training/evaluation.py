@@ -141,10 +141,10 @@ def evaluate(
             say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, judging.shown))}")
         for finding in row.remarks:
             say(f"{finding.level}: {record.key}: {finding.message}")
-    rows.sort(key=lambda row: _goodness(project, row))
+    rows.sort(key=lambda row: goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
-    scores = Scores(rows, _over_set(judging, own), _over_set(judging, trivial), errors, tables, shown=judging.shown)
+    scores = Scores(rows, over_set(judging, own), over_set(judging, trivial), errors, tables, shown=judging.shown)
     return scores if judging.judge is None or not predicted else _judged(project, judging.judge(predicted), scores)
 
 
@@ -276,7 +276,7 @@ def _numbers(found: Any, where: str) -> dict[str, float]:
     return dict(found)
 
 
-def _goodness(project: Project, row: Row) -> float:
+def goodness(project: Project, row: Row) -> float:
     """Return the headline score so that larger is better; a score that is not finite is the worst."""
     value = next(iter(row.scores.values()), 0.0)
     if not math.isfinite(value):
@@ -288,7 +288,7 @@ def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]
     return {name: value for name, value in scores.items() if not names or name in names}
 
 
-def _over_set(judging: Judging, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def over_set(judging: Judging, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return _means(rows) | (dict(judging.pooled(rows)) if rows and judging.pooled is not None else {})
 
 

@@ -52,7 +52,9 @@ class TensorFlow:
         details = tf.config.experimental.get_device_details(gpus[index])
         ampere = details.get("compute_capability", (0, 0))[0] >= 8  # computes in bfloat16 and tf32
         name = details.get("device_name", "GPU")
-        return Device("cuda", index, name=name, memory_bytes=_gpu_memory(index), bfloat16=ampere, tf32=ampere)
+        return Device(
+            "cuda", index, len(gpus), name=name, memory_bytes=_gpu_memory(index), bfloat16=ampere, tf32=ampere
+        )
 
     def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
         if config.threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != config.threads:

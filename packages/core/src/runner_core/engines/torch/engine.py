@@ -67,7 +67,7 @@ class TorchEngine:
         if self._place is not None:
             number = _gpu_of(self._place, asked, found)
         if number is not None:
-            return _gpu(number)
+            return _gpu(number, found)
         return cpu(_unseen() if asked == "auto" else "")
 
     def join(self, place: Place) -> TorchTeam:
@@ -218,11 +218,12 @@ def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     return place.local
 
 
-def _gpu(index: int) -> Device:
+def _gpu(index: int, count: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     return Device(
         "cuda",
         index,
+        count,
         name=properties.name,
         memory_bytes=properties.total_memory,
         bfloat16=properties.major >= 8,  # Ampere and later compute in both; older ones only emulate

@@ -67,7 +67,7 @@ def render(run: RunFolder) -> str:
                 ("Health", [*_health(events, summary)]),
                 ("Curves", [*_curves(events, found)]),
                 ("Losses", [*_losses(events)]),
-                ("Whole-record scores", [*_scores(run.path)]),
+                ("Whole-record scores", [*score_blocks(run.path)]),
                 ("Pictures", [*pictures(run.figures, drawn)]),
                 ("Pictures during training", [*snapshots(drawn)]),
                 *((title(folder, found), [*_evaluation(folder, found, drawn)]) for folder, found in listed(run.path)),
@@ -237,7 +237,7 @@ def _losses(events: Iterable[Event]) -> Iterator[Block]:
     yield Note("The norm is of the loss's gradient, without its weight, with respect to the network's output.")
 
 
-def _scores(folder: Path) -> Iterator[Block]:
+def score_blocks(folder: Path) -> Iterator[Block]:
     """Yield the content of a folder's scores.json: records (worst first), tables, remarks and errors."""
     content = _read_json(folder / "scores.json")
     rows = content.get("records") or []
@@ -257,7 +257,7 @@ def _scores(folder: Path) -> Iterator[Block]:
 def _evaluation(folder: Path, found: Event, drawn: Drawn) -> Iterator[Block]:
     """Yield an evaluation's section: its data and settings, its scores, and its own pictures."""
     yield from map(Note, described(folder, found))
-    yield from _scores(folder)
+    yield from score_blocks(folder)
     yield from pictures(folder, drawn)
 
 

@@ -1,4 +1,4 @@
-"""Leaves the process of the caller as it was: environment variables, random generators, settings of frameworks."""
+"""Leave the process of the caller as it was: environment variables, random generators, settings of frameworks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ def undisturbed() -> Iterator[Callable[[str], None]]:
             stack.callback(own.write, own.read())
 
         yield framework
-
-
-def keywords(kind: Any, given: Mapping[str, Any]) -> Any:
-    """Return the `Keywords` of a call of the command with the options `kind`; None stands for a default."""
-    from runner_core.cli.keywords import Keywords
-
-    return Keywords.of(kind, {name: value for name, value in given.items() if value is not None})
 
 
 def process_of(framework: str) -> Any:

@@ -1,0 +1,265 @@
+"""`runner PROJECT crossval` and `repeat`: several trainings that answer one question, in one folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from runner_core.base.calling import runner
+from runner_core.base.errors import BadInput, Stopped, Unhealthy
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
+from runner_core.base.writing import whole_folder
+from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.options import LATEST, CrossvalOptions, ExperimentOptions, RepeatOptions, TrainOptions, peek
+from runner_core.cli.start import Started, start_new
+from runner_core.cli.train import train_with
+from runner_core.contract import Json
+from runner_core.contract.records import AnyRecord
+from runner_core.contract.run import collect_left_out
+from runner_core.contract.setup import Setup
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.splits import SPLITS, split
+from runner_core.experiments.folds import make_folds
+from runner_core.experiments.members import Runner, Words, progress, write_split
+from runner_core.experiments.result import SUMMARY_FILE, conclude
+from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member
+from runner_core.output.pictures import file_name
+from runner_core.output.runfolder import RUNS, free_path
+from runner_core.plugins.settings import differences, save
+from runner_core.training.data import data_folder, read_records, records_seen
+
+AUTO = "auto"
+_FOLDS, _SEEDS = "5", 5
+Kind = TypeVar("Kind", bound=ExperimentOptions)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The members of a new experiment, and what decides them.
+
+    `splits` maps the names of split files, which are the members' `data.split`, to the records of each split.
+    """
+
+    members: Sequence[Member]
+    splits: Mapping[str, Mapping[str, Sequence[AnyRecord]]]
+    about: Mapping[str, Json]
+
+
+Planner = Callable[[Started[Kind], Sequence[AnyRecord]], Plan]
+
+
+def crossval(name: str, arguments: Sequence[str]) -> int:
+    return _run(name, "crossval", CrossvalOptions, arguments, _folds)
+
+
+def repeat(name: str, arguments: Sequence[str]) -> int:
+    return _run(name, "repeat", RepeatOptions, arguments, _seeds)
+
+
+def _run(name: str, kind: str, options: type[Kind], arguments: Sequence[str], plan: Planner[Kind]) -> int:
+    """Start or continue an experiment, train its members, and pool their scores."""
+    started, folder = _start(name, kind, options, arguments)
+    for flag in ("seeds", "at_once"):
+        if (number := getattr(started.options, flag)) is not None and number < 1:
+            raise BadInput(f"--{flag.replace('_', '-')} is {number}; it must be at least 1")
+    share = _share(started.options.part)
+    folder = _begin(started, kind, plan) if folder is None else _continued(folder, started)
+    own = folder.members[share]
+    left = [member for member in own if not folder.done(member)]
+    if len(left) < len(own):
+        print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
+    trainer = Runner(folder, _shared_words(started), lambda words: _train(name, words), started.setup, print)
+    try:
+        failed = trainer.train_all(left, started.options.at_once)
+    except (Stopped, KeyboardInterrupt, SystemExit) as stop:
+        again = f"{progress(folder)}; go on with: {runner()} {name} {kind} --resume {shell_word(folder.path)}"
+        if isinstance(stop, Stopped):
+            stop.args = (f"{str(stop).partition(chr(10))[0]}\n{again}",)
+        else:
+            stop.add_note(again)
+        raise
+    conclude(folder, started.setup, print)
+    if started.options.json:
+        show_json({"folder": folder.path, **read_json(folder.path / SUMMARY_FILE)})
+    if failed:
+        raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
+    return 0
+
+
+def _train(name: str, words: Words) -> int:
+    return train_with(start_new(name, "train", TrainOptions, words), lambda: words)
+
+
+# ---------------------------------------------------------------- start or continue
+
+
+def _start(
+    name: str, kind: str, options: type[Kind], arguments: Sequence[str]
+) -> tuple[Started[Kind], ExperimentFolder | None]:
+    """Parse the command line; return the experiment to continue too, or None for a new one."""
+    seen = peek(arguments)
+    words, folder = _without_resume(seen.arguments), None
+    if seen.resume == AUTO and seen.out is None and not seen.help:
+        raise BadInput(f"--resume auto needs the folder: {runner()} {name} {kind} --resume auto --out DIR …")
+    if seen.resume == AUTO:
+        folder = ExperimentFolder.open(seen.out) if seen.out and ExperimentFolder.at(seen.out) else None
+    elif seen.resume is not None:
+        folder = _latest(name, kind) if seen.resume == LATEST else ExperimentFolder.open(Path(seen.resume))
+    if folder is not None:
+        if (folder.project, folder.kind) != (name, kind):
+            raise BadInput(
+                f"{folder.path} is of `runner {folder.project} {folder.kind}`, not of `runner {name} {kind}`"
+            )
+        if seen.config is None and seen.preset is None:
+            words = ["--config", str(folder.settings_file), *words]
+    return start_new(name, kind, options, words), folder
+
+
+def _without_resume(words: Sequence[str]) -> list[str]:
+    kept = [word for word in words if not word.startswith("--resume=")]
+    if "--resume" in kept:
+        place = kept.index("--resume")
+        del kept[place : place + 2]
+    return kept
+
+
+def _latest(name: str, kind: str) -> ExperimentFolder:
+    found = sorted(path.parent for path in (RUNS / name).glob(f"{kind}-*/{FILE}"))
+    if not found:
+        raise BadInput(f"{RUNS / name}: there is no {kind} of {name} to go on with; name one with --resume DIR")
+    return ExperimentFolder.open(found[-1])
+
+
+def _continued(folder: ExperimentFolder, started: Started[Kind]) -> ExperimentFolder:
+    """Return the folder. Raises BadInput if the command line asks for something else than what it holds."""
+    options, setup = vars(started.options), started.setup
+    kept = start_new(setup.name, folder.kind, type(started.options), ["--config", str(folder.settings_file)])
+    changed = [f"{name} (it has {was})" for name, (was, _) in differences(kept.setup.config, setup.config).items()]
+    if setup.source != kept.setup.source:
+        changed.append(f"--data (it has {kept.setup.source or 'the phantom'})")
+    wanted = {name: options.get(name) for name in folder.about if options.get(name)}
+    changed += [f"--{n.replace('_', '-')} (it has {folder.about[n]})" for n in wanted if wanted[n] != folder.about[n]]
+    if changed:
+        raise BadInput(
+            f"{folder.path} was started otherwise: {', '.join(changed)}. Its runs keep what they began with: leave "
+            "these options out, or start a new one in another folder"
+        )
+    _records(setup)
+    return folder
+
+
+def _records(setup: Setup) -> Sequence[AnyRecord]:
+    """Return the records. A project may learn its classes from them, which pooled scores need."""
+    with collect_left_out():  # each member says what its data leave out
+        return read_records(setup, data_folder(setup, print), print)
+
+
+def _begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentFolder:
+    """Choose the members, and write the folder whole or not at all."""
+    setup = started.setup
+    path = started.options.out or free_path(RUNS / setup.name / f"{kind}-{time.strftime('%Y-%m-%d-%H%M%S')}")
+    _refuse_full(path)
+    found = plan(started, _records(setup))
+    members = [replace(m, settings={**m.settings, "data.split": str(_split_file(path, m))}) for m in found.members]
+    try:
+        with whole_folder(path) as new:
+            save(new / SETTINGS_FILE, setup.config, started.head)
+            for file, splits in found.splits.items():
+                write_split(new / file, splits)
+            ExperimentFolder(new, kind, setup.name, members, found.about).save()
+    except OSError as error:
+        if started.options.out is None or not ExperimentFolder.at(path):
+            raise BadInput(
+                f"{path} cannot be written: {error.strerror or error}; name another folder with --out"
+            ) from error
+        return _continued(ExperimentFolder.open(path), started)  # another part of it was quicker
+    print(f"{kind}: {counted(len(members), 'run')} in {path}")
+    return ExperimentFolder.open(path)
+
+
+def _refuse_full(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BadInput(f"{path}: the folder is not empty; name another one with --out, or --resume what it holds")
+
+
+def _split_file(path: Path, member: Member) -> Path:
+    return path.absolute() / str(member.settings["data.split"])
+
+
+def _share(part: str) -> slice:
+    """Return the members that `--part i/n` means. Raises BadInput."""
+    first, slash, count = part.partition("/")
+    if not part:
+        return slice(None)
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise BadInput(f"--part is {part!r}; write i/n, as in 2/5 for the second of five shares")
+    return slice(int(first) - 1, None, int(count))
+
+
+def _shared_words(started: Started[Kind]) -> Words:
+    """Return what a settings file does not hold, for the members' command lines."""
+    options = started.options
+    named = [("--extension", name) for name in options.extension]
+    named += [("--no-extension", name) for name in options.no_extension]
+    if started.setup.start is not None:
+        named.append(("--from", started.setup.start.source))
+    return [word for pair in named for word in pair]
+
+
+# ---------------------------------------------------------------- members
+
+
+def _folds(started: Started[CrossvalOptions], records: Sequence[AnyRecord]) -> Plan:
+    """Return a member for each fold and seed."""
+    setup, options = started.setup, started.options
+    rule, seeds, first = options.folds or _FOLDS, 1 if options.seeds is None else options.seeds, setup.config.train.seed
+    seen = records_seen(setup, started.before, records, print)
+    folds = make_folds(
+        *(records, rule, first),
+        group_by=options.group_by,
+        sizes=_voxels(setup, records) if options.balance == "voxels" else None,
+        trained_on=seen,
+    )
+    members, splits = [], {}
+    for fold, validation in folds.items():
+        stem, keys = f"fold-{file_name(fold)}", {record.key for record in validation}
+        own = [record for record in records if record.key not in keys]
+        tested = [record for record in own if record.split == "test"]
+        training = [record for record in own if record.split != "test"]
+        splits[f"{stem}.yaml"] = {"train": training, "validation": validation, "test": tested}
+        for seed in range(first, first + seeds):
+            name = stem if seeds == 1 else f"{stem}-seed-{seed}"
+            members.append(Member(name, fold, seed, {"data.split": f"{stem}.yaml", "train.seed": seed}))
+    for fold, validation in folds.items():
+        groups = counted(len({record.group for record in validation}), "group")
+        print(f"fold {fold}: {counted(len(validation), 'record')} of {groups} validate")
+    about = {"folds": rule, "seeds": seeds, "group_by": options.group_by, "balance": options.balance}
+    return Plan(members, splits, about)
+
+
+def _voxels(setup: Setup, records: Sequence[AnyRecord]) -> dict[str, int]:
+    """Return the number of values of each record's largest prepared array; the cache is built for it."""
+    store = setup.cache(records).open(RecordPipeline.of(setup), records, print)
+    try:
+        sizes = [max(math.prod(array.shapes[n]) for array in store.arrays.values()) for n in range(len(records))]
+        return dict(zip(store.keys, sizes, strict=True))
+    finally:
+        store.close()
+
+
+def _seeds(started: Started[RepeatOptions], records: Sequence[AnyRecord]) -> Plan:
+    """Return a member for each seed; all have the split of the first, so that their scores can be compared."""
+    setup = started.setup
+    config, seeds = setup.config, _SEEDS if started.options.seeds is None else started.options.seeds
+    numbers = split(records, config.data, config.train.seed, records_seen(setup, started.before, records, print))
+    splits = {name: [records[n] for n in numbers[name]] for name in SPLITS}
+    members = [
+        Member(f"seed-{seed}", "", seed, {"data.split": "split.yaml", "train.seed": seed})
+        for seed in range(config.train.seed, config.train.seed + seeds)
+    ]
+    return Plan(members, {"split.yaml": splits}, {"seeds": seeds})

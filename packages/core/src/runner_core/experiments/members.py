@@ -1,0 +1,179 @@
+"""Train the members of an experiment that are not done: one after another here, or several at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.base.location import shell_word
+from runner_core.base.text import counted
+from runner_core.base.writing import replace_text
+from runner_core.contract.records import AnyRecord
+from runner_core.contract.setup import Setup
+from runner_core.data.splits import SPLITS
+from runner_core.engines.process import undisturbed
+from runner_core.output.display import duration
+from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.training.evaluation import shown_scores
+
+Words = Sequence[str]
+"""A command line after `runner PROJECT train`."""
+Say = Callable[[str], None]
+
+_LOOK = 0.1
+_CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
+
+
+def write_split(path: Path, splits: Mapping[str, Sequence[AnyRecord]]) -> None:
+    """Write the records of each split as a file that `data.split` takes: groups where a split has all of them whole."""
+    groups = {record.group for records in splits.values() for record in records}
+    keys = {record.key for records in splits.values() for record in records}
+    by_group = not groups & keys or all(r.group == r.key for records in splits.values() for r in records)
+    names = {
+        split: sorted({r.group for r in splits[split]} if by_group else {r.key for r in splits[split]})
+        for split in SPLITS
+        if splits.get(split)
+    }
+    replace_text(path, f"# {'groups' if by_group else 'records'} of each split\n{yaml.safe_dump(names)}")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Trains members of `experiment`.
+
+    `train` runs `runner PROJECT train WORDS` in this process. `shared` are words that every member gets, besides the
+    experiment's settings file: extensions, weights to start from.
+    """
+
+    experiment: ExperimentFolder
+    shared: Words
+    train: Callable[[Words], int]
+    setup: Setup
+    say: Say
+
+    def train_all(self, members: Sequence[Member], at_once: int | None) -> list[str]:
+        """Train members, `at_once` at a time (None: one on each GPU); return a message for each that failed.
+
+        Raises BadInput if `at_once` does not suit the devices.
+        """
+        config = self.setup.config.train
+        if config.devices > 1 and (at_once or 1) > 1:
+            raise BadInput(f"--at-once {at_once}: each run takes {config.devices} devices (train.devices)")
+        device = self.setup.device
+        gpus = (
+            device.count if device.kind != "cpu" and config.device in ("auto", device.kind) and len(members) > 1 else 0
+        )
+        count = min(at_once or (gpus if config.devices == 1 else 1) or 1, max(1, len(members)))
+        if gpus and count > gpus:
+            raise BadInput(f"--at-once {count}: there are {counted(gpus, 'GPU')}, one for each run")
+        return self._one_by_one(members) if count == 1 else self._several(members, count, bool(gpus))
+
+    def words(self, member: Member) -> Words:
+        """Return the command line that starts a member, or continues it."""
+        run = self.experiment.run(member)
+        if self.experiment.begun(member):
+            return ["--resume", str(run.path)]
+        own = [word for name, value in member.settings.items() for word in _flag(name, value)]
+        return ["--config", str(self.experiment.settings_file), "--run-dir", str(run.path), *self.shared, *own]
+
+    def _one_by_one(self, members: Sequence[Member]) -> list[str]:
+        """Train in this process; return a message for each member that a health rule stopped."""
+        failed = []
+        for number, member in enumerate(members, 1):
+            self.say(f"\n== {member.name}: {number} of {len(members)} to train")
+            try:
+                with undisturbed() as framework:
+                    framework(self.setup.project.framework)
+                    self.train(self.words(member))
+            except Unhealthy as error:
+                self.say(f"{member.name} was stopped: {error}")
+                failed.append(f"{member.name}: {error}")
+        return failed
+
+    def _several(self, members: Sequence[Member], count: int, gpus: bool) -> list[str]:
+        """Train `count` at a time, each in a process of its own; return a message for each that failed.
+
+        With `gpus` each process sees one GPU. What a process prints is in the train.log of its run.
+        """
+        waiting, failed = list(members), list[str]()
+        running: dict[int, tuple[Member, subprocess.Popen[bytes], float]] = {}
+        try:
+            while waiting or running:
+                for place in range(count):
+                    if place not in running and waiting:
+                        member = waiting.pop(0)
+                        self.say(f"{member.name}: training; its output is in {self.experiment.run(member).log}")
+                        running[place] = member, self._start(member, place, count, gpus), time.monotonic()
+                for place, (member, process, begun) in list(running.items()):
+                    if process.poll() is not None:
+                        del running[place]
+                        if problem := self._ended(member, process.returncode, time.monotonic() - begun):
+                            failed.append(problem)
+                time.sleep(_LOOK)
+        except (KeyboardInterrupt, SystemExit):
+            for _, process, _ in running.values():
+                process.send_signal(signal.SIGTERM)  # each saves a checkpoint
+            for _, process, _ in running.values():
+                process.wait()
+            raise
+        finally:
+            for _, process, _ in running.values():
+                process.kill()
+                process.wait()
+        return failed
+
+    def _start(self, member: Member, place: int, count: int, gpus: bool) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ)
+        if gpus:
+            visible = environment.get("CUDA_VISIBLE_DEVICES")
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
+        else:
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+        command = [sys.executable, "-c", _CODE, self.experiment.project, "train", *self.words(member)]
+        with self._errors(member, "wb") as errors:  # its own process group: this process passes Ctrl-C on
+            return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, process_group=0)
+
+    def _errors(self, member: Member, mode: str) -> IO[bytes]:
+        return open(self.experiment.path / f".{member.name}.stderr", mode)
+
+    def _ended(self, member: Member, code: int, seconds: float) -> str:
+        """Say how a member ended; return its message if it failed."""
+        with self._errors(member, "rb") as file:
+            message = file.read().decode(errors="replace").strip()
+        with suppress(OSError):
+            (self.experiment.path / f".{member.name}.stderr").unlink()
+        if code == 0:
+            scores = self.experiment.summary(member).get("scores") or {}
+            self.say(f"{member.name}: done in {duration(seconds)}  {shown_scores(scores)}")
+            return ""
+        problem = f"{member.name} ended with code {code}: {message or 'no message'}"
+        self.say(problem)
+        return problem
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """Return the words that set a setting: --train.seed 3, or --no-model.norm."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        section, _, last = flag.rpartition(".")
+        return [f"--{flag}" if value else f"--{section}.no-{last}"]
+    if isinstance(value, (list, tuple)):
+        return [f"--{flag}", *map(str, value)]
+    return [f"--{flag}", str(value)]
+
+
+def progress(experiment: ExperimentFolder) -> str:
+    """Return how many members are done, as text."""
+    done = sum(map(experiment.done, experiment.members))
+    return f"{done} of {counted(len(experiment.members), 'run')} done, in {shell_word(experiment.path)}"

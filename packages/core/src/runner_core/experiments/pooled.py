@@ -1,0 +1,93 @@
+"""Pool the scores of an experiment's members: each record by the members that did not train on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
+from runner_core.contract.project import Project
+from runner_core.contract.records import Record
+from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.training.evaluation import SCORES_FILE, Row, Scores, goodness, over_set
+
+Content = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Scores of all records, worst first, each the mean over the members that validated on it.
+
+    `counts` says how many members scored each record, in the order of `scores.rows`. `members` holds each member's
+    scores of its own validation set.
+    """
+
+    scores: Scores
+    counts: Sequence[int]
+    members: Mapping[str, Mapping[str, float]]
+
+
+def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
+    """Return the pooled scores of the members that are done. Raises BadInput for a damaged scores.json."""
+    contents = {m.name: read_scores(experiment, m) for m in experiment.members if experiment.done(m)}
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for content in contents.values():
+        for entry in content.get("records") or ():
+            if not entry.get("trained_on"):
+                found.setdefault(entry["record"], []).append(entry)
+    rows = [_row(key, entries) for key, entries in found.items()]
+    rows.sort(key=lambda row: goodness(project, row))
+    judging = project.judging()
+    own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
+    tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
+    errors = [error for content in contents.values() for error in content.get("errors") or ()]
+    means, baseline = over_set(judging, own), over_set(judging, trivial)
+    for name in dict.fromkeys(name for content in contents.values() for name in content.get("means") or {}):
+        if name not in means:  # a score that only a whole validation set has
+            means[name] = _mean([c["means"].get(name) for c in contents.values()])
+            baseline[name] = _mean([(c.get("baseline") or {}).get(name) for c in contents.values()])
+    baseline = {name: value for name, value in baseline.items() if math.isfinite(value)}
+    scores = Scores(rows, means, baseline, errors, tables, shown=judging.shown)
+    return Pooled(
+        scores,
+        [len(found[row.record.key]) for row in rows],
+        {name: c.get("means") or {} for name, c in contents.items()},
+    )
+
+
+def read_scores(experiment: ExperimentFolder, member: Member) -> Content:
+    """Return the scores.json of a member, empty if it scored nothing. Raises BadInput for a damaged one."""
+    path = experiment.run(member).path / SCORES_FILE
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(refuse_special_file(path).read_text(encoding="utf-8"))
+        if all(isinstance(e["record"], str) and isinstance(e["group"], str) for e in found["records"]):
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise BadInput(f"{path} is damaged: score the run again with `evaluate`, or remove its folder and --resume")
+
+
+def _row(key: str, entries: Sequence[Mapping[str, Any]]) -> Row:
+    """Return the row of a record: the mean of its scores over the members that scored it."""
+    scores = [entry.get("scores") or {} for entry in entries]
+    baselines = [entry.get("baseline") or {} for entry in entries]
+    return Row(Record(key, entries[0]["group"], {}), _means(scores), _means(baselines))
+
+
+def _means(values: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in values for name in each)
+    return {name: _mean([each.get(name) for each in values]) for name in names}
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Return the mean of the numbers among `values`; NaN if there is none."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return float(np.mean(known)) if known else math.nan

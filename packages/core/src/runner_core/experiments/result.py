@@ -1,0 +1,216 @@
+"""The result of an experiment: pooled scores with intervals, on screen, as summary.json, scores.csv and report.html."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from runner_core.base.text import counted, decimal
+from runner_core.base.writing import replace_json, replace_text
+from runner_core.contract.facets import Judging
+from runner_core.contract.project import Project
+from runner_core.contract.records import Table
+from runner_core.contract.setup import Setup
+from runner_core.experiments.pooled import Pooled, pool
+from runner_core.output.display import duration
+from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.output.report import score_blocks
+from runner_core.output.report.charts import Series, line_chart
+from runner_core.output.report.page import Block, Markup, Note, Page, html, is_number, lines
+from runner_core.tools.uncertainty import mean
+from runner_core.training.evaluation import Row, Scores, over_set, write_scores
+
+SUMMARY_FILE = "summary.json"
+_COLOURS = "abdefg"
+"""Line classes in the style sheet; further members reuse them."""
+
+Say = Callable[[str], None]
+
+
+def conclude(experiment: ExperimentFolder, setup: Setup, say: Say) -> Mapping[str, Any]:
+    """Pool the scores of the members that are done, write and say the result, and return summary.json.
+
+    While members are missing, the result is that of the others, and says so.
+    """
+    pooled = pool(experiment, setup.project)
+    summary = _summary(experiment, setup, pooled)
+    if pooled.scores.rows:
+        write_scores(pooled.scores, experiment.path)
+    replace_json(experiment.path / SUMMARY_FILE, summary)
+    tables = [*_tables(experiment, summary, pooled)]
+    replace_text(experiment.path / "report.html", _page(experiment, setup.project, summary, tables))
+    for table in tables:
+        say("")
+        say(table.title)
+        for line in lines([table]):
+            say(line)
+    for note in _notes(summary, pooled):
+        say(f"NOTE: {note}")
+    say(f"report: {experiment.path / 'report.html'}")
+    return summary
+
+
+def _summary(experiment: ExperimentFolder, setup: Setup, pooled: Pooled) -> dict[str, Any]:
+    members = [_state(experiment, member, pooled) for member in experiment.members]
+    done = sum(member["status"] == "done" for member in members)
+    return {
+        "kind": experiment.kind,
+        "project": experiment.project,
+        "preset": setup.preset,
+        "data": "phantom" if setup.source is None else str(setup.source),
+        "about": dict(experiment.about),
+        "status": "done" if done == len(members) else "unfinished",
+        "done": done,
+        "records": len(pooled.scores.rows),
+        "groups": len({row.record.group for row in pooled.scores.rows}),
+        "scores": _intervals(pooled.scores, setup.project.judging()),
+        "baseline": pooled.scores.baseline,
+        "errors": pooled.scores.errors,
+        "members": members,
+    }
+
+
+def _state(experiment: ExperimentFolder, member: Member, pooled: Pooled) -> dict[str, Any]:
+    summary = experiment.summary(member)
+    status = "done" if experiment.done(member) else summary.get("status") or "not begun"
+    return {
+        "name": member.name,
+        "fold": member.fold,
+        "seed": member.seed,
+        "status": "not scored" if status == "done" and summary.get("reason") else status,
+        "reason": summary.get("reason"),
+        "scores": dict(pooled.members.get(member.name, {})),
+        "wall_seconds": summary.get("wall_seconds"),
+        "warnings": sum(finding.get("level") != "note" for finding in summary.get("health") or ()),
+    }
+
+
+def _intervals(scores: Scores, judging: Judging) -> dict[str, dict[str, float | None]]:
+    """Return each score of the set with the ends of its 95 % interval, None where there is none.
+
+    A score that is not the mean of the records' scores has jackknife pseudo-values of the groups in their place (Efron
+    and Tibshirani 1993, chapter 11).
+    """
+    groups = sorted({row.record.group for row in scores.rows})
+    without = [over_set(judging, [r.scores for r in scores.rows if r.record.group != group]) for group in groups]
+    return {name: _interval(name, value, scores.rows, without) for name, value in scores.means.items()}
+
+
+def _interval(
+    name: str, value: float, rows: Sequence[Row], without: Sequence[Mapping[str, float]]
+) -> dict[str, float | None]:
+    """Return a score of the set and its interval; `without` has the set's scores without each group."""
+    known = [row for row in rows if math.isfinite(row.scores.get(name, math.nan))]
+    low = high = math.nan
+    if known:
+        found = mean([row.scores[name] for row in known], [row.record.group for row in known])
+        if not math.isclose(found.value, value, rel_tol=1e-9):
+            pseudo = [len(without) * value - (len(without) - 1) * scores.get(name, math.nan) for scores in without]
+            if not all(map(math.isfinite, pseudo)):
+                return {"mean": value, "low": None, "high": None}
+            found = mean(pseudo, [str(number) for number in range(len(pseudo))])
+        low, high = (value + end - found.value for end in found.interval())
+    return {"mean": value, **{end: v if math.isfinite(v) else None for end, v in (("low", low), ("high", high))}}
+
+
+def _tables(experiment: ExperimentFolder, summary: Mapping[str, Any], pooled: Pooled) -> Iterator[Table]:
+    scores, baseline = summary["scores"], summary["baseline"]
+    shown = [name for name in pooled.scores.shown_names if name in scores]
+    if shown:
+        what = "out-of-fold scores" if experiment.kind == "crossval" else "validation scores"
+        of = f"{counted(summary['records'], 'record')} of {counted(summary['groups'], 'group')}"
+        yield Table(
+            "scores",
+            f"{what}: {of}" if summary["records"] else what,
+            ("score", "mean", "95 % interval", *(["baseline"] if baseline else [])),
+            [_score_row(name, scores[name], baseline) for name in shown],
+        )
+    yield Table(
+        "members",
+        "runs",
+        ("run", "state", *shown, "time"),
+        [
+            (
+                member["name"],
+                member["status"] + (f", {counted(member['warnings'], 'warning')}" if member["warnings"] else ""),
+                *(_number(member["scores"].get(name)) for name in shown),
+                duration(member["wall_seconds"]) if member["wall_seconds"] else "–",
+            )
+            for member in summary["members"]
+        ],
+    )
+
+
+def _score_row(name: str, found: Mapping[str, Any], baseline: Mapping[str, float]) -> Sequence[str]:
+    ends = "–" if found["low"] is None else f"{decimal(found['low'])} to {decimal(found['high'])}"
+    return (name, _number(found["mean"]), ends, *([_number(baseline.get(name))] if baseline else []))
+
+
+def _number(value: Any) -> str:
+    return decimal(value) if is_number(value) else "–"
+
+
+def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
+    left = len(summary["members"]) - summary["done"]
+    if left:
+        runs = counted(len(summary["members"]), "run")
+        yield f"{left} of {runs} are not done; the scores above are those of the others"
+    if pooled.scores.rows and summary["groups"] < 2:
+        yield "all records are of one group: nothing can be said of other groups, so there is no interval"
+    elif summary["records"]:
+        yield "the intervals are for new groups like these (bootstrap over groups), with networks trained like these"
+    few = set(pooled.counts)
+    if len(few) > 1:
+        yield f"some records were scored by {min(few)}, others by {max(few)} of the runs"
+
+
+def _page(experiment: ExperimentFolder, project: Project, summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
+    about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary["about"].items() if value)
+    title = {"crossval": "cross-validation", "repeat": "repetition"}.get(experiment.kind, experiment.kind)
+    *scores, runs = tables
+    return html(
+        Page(
+            f"{experiment.project} · {title}",
+            f"{experiment.project}: {title}",
+            [
+                Note(f"Data: {summary['data']}, preset {summary['preset']}; {about}."),
+                *map(Note, [str(experiment.path)]),
+            ],
+            [
+                ("Scores", scores),
+                ("Runs", [runs, _links(summary["members"])]),
+                ("Curves", [*_curves(experiment, project)]),
+                ("Records", [*score_blocks(experiment.path)] if summary["records"] else []),
+            ],
+            (summary["status"], f"{summary['done']} of {len(summary['members'])} runs done"),
+        )
+    )
+
+
+def _links(members: Sequence[Mapping[str, Any]]) -> Block:
+    """Return links to the reports of the runs that have one."""
+    links = (f'<a href="{escape(m["name"])}/report.html">{escape(m["name"])}</a>' for m in members)
+    begun = [link for link, m in zip(links, members, strict=True) if m["status"] != "not begun"]
+    return Markup(f"<p>Reports: {', '.join(begun)}</p>" if begun else "")
+
+
+def _curves(experiment: ExperimentFolder, project: Project) -> Iterator[Block]:
+    """Yield the curves of the monitored metric and of the loss, a line for each member."""
+    charts = []
+    for name in dict.fromkeys([project.monitor[0], "loss"]):
+        series = []
+        for number, member in enumerate(experiment.members):
+            events = experiment.run(member).checked_events()
+            points = [
+                (float(e["step"]), float(e[name]))
+                for e in events
+                if e.get("event") == "validation" and is_number(e.get(name))
+            ]
+            if points:
+                series.append(Series(member.name, _COLOURS[number % len(_COLOURS)], points))
+        if series:
+            charts.append(line_chart(f"{name}, validation", series))
+    if charts:
+        yield Markup(f'<div class="charts">{"".join(charts)}</div>')

@@ -1,0 +1,224 @@
+"""`crossval` and `repeat`: runs in one folder that equal single runs, go on after a stop, and are pooled honestly."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runner_core import BadInput
+from runner_core.cli import main
+from runner_core.output.experiments import ExperimentFolder, Member
+
+pytestmark = pytest.mark.torch
+QUICK = ["--epochs", "2", "--train.steps-per-epoch", "2", "--train.threads", "1"]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in sorted(run.glob("checkpoints/*/*.safetensors"))}
+
+
+def read(folder: Path, name: str = "summary.json") -> Any:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def crossval(here: Path) -> Path:
+    """A cross-validation of the toy, three folds, in the working folder."""
+    assert main(["toy", "crossval", "--folds", "3", "--out", "cv", *QUICK]) == 0
+    return here / "cv"
+
+
+def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval: Path) -> None:
+    found = read(crossval)
+    assert (found["status"], found["done"], found["kind"]) == ("done", 3, "crossval")
+    records = read(crossval, "scores.json")["records"]
+    keys = [entry["record"] for entry in records]
+    assert len(set(keys)) == len(keys) == found["records"]
+    for n in (1, 2, 3):
+        split = (crossval / f"fold-{n}" / "split.yaml").read_text()
+        train, validation = split.split("validation:")[0], split.split("validation:")[1]
+        for entry in read(crossval / f"fold-{n}", "scores.json")["records"]:
+            assert f"- {entry['group']}\n" in validation
+            assert f"- {entry['group']}\n" not in train
+    errors = [entry["scores"]["error"] for entry in records]
+    assert found["scores"]["error"]["mean"] == pytest.approx(np.mean(errors))
+    assert found["scores"]["error"]["low"] < found["scores"]["error"]["mean"] < found["scores"]["error"]["high"]
+    assert errors == sorted(errors, reverse=True)  # monitor: min
+    page = (crossval / "report.html").read_text()
+    assert "95 % interval" in page
+    assert 'href="fold-2/report.html"' in page
+
+
+def test_a_member_equals_the_same_training_by_itself(crossval: Path) -> None:
+    split = ["--data.split", str(crossval / "fold-2.yaml")]
+    assert main(["toy", "train", "--run-dir", "alone", *split, *QUICK]) == 0
+    assert weights(crossval / "fold-2") == weights(Path("alone"))
+    assert read(crossval / "fold-2")["scores"] == read(Path("alone"))["scores"]
+
+
+def test_a_done_one_is_not_trained_again_and_other_settings_are_refused(
+    crossval: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = weights(crossval)
+    shutil.rmtree(crossval / "fold-3")
+    capsys.readouterr()
+    assert main(["toy", "crossval", "--resume", "cv"]) == 0
+    assert "2 of 3 runs done already" in capsys.readouterr().out
+    assert weights(crossval) == before
+    assert main(["toy", "crossval", "--resume", "auto", "--out", "cv", "--folds", "3", *QUICK]) == 0
+    assert "3 of 3 runs done already" in capsys.readouterr().out
+    for other, said in (
+        (["--lr", "0.1"], "train.learning_rate (it has 0.01)"),
+        (["--folds", "2"], "--folds (it has 3)"),
+    ):
+        assert main(["toy", "crossval", "--resume", "cv", *other]) == 2
+        error = capsys.readouterr().err
+        assert "was started otherwise" in error
+        assert said in error
+    assert main(["toy", "repeat", "--resume", "cv"]) == 2
+    assert "is of `runner toy crossval`" in capsys.readouterr().err
+
+
+def test_a_stop_leaves_what_is_done_and_says_how_to_go_on(
+    launch: Callable[..., subprocess.Popen[str]], tmp_path: Path, cache_home: Path, runner: Any
+) -> None:
+    words = ["--epochs", "4", "--train.steps-per-epoch", "200", "--train.threads", "1"]
+    process = launch("toy", "crossval", "--folds", "2", "--out", "cv", *words)
+    jsonl = tmp_path / "cv" / "fold-1" / "log.jsonl"
+    while process.poll() is None and '"train"' not in (jsonl.read_text() if jsonl.exists() else ""):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    out = (tmp_path / "out").read_text()
+    assert "0 of 2 runs done" in out
+    assert "crossval --resume" in out
+    done = runner("toy", "crossval", "--resume", "cv")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on from the checkpoint" in done.stdout
+    whole = runner("toy", "train", "--run-dir", "alone", "--data.split", tmp_path / "cv" / "fold-1.yaml", *words)
+    assert whole.returncode == 0
+    assert weights(tmp_path / "cv" / "fold-1") == weights(tmp_path / "alone")
+
+
+def test_seeds_share_one_split(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "repeat", "--seeds", "2", "--out", "seeds", "--train.seed", "7", *QUICK]) == 0
+    capsys.readouterr()
+    folder = ExperimentFolder.open(Path("seeds"))
+    assert [(m.name, m.seed) for m in folder.members] == [("seed-7", 7), ("seed-8", 8)]
+    one, other = (read(here / "seeds" / m.name, "scores.json")["records"] for m in folder.members)
+    assert {e["record"] for e in one} == {e["record"] for e in other}
+    pooled = {e["record"]: e["scores"]["dice"] for e in read(here / "seeds", "scores.json")["records"]}
+    for key, value in pooled.items():
+        each = [e["scores"]["dice"] for entries in (one, other) for e in entries if e["record"] == key]
+        assert len(each) == 2
+        assert value == pytest.approx(np.mean(each))
+    assert weights(here / "seeds" / "seed-7") != weights(here / "seeds" / "seed-8")
+
+
+def test_parts_on_several_machines_give_the_same_runs(crossval: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shares = ["toy", "crossval", "--folds", "3", "--resume", "auto", "--out", "shared", *QUICK]
+    assert main([*shares, "--part", "2/2"]) == 0
+    assert read(Path("shared"))["status"] == "unfinished"
+    assert "2 of 3 runs are not done" in capsys.readouterr().out
+    assert main([*shares, "--part", "1/2"]) == 0
+    assert read(Path("shared"))["status"] == "done"
+    for n in (1, 2, 3):
+        assert weights(crossval / f"fold-{n}") == weights(Path(f"shared/fold-{n}"))
+    assert main([*shares, "--part", "3/2"]) == 2
+
+
+def test_two_parts_may_start_at_the_same_moment(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core.cli import experiment
+
+    shares = ["toy", "crossval", "--folds", "2", "--resume", "auto", "--out", "shared", *QUICK]
+
+    refuse = experiment._refuse_full
+
+    def meanwhile(path: Path) -> None:
+        monkeypatch.setattr(experiment, "_refuse_full", refuse)
+        assert main([*shares, "--part", "1/2"]) == 0
+
+    monkeypatch.setattr(experiment, "_refuse_full", meanwhile)
+    assert main([*shares, "--part", "2/2"]) == 0
+    assert read(here / "shared")["status"] == "done"
+
+
+def test_several_at_once_give_the_same_runs(crossval: Path, runner: Any, tmp_path: Path) -> None:
+    done = runner("toy", "crossval", "--folds", "3", "--out", "both", "--at-once", "2", *QUICK, fresh=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fold-3: done in" in done.stdout
+    for n in (1, 2, 3):
+        assert weights(crossval / f"fold-{n}") == weights(tmp_path / "both" / f"fold-{n}")
+    assert not list((tmp_path / "both").glob(".*"))
+
+
+def test_a_run_that_a_health_rule_stops_is_named_and_the_others_go_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "crossval", "--folds", "2", "--out", "cv", "--lr", "1e30", *QUICK]) == 3
+    said = capsys.readouterr()
+    assert "fold-1" in said.err
+    assert "fold-2" in said.err
+    assert read(here / "cv")["status"] == "unfinished"
+
+
+def test_the_result_is_json_on_request(here: Path, runner: Any) -> None:
+    done = runner("toy", "crossval", "--folds", "groups", "--out", "cv", "--json", *QUICK)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["about"]["folds"] == "groups"
+    assert math.isfinite(found["scores"]["dice"]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--folds", "99"], "a group is never divided"),
+        (["--seeds", "0"], "--seeds is 0"),
+        (["--at-once", "0"], "--at-once is 0"),
+        (["--resume", "nowhere"], "there is no such folder"),
+        (["--resume", "auto"], "--resume auto needs the folder"),
+        (["--resume"], "there is no crossval of toy to go on with"),
+        (["--group-by", "plate"], "record p0_a has no such value"),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["toy", "crossval", *words, *QUICK]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(here.glob("runs/toy/crossval*/fold-*/checkpoints"))
+
+
+def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "full").mkdir()
+    (here / "full" / "notes").write_text("mine")
+    assert main(["toy", "crossval", "--out", "full", *QUICK]) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+    folder = ExperimentFolder(here / "full", "crossval", "toy", [Member("fold-1")])
+    folder.save()
+    assert ExperimentFolder.open(here / "full") == folder
+    for text in ("", "[]", "{}", '{"kind": "crossval", "project": "toy", "about": {}, "members": [{"name": "../x"}]}'):
+        (here / "full" / "experiment.json").write_text(text)
+        with pytest.raises(BadInput, match=r"experiment\.json is damaged"):
+            ExperimentFolder.open(here / "full")
+
+
+def test_a_repetition_in_a_new_terminal_takes_the_latest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "repeat", "--seeds", "1", *QUICK]) == 0
+    capsys.readouterr()
+    assert main(["toy", "repeat", "--resume"]) == 0
+    assert "1 of 1 run done already" in capsys.readouterr().out
+    assert len(os.listdir("runs/toy")) == 1
