@@ -5,9 +5,9 @@ and networks are drawn anew, with replacement and independently of each other, n
 
 A plain bootstrap of few groups or seeds gives intervals that are too short. For a mean, the bootstrap is therefore
 studentised. For a difference, its deviations are scaled to the unbiased variance, the sum of one component for groups
-and one for seeds. Each deviation is also divided by a random √(χ²/df), which makes Student's t of a normal distribution;
-df are the degrees of freedom of that variance (Satterthwaite 1946). docs/how-it-works/verdict.md has the measured
-coverage.
+and one for seeds. Each deviation is also divided by a random √(χ²/df), which makes Student's t of a normal
+distribution; df are the degrees of freedom of that variance (Satterthwaite 1946). docs/how-it-works/verdict.md has
+the measured coverage.
 
 Results are the same on every call. They do not depend on the order of records, groups or networks.
 """
