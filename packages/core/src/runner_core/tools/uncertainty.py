@@ -5,9 +5,8 @@ and networks are drawn anew, with replacement and independently of each other, n
 
 A plain bootstrap of few groups or seeds gives intervals that are too short. For a mean, the bootstrap is therefore
 studentised. For a difference, its deviations are scaled to the unbiased variance, the sum of one component for groups
-and one for seeds. Each deviation is also divided by a random √(χ²/df), which makes Student's t of a normal
-distribution; df are the degrees of freedom of that variance (Satterthwaite 1946). docs/how-it-works/verdict.md has
-the measured coverage.
+and one for seeds. Each is also divided by a random √(χ²/df), which makes Student's t of a normal distribution; df are
+the degrees of freedom of that variance (Satterthwaite 1946).
 
 Results are the same on every call. They do not depend on the order of records, groups or networks.
 """
@@ -299,11 +298,11 @@ def _folds(arm: Array, numbers: Array) -> list[_Fold]:
     groups, records = int(numbers.max()) + 1, len(numbers)
     sizes = [np.bincount(numbers[kept], minlength=groups) / records for kept in seen]
     sums = [np.bincount(numbers, np.nan_to_num(row), minlength=groups) / records for row in arm]
-    found = [
-        _Fold(np.stack([s for s, k in zip(sums, which, strict=True) if k == n]), sizes[n]) for n in range(len(seen))
-    ]
-    ordered = [_Fold(fold.sums[np.lexsort(fold.sums.T[::-1])], fold.sizes) for fold in found]
-    return sorted(ordered, key=lambda fold: tuple(fold.sizes))
+    found = []
+    for place, share in enumerate(sizes):
+        networks = np.stack([total for total, fold in zip(sums, which, strict=True) if fold == place])
+        found.append(_Fold(networks[np.lexsort(networks.T[::-1])], share))
+    return sorted(found, key=lambda fold: tuple(fold.sizes))
 
 
 def _resampled_sums(table: Array, resamples: int, rng: np.random.Generator) -> Array:
