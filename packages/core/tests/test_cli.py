@@ -491,6 +491,15 @@ def test_an_extension_replaces_the_cache_and_adds_a_tracker(runner: Runner, tmp_
     assert runner("toy", "evaluate", "run", "--no-extension", "toyext").returncode == 0
 
 
+@pytest.mark.torch
+def test_a_device_that_is_not_there_is_refused_before_any_record_is_prepared(runner: Runner, tmp_path: Path) -> None:
+    for asked in ("cuda:999", "gpu"):
+        done = runner("toy", "train", "--run-dir", "run", "--device", asked)
+        refused(done, "train.device")
+        assert "cache (" not in done.stdout
+        assert not (tmp_path / "run").exists()
+
+
 def test_what_to_type_next_can_be_typed(runner: Runner) -> None:
     done = runner("toy", "phantom", "my data")
     assert done.stdout.endswith("next: runner toy train --data 'my data' --preset demo\n")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from runner_core.base.errors import BadInput
 from runner_core.cli import main
 from runner_core.cli import watch as command
-from runner_core.output.progress import note_start
+from runner_core.output.progress import note_start, read_starts
 from runner_core.output.runfolder import RunFolder
 from runner_core.tools.watch import Followed, Watch
 
@@ -92,6 +94,37 @@ def test_new_runs_appear_and_damaged_ones_say_so(tmp_path: Path) -> None:
     assert "is damaged" in page
     assert "runner toy train" in (watch.report(0) or "")
     assert watch.report(2) is None
+
+
+def test_a_card_says_what_is_wrong_and_what_is_left(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "runs/one", last=1)
+    found = {"level": "warning", "rule": "dead", "message": "3 layers <get> no gradient"}
+    with run.jsonl.open("a", encoding="utf-8") as log:
+        log.writelines(json.dumps({"event": "health", "step": step, **found}) + "\n" for step in (1, 2))
+    watch = Watch([tmp_path / "runs"])
+    page = watch.page()
+    assert re.search(r"about 3[^·<]* of training left", page)
+    assert page.count("3 layers &lt;get&gt; no gradient") == 1
+    assert "no gradient (step 2)" in page
+    summary = {"status": "unhealthy", "reason": "loss is NaN since step 1", "starts": read_starts(run)}
+    run.write_summary({**ABOUT, **summary})
+    assert "loss is NaN since step 1" in watch.page()
+
+
+def test_a_run_that_was_killed_before_its_first_step_is_interrupted(launch: Any, here: Path) -> None:
+    """It prepares a large phantom when it is killed: its log does not exist yet."""
+    run = RunFolder(here / "run")
+    process = launch("toy", "train", "--run-dir", run.path, "--train.batch-size", "4")
+    while not run.starts_file.exists():
+        assert process.poll() is None, (here / "out").read_text(encoding="utf-8")
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    if run.jsonl.exists():
+        run.jsonl.unlink()  # this machine was quick
+    page = Watch([run.path]).page()
+    assert "status interrupted" in page
+    assert "The process of this run is gone" in page
 
 
 def test_a_damaged_run_is_the_fault_of_its_own_card(tmp_path: Path) -> None:

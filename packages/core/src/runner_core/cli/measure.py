@@ -73,6 +73,7 @@ def profile(name: str, arguments: Sequence[str]) -> int:
 
 def _profile(started: Started[ProfileOptions], folder: Path) -> None:
     options, setup = started.options, started.setup
+    _ = setup.precision  # a device that is not there is refused before a cache is built
     data = open_data(setup, print)
     facts = profile_run(
         setup,

@@ -185,9 +185,11 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     for line in settings_lines(setup):
         display.log(line)
     display.once_measured(lambda seconds: advice_if_slow(setup, seconds))
-    _ = setup.engine  # engine and sinks refuse unusable settings before a cache is built
+    _ = setup.precision  # engine, device, precision and sinks refuse unusable settings before a cache is built
     live = LiveReport(folder, _head(started) | {"command": started.command, "monitor": list(setup.project.monitor)})
     sinks = Sinks([*setup.sinks(folder.path), live], display.say)
+    if not resume:  # a resumed run may still be refused, and then it was not started
+        live.started()
     phases.now = Phase.DATA
     data = open_data(setup, display.say, folder.path if resume else None, started.before)
     setup.team.share(None)  # the other processes may open the data now
@@ -358,6 +360,7 @@ def _report(folder: RunFolder) -> None:
 def _discard(folder: RunFolder) -> None:
     for path in (
         folder.config_file,
+        folder.starts_file,
         folder.log,
         *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, START_FILE, BLOCK_FILE, BAD_FILE)),
     ):

@@ -40,16 +40,17 @@ class LiveReport:
 
     def resumed(self) -> None:
         """Note the start at once: the next event may be minutes away, and until then the run would seem to be over."""
-        self._note_start()
+        self.started()
 
-    def _note_start(self) -> None:
+    def started(self) -> None:
+        """Note the start, if that was not done: a run that is killed while it prepares its data is interrupted."""
         if not self._begun:
             self._begun = True
             with suppress(OSError):
                 note_start(self._run, self._about)
 
     def event(self, kind: str, step: int, values: Mapping[str, Json]) -> None:
-        self._note_start()
+        self.started()
         if kind == "validation":
             self._write(0.0)
         elif kind == "train" or (kind == "end" and values["status"] == "done"):  # scoring follows, which takes time

@@ -20,7 +20,7 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.output.display import duration, speed
 from runner_core.output.progress import Progress, progress
-from runner_core.output.report import render, status_of
+from runner_core.output.report import INTERRUPTED, render, status_of
 from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import Block, Markup, Note, Page, html, is_number, number
 from runner_core.output.runfolder import RunFolder, malformed
@@ -30,6 +30,8 @@ RELOAD = 5
 _CARDS = 12
 """Runs shown with curves; the others, which ended, are in a table."""
 _TABLE = 200
+_FINDINGS = 3
+"""Health findings in a card."""
 _PIECE = 1 << 24
 """Most bytes of a log that are read at once."""
 
@@ -47,6 +49,8 @@ class Followed:
     def _forget(self) -> None:
         self._file, self._offset = 0, 0
         self._events: dict[str, Event] = {}
+        self.findings: dict[str, Event] = {}
+        """The newest warning or error of each health rule."""
         self.curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
 
     def update(self) -> None:
@@ -77,6 +81,8 @@ class Followed:
         if not isinstance(event, dict) or malformed(event):
             return
         kind = event["event"]
+        if kind == "health" and event.get("level") in ("warning", "error"):
+            self.findings[str(event.get("rule"))] = event
         self._events["best" if kind == "validation" and event.get("best") else kind] = event
         self._events["last"] = event
         if kind in ("train", "validation"):
@@ -225,6 +231,7 @@ def _card(number: int, run: Followed, state: Progress | str) -> Iterator[Block]:
         f'<a href="run/{number}">report with pictures</a></p>'
     )
     yield Note(" · ".join(_numbers(run, state)))
+    yield from _remarks(run, state)
     yield Markup(f"<p><code>{escape(shell_word(run.folder.path))}</code></p>")
     names = ["loss", *([state.monitor[0]] if state.monitor else ())]
     charts = [_chart(run, name, state) for name in dict.fromkeys(names) if name in run.curves]
@@ -248,12 +255,28 @@ def _numbers(run: Followed, state: Progress) -> Iterator[str]:
 
 def _left(run: Followed, state: Progress) -> float | None:
     """Return the seconds to the last step at the pace of the last lines of the training."""
-    steps = [step for step, _ in run.curves.get("loss", {}).get("train", ())][-2:]
+    steps = [0.0, *(step for step, _ in run.curves.get("loss", {}).get("train", ()))][-2:]
     seconds = run.timing.get("seconds")
     if len(steps) < 2 or seconds is None or not is_number(seconds) or state.steps is None:
         return None
     taken = next(b - a for a, b in pairwise(steps))
     return float(seconds) / max(1.0, taken) * (state.steps - state.step)
+
+
+def _remarks(run: Followed, state: Progress) -> Iterator[Note]:
+    """Yield why the run ended without a result, and what health rules warn of."""
+    kind = "error" if state.status in ("failed", "unhealthy") else "warning"
+    if state.status == "interrupted":
+        yield Note(INTERRUPTED, kind)
+    reason = str(state.summary.get("reason") or "")
+    if reason:
+        yield Note(reason, kind)
+    findings = [f for f in run.findings.values() if str(f.get("message")) not in reason]
+    for finding in findings[-_FINDINGS:]:
+        level, message = str(finding["level"]), f"{finding.get('message')} (step {finding['step']})"
+        yield Note(message, level, f"{level}: {finding.get('rule')}")
+    if len(findings) > _FINDINGS:
+        yield Note(f"{len(findings) - _FINDINGS} more in the report")
 
 
 def _chart(run: Followed, name: str, state: Progress) -> str:

@@ -31,9 +31,9 @@ _TILES = 6
 """Most tiles in a row."""
 _RELOAD = 20
 """Seconds after which the page of a running training loads itself again."""
-_INTERRUPTED = (
+INTERRUPTED = (
     "The process of this run is gone, and it wrote no summary: it was killed, or the machine went down. "
-    "`--resume` continues from the newest checkpoint."
+    "`--resume` continues from the newest checkpoint, or begins again if there is none."
 )
 _NOT_CURVES = (
     *("event", "step", "epoch", "timing", "best", "precision_seen"),
@@ -103,7 +103,7 @@ def _about(found: Progress, run: RunFolder) -> Iterator[Block]:
     if found.runs:
         yield _so_far(found)
     elif found.status == "interrupted":
-        yield Note(_INTERRUPTED, "warning")
+        yield Note(INTERRUPTED, "warning")
     yield from _validated(summary)
     if summary.get("reason"):
         yield Markup(f'<p class="reason">{escape(str(summary["reason"]))}</p>')

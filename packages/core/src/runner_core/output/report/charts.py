@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT = 480, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 12, 48, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 48, 44  # room for a phone's larger text
 _MOST_POINTS = 400
 _BARS_WIDTH, _BARS_LEFT, _BARS_RIGHT = 720, 190, 150
 _ROW, _BAR, _BARS_TOP = 26, 14, 34
