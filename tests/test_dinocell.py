@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,3 +262,23 @@ def test_access_that_is_denied(runner: Runner, s3: S3, plates: Path, tmp_path: P
     assert "s3://private/A/A_A01_site1_Ch" in said
     assert "the server denies access" in said
     assert s3.count("/private/") < 8
+
+
+def test_a_table_of_renamed_images_is_guessed_and_then_read(runner: Runner, real_plate: Path, tmp_path: Path) -> None:
+    """Real images under names of no known scheme: what is refused names `init-data`, and its table is then read."""
+    screen = tmp_path / "screen"
+    for path in real_plate.rglob("*_Ch[12].tif"):
+        _, well, site, channel = path.stem.split("_")
+        (screen / "BR 7" / well).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, screen / "BR 7" / well / f"field {site[4:]} - {'DAPI' if channel == 'Ch1' else 'Mito'}.tif")
+    refused = runner("dinocell", "check", "--data", "screen")
+    assert refused.returncode == 2
+    assert re.search(r"which `runner dinocell init-data \S+/screen` writes", refused.stderr)
+    done = runner("dinocell", "init-data", "screen")
+    assert done.returncode == 0, done.stderr
+    assert "manifest.csv: 12 images of 6 fields" in done.stdout
+    assert "channels: DAPI, Mito" in done.stdout
+    command = done.stdout.splitlines()[-1].partition("then: runner ")[2].split()
+    checked = runner(*command, "--data.split", "none", "--out", "checked")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "6 records in 1 group" in checked.stdout

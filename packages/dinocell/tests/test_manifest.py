@@ -96,6 +96,21 @@ def test_parquet_and_gzip_say_the_same(tmp_path: Path, config: CellConfig) -> No
     assert found(config, tmp_path / "images.csv.gz") == found(config, tmp_path / "images.parquet") == plain
 
 
+@pytest.mark.parametrize("name, mark", [("t.csv", ";"), ("t.tsv", "\t"), ("t.csv", "\t")])
+def test_other_marks_between_columns(tmp_path: Path, config: CellConfig, name: str, mark: str) -> None:
+    text = PLAIN + 'P,A01,1,DNA,"a.tif"\n'
+    expected = {"P/A01/1": {"DNA": tmp_path / "a.tif"}}
+    assert found(config, write(tmp_path, text.replace(",", mark), name)) == expected
+
+
+def test_groups_and_splits_of_the_table(tmp_path: Path, config: CellConfig) -> None:
+    text = PLAIN.replace("path", "path,group,split") + "P,A01,1,1,1.tif,donor 1,train\nP,A02,1,1,2.tif,donor 2,val\n"
+    records = find_records(write(tmp_path, text), config)
+    assert [(r.group, r.split, r.whole_plate) for r in records] == [
+        ("donor 1", "train", "P"), ("donor 2", "validation", "P"),
+    ]  # fmt: skip
+
+
 def test_numbers_in_parquet(tmp_path: Path, config: CellConfig) -> None:
     columns: dict[str, Sequence[Any]] = {
         "plate": [41744, 41744], "well": ["A01", "A01"], "site": [1, 1], "channel": [1, 2], "path": ["1.tif", "2.tif"],
@@ -142,8 +157,11 @@ def test_a_table_in_a_bucket(config: CellConfig, s3: Any) -> None:
     [
         (PLAIN.replace("well", "wel") + "P,A01,1,1,1.tif\n", r"no column 'well'; did you mean 'wel'\? It has the "
          r"columns plate, wel, site, channel, path\. A manifest has plate, well"),
-        ("a;b\n1;2\n", "its columns are separated by semicolons"),
-        ("a\tb\n1\t2\n", "its columns are separated by tabulators"),
+        ("a;b\n1;2\n", r"no column 'plate'\. It has the columns a, b"),
+        ("a\tb\n1\t2\n", r"no column 'plate'\. It has the columns a, b"),
+        (PLAIN.replace("path", "path,group") + "P,A01,1,1,1.tif,x\nP,A01,1,2,2.tif,y\n",
+         "P/A01/1 has two values of group, x and y"),
+        (PLAIN.replace("path", "path,split") + "P,A01,1,1,1.tif,tran\n", "unknown split 'tran'"),
         (PLAIN.replace("plate", "Plate_ID") + "P,A01,1,1,1.tif\n", r"no column 'plate'; did you mean 'Plate_ID'\?"),
         (PLAIN + "P,A01,1,1,1.tif\nP,A02,1,1,2.tif\nP,a1,01,1,1.tif\n", r"line 4 repeats line 2\. Delete one"),
         (LOAD_DATA + "P,A01,1,1.tif,i\n" * 2, r"line 3 repeats line 2\."),
@@ -174,10 +192,12 @@ def test_other_files_with_a_tables_name(tmp_path: Path, config: CellConfig, name
 
 
 def test_a_table_that_is_not_there(tmp_path: Path, config: CellConfig) -> None:
-    refused(config, tmp_path / "none.csv", r"cannot be read \(No such file")
+    refused(config, tmp_path / "none.csv", r"none\.csv: no such file\.")
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data", PLAIN, "none.csv")
     config.data.manifest = str(tmp_path / "none.csv")
-    with pytest.raises(BadInput, match=r"none\.csv: cannot be read"):
-        find_records(tmp_path, config)
+    with pytest.raises(BadInput, match=r"no such file; there is one at .*data/none\.csv: write --data\.manifest"):
+        find_records(tmp_path / "data", config)
 
 
 @given(st.lists(st.sampled_from(["..", ".", "a", "b c", "", "...", "a.tif"]), min_size=1, max_size=6))

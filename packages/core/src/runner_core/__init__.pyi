@@ -128,6 +128,7 @@ from runner_core.data.pairs import named_table as named_table
 from runner_core.data.pairs import read_rows as read_rows
 from runner_core.data.pairs import read_table as read_table
 from runner_core.data.pairs import record_key as record_key
+from runner_core.data.pairs import refuse_no_table as refuse_no_table
 from runner_core.data.pairs import without_channel as without_channel
 from runner_core.data.pairs.listing import SIDECAR_SUFFIXES as SIDECAR_SUFFIXES
 from runner_core.data.samples import PatchSamples as PatchSamples

@@ -148,7 +148,7 @@ def set_findings(records: Sequence[AnyRecord]) -> Iterator[Finding]:
 def _channels(fields: Sequence[Field]) -> Iterator[Finding]:
     unused = {name for field in fields for name in field.unused}
     for name in sorted(unused):
-        plates = sorted({field.group for field in fields if name in field.unused})
+        plates = sorted({field.whole_plate for field in fields if name in field.unused})
         text = f"channel {name} is not used; {counted(len(plates), 'plate')} with it: {_some(plates)}."
         yield Finding("channels", "note", text)
     for name in fields[0].channels if fields else ():
@@ -196,9 +196,9 @@ def _labels(fields: Sequence[Field]) -> Iterator[Finding]:
     if len(labelled) < len(fields):
         text = f"{len(labelled)} of {counted(len(fields), 'field')} have a label."
         yield Finding("labels", "note", text)
-    plates = _by((field.label or "", field.group) for field in labelled)
+    plates = _by((field.label or "", field.whole_plate) for field in labelled)
     single = sorted(label for label, own in plates.items() if len(own) == 1)
-    if len({field.group for field in labelled}) > 1 and single:
+    if len({field.whole_plate for field in labelled}) > 1 and single:
         text = f"{counted(len(single), 'label')} on one plate only: {_some(single)}; no other plate can confirm them."
         yield Finding("labels", "warning" if len(single) == len(plates) else "note", text)
 

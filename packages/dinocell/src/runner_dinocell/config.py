@@ -13,8 +13,9 @@ from runner_core import AtLeast, BadInput, DataConfig, RunConfig, TrainConfig, W
 @dataclass
 class CellDataConfig(DataConfig):
     manifest: str | None = None
-    """Table of the images (CSV or parquet; a path or URL). It has one row per image with the columns plate, well, site,
-    channel and path, or is a CellProfiler load_data table. Default: read these from the files' names."""
+    """Table of the images (CSV, TSV or parquet; a path or URL). It has one row per image with the columns plate, well,
+    site, channel and path, and optionally group and split, or is a CellProfiler load_data table. Default: read these
+    from the files' names."""
     pattern: str | None = None
     """How to read paths below --data, in one of two ways: a pattern with parts in braces, such as
     {plate}/{well}_s{site}_{channel}.tif (also {source}, {batch}, and * for anything), or a regular expression with
@@ -238,7 +239,7 @@ def _data(config: CellConfig) -> Iterator[str]:
     if len(set(data.channels)) < len(data.channels):
         yield f"data.channels {' '.join(data.channels)} names a channel twice"
     if data.manifest and data.pattern:
-        yield "data.manifest and data.pattern both say what the images are; leave one of them out"
+        yield "data.manifest and data.pattern both say which files belong together; leave one out"
     if data.pattern is not None:
         from runner_dinocell import names
 

@@ -15,7 +15,8 @@ from runner_dinocell import tiff
 class Field(Record[Location]):
     """A site of a well: one image per channel.
 
-    `key` is source/batch/plate/well/site and `group` source/batch/plate, without the parts that are not known.
+    `key` is source/batch/plate/well/site and `group` source/batch/plate, without the parts that are not known; a table
+    may give other groups.
     `channels` are those of the data set, in the order of stacking; `files` has those that exist; `unused` are others
     that exist. `label` (such as a compound) is kept here and not in a cache, which would outlive a change of it. With
     `partial`, a channel without a file is left empty (the network was made for that) instead of refused.
@@ -30,6 +31,15 @@ class Field(Record[Location]):
     channels: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     partial: bool = False
+
+    @property
+    def name(self) -> tuple[str, str, str, str, str]:
+        return (self.source, self.batch, self.plate, self.well, self.site)
+
+    @property
+    def whole_plate(self) -> str:
+        """Return source/batch/plate, without the parts that are not known."""
+        return "/".join(filter(None, self.name[:3]))
 
     @property
     def missing(self) -> list[str]:

@@ -13,7 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from runner_core import Array, BadInput, Location, collect_left_out, counted, did_you_mean, leave_out, location
+from runner_core import (
+    Array,
+    BadInput,
+    Location,
+    collect_left_out,
+    counted,
+    did_you_mean,
+    leave_out,
+    location,
+    refuse_no_table,
+    shell_word,
+    split_named,
+)
 
 from runner_dinocell import labels, manifest, names, sources, tiff
 from runner_dinocell.config import CellConfig
@@ -61,12 +73,24 @@ def find_records(
     in_table = not labelled or (table is not None and config.data.label in table.names)
     label = own.get if in_table else _labels(top, config)
     records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
+    if table is not None:
+        records = _grouped(table, records)
     if not mixed:
         return records
     if without := [record.key for record in records if not record.files]:
         count = counted(len(without), "field")
         leave_out(f"{count} with none of the channels {', '.join(chosen)}: left out, {without[0]} for one.", "warning")
     return [replace(record, partial=True) for record in records if record.files]
+
+
+def _grouped(table: Table, records: Sequence[Field]) -> list[Field]:
+    """Return the fields with the table's own group and split, if it has such columns."""
+    groups, splits = manifest.of_fields(table, "group"), manifest.of_fields(table, "split")
+    splits = {field: split_named(text, table.where) for field, text in splits.items()}
+    return [
+        replace(record, group=groups.get(record.name, record.group), split=splits.get(record.name))
+        for record in records
+    ]
 
 
 def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> list[Field]:
@@ -118,7 +142,9 @@ def _manifest(root: Location, config: CellConfig) -> Table | None:
     named = config.data.manifest
     place = location(named) if named else root if _is_table(root) else None
     if place is not None and config.data.pattern:
-        raise BadInput(f"data.pattern and the table {place} both say what the images are: leave one out.")
+        raise BadInput(f"data.pattern and the table {place} both say which files belong together: leave one out.")
+    if isinstance(place, Path) and isinstance(root, Path):
+        refuse_no_table(place, root)
     return None if place is None else Table(str(place), sources.content(place, config.remote, manifest.MOST_BYTES))
 
 
@@ -144,9 +170,10 @@ def _named(root: Location, config: CellConfig) -> Iterator[Image]:
         yield name, place, ""
     if others > known:
         what = f"data.pattern {pattern!r} finds" if pattern else f"the known schemes ({names.SCHEMES}) fit"
+        guessed = f", which `runner dinocell init-data {shell_word(root)}` writes." if isinstance(root, Path) else "."
         raise BadInput(
             f"{root}: {what} {known} of {counted(known + others, 'TIFF file')}, not {example} for one. Say by "
-            "data.pattern what such names mean, or list the images in a table (data.manifest)."
+            f"data.pattern what such names mean, or list the images in a table (data.manifest){guessed}"
         )
     if others and known:
         what = "not found by data.pattern" if pattern else "of no known name"

@@ -52,7 +52,7 @@ def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
     wells: dict[str, list[AnyRecord]] = {}
     for record in ordered:
         assert isinstance(record, Field)
-        wells.setdefault(f"{record.group}/{record.well}", []).append(record)
+        wells.setdefault(f"{record.whole_plate}/{record.well}", []).append(record)
     count = max(1, most * len(wells) // len(ordered))
     names = list(wells)
     return [record for place in range(count) for record in wells[names[place * len(names) // count]]]
@@ -104,9 +104,9 @@ def _known(predicted: Sequence[Predicted]) -> Known:
     unseen = np.array([p.unseen for p in predicted])
     return Known(
         label=_numbers([field.label for field in fields]),
-        plate=_numbers([field.group for field in fields]),
+        plate=_numbers([field.whole_plate for field in fields]),
         well=_numbers([field.well for field in fields]),
-        place=_numbers([f"{field.group}/{field.well}" for field in fields]),
+        place=_numbers([f"{field.whole_plate}/{field.well}" for field in fields]),
         asked=unseen if unseen.any() else ~unseen,
     )
 
@@ -148,5 +148,5 @@ def _table(found: Mapping[str, Mapping[str, Score]], predicted: Sequence[Predict
 
 def _map(features: Array, predicted: Sequence[Predicted]) -> Array:
     fields = [_field(p) for p in predicted]
-    kinds = {"label": [field.label or "" for field in fields], "plate": [field.group for field in fields]}
+    kinds = {"label": [field.label or "" for field in fields], "plate": [field.whole_plate for field in fields]}
     return embedding_map(features, {name: names for name, names in kinds.items() if any(names)})

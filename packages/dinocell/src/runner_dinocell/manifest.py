@@ -1,6 +1,7 @@
-"""Tables of images, CSV (also .csv.gz) or parquet: the field and channel of each file.
+"""Tables of images, CSV, TSV (also .gz) or parquet: the field and channel of each file.
 
-plate, well, site, channel, path             one row per image; source and batch too, if they are known
+plate, well, site, channel, path             one row per image; source and batch too, if they are known,
+                                             and group and split
 Metadata_Plate, Metadata_Well, Metadata_Site,
 FileName_OrigDNA with PathName_OrigDNA …     CellProfiler's load_data: one row per field, columns for each channel
  or URL_OrigDNA …
@@ -25,7 +26,7 @@ from runner_core import BadInput, Location, Url, did_you_mean, location, refuse_
 
 from runner_dinocell.names import FieldName, Name, number, well
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet")
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 PLAIN = ("plate", "well", "site", "channel", "path")
 LOAD_DATA = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 _FILE, _FOLDER, _URL = "FileName_", "PathName_", "URL_"
@@ -125,6 +126,22 @@ def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
         yield Name(*own, number(channel)), place(row, path), labels[row]
 
 
+def of_fields(table: Table, column: str) -> Mapping[FieldName, str]:
+    """Return what a column says of each field, empty if there is no such column; BadInput if a field has two values."""
+    if column not in table:
+        return {}
+    load_data = LOAD_DATA[0] in table
+    parts = ("Metadata_Source", "Metadata_Batch", *LOAD_DATA) if load_data else ("source", "batch", *PLAIN[:3])
+    found: dict[FieldName, str] = {}
+    for field, value in zip(_names(table, *parts), table.filled(column), strict=True):
+        if (other := found.setdefault(field, value)) != value:
+            raise BadInput(
+                f"{table.where}: {'/'.join(filter(None, field))} has two values of {column}, {other} and {value}. A "
+                "field has one: mend it."
+            )
+    return found
+
+
 def _load_data(table: Table, root: Location, labels: Sequence[str]) -> Iterator[Image]:
     fields = _names(table, "Metadata_Source", "Metadata_Batch", *LOAD_DATA)
     place = _placed(table, root)
@@ -218,16 +235,15 @@ def _unpacked(where: str, content: bytes) -> bytes:
 
 
 def _csv(where: str, content: bytes) -> pa.Table:
-    """Read CSV, all as text: plate 0012 is not 12."""
+    """Read CSV with commas, semicolons or tabulators, all as text: plate 0012 is not 12."""
     content = _unpacked(where, content) if where.lower().endswith(".gz") else content
     content = content.removeprefix(b"\xef\xbb\xbf")
     first = content[: content.find(b"\n") + 1 or None].decode()
-    names = [name.strip() for name in next(csv.reader(io.StringIO(first)), [])]
-    for mark, name in ((";", "semicolons"), ("\t", "tabulators")):
-        if len(names) == 1 and mark in names[0]:
-            raise BadInput(f"{where}: its columns are separated by {name}. Save it again with commas between them.")
+    mark = next((mark for mark in ("\t", ",", ";") if mark in first), ",")
+    names = [name.strip() for name in next(csv.reader(io.StringIO(first), delimiter=mark), [])]
     return pa.csv.read_csv(
         pa.BufferReader(content),
         read_options=pa.csv.ReadOptions(column_names=names, skip_rows=1),
+        parse_options=pa.csv.ParseOptions(delimiter=mark),
         convert_options=pa.csv.ConvertOptions(column_types={name: pa.string() for name in names}),
     )

@@ -17,6 +17,7 @@ from runner_core import (
     Cropped,
     DataSet,
     Decoded,
+    GuessedTable,
     Health,
     Infer,
     Json,
@@ -42,6 +43,12 @@ from runner_dinocell.optimisations import OPTIMISATIONS
 from runner_dinocell.whole import Embedded, side
 
 
+def _guess(folder: Path) -> GuessedTable:
+    from runner_dinocell.guess import guess
+
+    return guess(folder)
+
+
 class DinoCell(Project):
     """Self-supervised pretraining of vision transformers on Cell Painting."""
 
@@ -51,7 +58,10 @@ class DinoCell(Project):
     presets = PRESETS
     monitor = ("rank", "max")
     dataset = DataSet(
-        remote=True, settings=("data.manifest", "data.pattern", "data.label"), samples_setting="data.windows"
+        remote=True,
+        settings=("data.manifest", "data.pattern", "data.label"),
+        samples_setting="data.windows",
+        guess=_guess,
     )
     config: CellConfig
 

@@ -17,7 +17,7 @@ from runner_core.data.pairs.listing import (
     match_by_name,
     without_channel,
 )
-from runner_core.data.pairs.rows import TableRow, is_table, named_table, read_rows, record_key
+from runner_core.data.pairs.rows import TableRow, is_table, named_table, read_rows, record_key, refuse_no_table
 from runner_core.data.pairs.table import Pattern, Table, read_table
 
 __all__ = [
@@ -36,5 +36,6 @@ __all__ = [
     "read_rows",
     "read_table",
     "record_key",
+    "refuse_no_table",
     "without_channel",
 ]

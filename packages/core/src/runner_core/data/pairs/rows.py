@@ -56,7 +56,7 @@ def named_table(root: Path, config: FilesConfig) -> Path | None:
         return None
     if config.pattern:
         raise BadInput(f"data.pattern and the table {table} both say which files belong together: leave one out.")
-    _refuse_no_table(table, root)
+    refuse_no_table(table, root)
     return table
 
 
@@ -125,7 +125,7 @@ def _values(table: Table, own: set[str]) -> Mapping[str, Sequence[Scalar]]:
     return {name: [typed(cell) for cell in table.column(name) or ()] for name in others}
 
 
-def _refuse_no_table(path: Path, root: Path) -> None:
+def refuse_no_table(path: Path, root: Path) -> None:
     """Raise BadInput if nothing is at `path`; the message says if the table lies below `root` under that path."""
     if os.path.lexists(path):
         return
