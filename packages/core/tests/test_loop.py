@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 from runner_core.base.errors import BadInput
+from runner_core.config import RunConfig
 from runner_core.data.sampling import stream_seed
 from runner_core.training import loop
 from runner_core.training.cadence import Cadence
@@ -47,6 +48,15 @@ def test_no_event_is_missed(cadence):
     assert cadence.validates(step)
     assert cadence.saves(step)
     assert not cadence.validates(0)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (12, 1), (100, 5), (999, 49), (1000, 50), (10**6, 50)])
+def test_a_short_run_logs_more_often(steps, every):
+    config = RunConfig()
+    config.train.epochs = 1
+    assert Cadence.of(config, steps).log_every == every
+    config.log.every = 50
+    assert Cadence.of(config, steps).log_every == 50
 
 
 @given(cadences)

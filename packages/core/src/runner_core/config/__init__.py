@@ -209,8 +209,9 @@ class HealthConfig:
 
 @dataclass
 class LogConfig:
-    every: Annotated[int, AtLeast(1)] = 50
-    """Steps between lines of the log; reading the device's numbers more often costs time."""
+    every: Annotated[int, AtLeast(1)] | None = None
+    """Steps between lines of the log; reading the device's numbers more often costs time. Default: 50, or fewer in a
+    run of fewer than 1,000 steps, so that its curves have 20 points."""
     snapshots_every: Annotated[int, AtLeast(1)] | None = None
     """Steps between the pictures of what the network makes of a few samples. Default: about 20 times in the run, or
     less often if that would cost more than 1 % of the training."""

@@ -283,5 +283,5 @@ def _between(project: Project, report: Mapping[str, Any]) -> Iterator[Remedy]:
         if share > (0.2 if name == METRICS else 0.05):
             setting = event["setting"]
             why = f"{name} takes {share:.0%} of the time: {event['seconds']:.3g} s every {event['every']:,.0f} steps"
-            now = often.get(setting, round(event["every"]))
+            now = often.get(setting) or round(event["every"])
             yield Remedy(f"{name} less often", {setting: 4 * now}, why, 0.75 * share)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from runner_core.config import RunConfig
 from runner_core.engines.schedule import decay_begin
 
+_LOG_EVERY, _POINTS = 50, 20
+"""Most steps between lines of the log if no setting says it, and the number of lines that a shorter run gets."""
 _PICTURES = 20
 """Most pictures that a run draws of one sample, if no setting says how often."""
 _PICTURES_SHARE = 0.01
@@ -29,7 +31,7 @@ class Cadence:
 
     steps_per_epoch: int
     epochs: int
-    log_every: int = 50
+    log_every: int = _LOG_EVERY
     validate_every: int = 1
     save_every: int = 1
     save_every_steps: int | None = None
@@ -44,7 +46,7 @@ class Cadence:
         return Cadence(
             steps_per_epoch,
             config.train.epochs,
-            max(1, config.log.every),
+            config.log.every or max(1, min(_LOG_EVERY, steps // _POINTS)),
             max(1, config.validate.every),
             max(1, config.checkpoint.every),
             config.checkpoint.every_steps or None,
