@@ -260,7 +260,8 @@ def test_the_extension_of_the_page_is_installed_used_and_left_out(tmp_path: Path
     files = dict[str, list[str]]()
     for file, text in re.findall(r"^```\w+\n# ([\w.]+)[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         files.setdefault(file, []).append(text)
-    assert {name: len(versions) for name, versions in files.items()} == {"worst.py": 2, "pyproject.toml": 1}
+    found = {name: len(versions) for name, versions in files.items()}
+    assert found == {"worst.py": 2, "pyproject.toml": 1, "test_worst.py": 1}
     for file, (text, *_) in files.items():
         (package / file).write_text(text, encoding="utf-8")
     place = Place(tmp_path, install(tmp_path / "installed", package))
@@ -269,8 +270,12 @@ def test_the_extension_of_the_page_is_installed_used_and_left_out(tmp_path: Path
     assert (tmp_path / "with/worst.txt").read_text(encoding="utf-8").startswith("the largest loss was")
     place.run("toy", "train", "--run-dir", "without", "--no-extension", "worst", *WITHOUT_TIMES)
     assert not (tmp_path / "without/worst.txt").exists()
-    (tmp_path / "installed/worst.py").write_text(files["worst.py"][1], encoding="utf-8")
+    for folder in (tmp_path / "installed", package):
+        (folder / "worst.py").write_text(files["worst.py"][1], encoding="utf-8")
     assert "set worst.after to 1 or more" in place.run("toy", "config", "--worst.of", "gradient_norm", code=2)
     words = ("--worst.of", "gradient_norm", "--worst.after", "2")
     place.run("toy", "train", "--run-dir", "set", *words, *WITHOUT_TIMES)
     assert (tmp_path / "set/worst.txt").read_text(encoding="utf-8").startswith("the largest gradient_norm was")
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(package)]
+    tested = subprocess.run(words, env=place.environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "2 passed" in tested.stdout, tested.stdout

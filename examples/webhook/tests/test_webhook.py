@@ -9,6 +9,7 @@ from threading import Thread
 import pytest
 import runner_webhook
 from runner_core import HealthEvent, Sinks
+from runner_core.testing import train_toy
 from runner_webhook import Config
 
 
@@ -56,6 +57,14 @@ def test_start_findings_and_end_are_told(server, monkeypatch, tmp_path):
         "toy run-7: done at step 20; best: step 10, dice 0.8765",
     ]
     assert not said
+
+
+def test_a_whole_run_is_told(server, monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("RUNNER_WEBHOOK", f"http://127.0.0.1:{server.server_port}/hook")
+    train_toy(tmp_path, "webhook", {"webhook.timeout": 5, "webhook.stalled_after": 1})
+    assert server.texts[0] == "toy run: started: 12 steps"
+    assert server.texts[-1].startswith("toy run: done at step 12; best: step 12, loss 0.")
 
 
 def test_a_server_that_refuses_is_told_once(server, monkeypatch, tmp_path):

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
+import runner_core
 import yaml
 from runner_core import AtLeast, BadInput, RunConfig, hookimpl
 from runner_core.config.extensions import with_sections
 from runner_core.plugins.manager import Plugins
+from runner_core.testing import train_toy
 
 Runner = Any
 PROJECT = Path(__file__).parent / "toy/project"
@@ -108,6 +110,26 @@ def test_a_run_keeps_them(runner: Runner, chat: Path, tmp_path: Path) -> None:
         left_out = runner("toy", *words, "--no-extension", "chat")
         assert left_out.returncode == 0, left_out.stderr
     assert runner("toy", "train", "--resume", run, "--no-extension", "chat").returncode == 0
+
+
+@pytest.mark.torch
+def test_an_author_trains_a_toy_with_them(chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(chat))
+    monkeypatch.chdir(tmp_path)
+    run = train_toy(tmp_path, "chat", {"chat.every": 3, "train.epochs": 1})
+    assert json.loads((tmp_path / "seen.json").read_text()) == [3, "short", 3]
+    assert runner_core.open(run).status == "done"
+    assert runner_core.open(run).settings["chat.every"] == 3
+    assert [row["step"] for row in runner_core.open(run).steps] == [*range(1, 7)]
+    assert runner_core.open(run).scores["error"] < 0.5
+    for name, settings, message in (
+        ("chat", {"chat.evry": 3}, "did you mean 'every'?"),
+        ("chat", {"chat.every": 0}, "setting chat.every must be at least 1"),
+        ("chta", {}, "no extension 'chta' is installed; did you mean 'chat'?"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            train_toy(tmp_path / "other", name, settings)
+        assert message in str(refused.value)
 
 
 @dataclass

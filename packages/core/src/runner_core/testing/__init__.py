@@ -10,6 +10,16 @@ installed, because it is found through its entry point. Everything is tested on 
 CPU, and takes about as long as three short runs.
 
 A project's other tests may use `cropped`, `prepared`, `open_store`, `changed` and `refusal`.
+
+An extension is tested in a short run of a toy project, with its settings (the package must be installed):
+
+    from runner_core.testing import train_toy
+
+    def test_the_worst_loss_is_written(tmp_path):
+        run = train_toy(tmp_path, "worst", {"worst.after": 3})
+        assert "at step" in (run / "worst.txt").read_text()
+
+`runner_core.open(run)` then gives its curves and scores.
 """
 
 from __future__ import annotations
@@ -25,8 +35,19 @@ if TYPE_CHECKING:
     from runner_core.testing.parts import open_store as open_store
     from runner_core.testing.parts import prepared as prepared
     from runner_core.testing.parts import refusal as refusal
+    from runner_core.testing.toy import train_toy as train_toy
 
-__all__ = ["CHECKS", "ProjectContract", "changed", "check_project", "cropped", "open_store", "prepared", "refusal"]
+__all__ = [
+    "CHECKS",
+    "ProjectContract",
+    "changed",
+    "check_project",
+    "cropped",
+    "open_store",
+    "prepared",
+    "refusal",
+    "train_toy",
+]
 _PARTS = ("changed", "cropped", "open_store", "prepared", "refusal")
 
 
@@ -38,6 +59,10 @@ def __getattr__(name: str) -> Any:
         from runner_core.testing import parts
 
         return getattr(parts, name)
+    if name == "train_toy":
+        from runner_core.testing.toy import train_toy
+
+        return train_toy
     if name in __all__:
         from runner_core.testing import contract
 
