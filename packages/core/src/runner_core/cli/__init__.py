@@ -28,6 +28,7 @@ PROJECT_COMMANDS = {
     "train": ("train", "train; without --data on a generated phantom"),
     "crossval": ("experiment", "train once for each fold, and score every record by a run that never saw its group"),
     "repeat": ("experiment", "train with several seeds, to see how much the result depends on chance"),
+    "sweep": ("sweep", "search settings by trials, and judge the best on records that the search never looked at"),
     "init-data": ("init_data", "write a table of a folder's images and labels by guessing, for you to correct"),
     "check": ("check", "audit the data before spending hours on it"),
     "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),

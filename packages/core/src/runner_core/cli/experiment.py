@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +14,17 @@ from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
-from runner_core.base.writing import whole_folder
+from runner_core.base.writing import to_json, whole_folder
 from runner_core.cli.json_output import read_json, show_json
-from runner_core.cli.options import LATEST, CrossvalOptions, ExperimentOptions, RepeatOptions, TrainOptions, peek
+from runner_core.cli.options import (
+    LATEST,
+    CrossvalOptions,
+    ExperimentOptions,
+    FolderOptions,
+    RepeatOptions,
+    TrainOptions,
+    peek,
+)
 from runner_core.cli.start import Started, start_new
 from runner_core.cli.train import train_with
 from runner_core.contract import Json
@@ -35,7 +44,8 @@ from runner_core.training.data import data_folder, read_records, records_seen
 
 AUTO = "auto"
 _FOLDS, _SEEDS = "5", 5
-Kind = TypeVar("Kind", bound=ExperimentOptions)
+Kind = TypeVar("Kind", bound=FolderOptions)
+Several = TypeVar("Several", bound=ExperimentOptions)
 
 
 @dataclass(frozen=True)
@@ -61,34 +71,39 @@ def repeat(name: str, arguments: Sequence[str]) -> int:
     return _run(name, "repeat", RepeatOptions, arguments, _seeds)
 
 
-def _run(name: str, kind: str, options: type[Kind], arguments: Sequence[str], plan: Planner[Kind]) -> int:
+def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str], plan: Planner[Several]) -> int:
     """Start or continue an experiment, train its members, and pool their scores."""
-    started, folder = _start(name, kind, options, arguments)
-    for flag in ("seeds", "at_once"):
-        if (number := getattr(started.options, flag)) is not None and number < 1:
-            raise BadInput(f"--{flag.replace('_', '-')} is {number}; it must be at least 1")
+    started, folder = start(name, kind, options, arguments)
     share = _share(started.options.part)
-    folder = _begin(started, kind, plan) if folder is None else _continued(folder, started)
+    folder = begin(started, kind, plan) if folder is None else continued(folder, started)
     own = folder.members[share]
     left = [member for member in own if not folder.done(member)]
     if len(left) < len(own):
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
-    trainer = Runner(folder, _shared_words(started), lambda words: _train(name, words), started.setup, print)
-    try:
+    trainer = Runner(folder, shared_words(started), lambda words: _train(name, words), started.setup, print)
+    with going_on(folder):
         failed = trainer.train_all(left, started.options.at_once)
-    except (Stopped, KeyboardInterrupt, SystemExit) as stop:
-        again = f"{progress(folder)}; go on with: {runner()} {name} {kind} --resume {shell_word(folder.path)}"
-        if isinstance(stop, Stopped):
-            stop.args = (f"{str(stop).partition(chr(10))[0]}\n{again}",)
-        else:
-            stop.add_note(again)
-        raise
     conclude(folder, started.setup, print)
     if started.options.json:
         show_json({"folder": folder.path, **read_json(folder.path / SUMMARY_FILE)})
     if failed:
         raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
     return 0
+
+
+@contextmanager
+def going_on(folder: ExperimentFolder) -> Iterator[None]:
+    """Add to an interruption what is done, and the command that goes on."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt, SystemExit) as stop:
+        command = f"{runner()} {folder.project} {folder.kind} --resume {shell_word(folder.path)}"
+        again = f"{progress(ExperimentFolder.open(folder.path))}; go on with: {command}"
+        if isinstance(stop, Stopped):
+            stop.args = (f"{str(stop).partition(chr(10))[0]}\n{again}",)
+        else:
+            stop.add_note(again)
+        raise
 
 
 def _train(name: str, words: Words) -> int:
@@ -98,7 +113,7 @@ def _train(name: str, words: Words) -> int:
 # ---------------------------------------------------------------- start or continue
 
 
-def _start(
+def start(
     name: str, kind: str, options: type[Kind], arguments: Sequence[str]
 ) -> tuple[Started[Kind], ExperimentFolder | None]:
     """Parse the command line; return the experiment to continue too, or None for a new one."""
@@ -117,7 +132,12 @@ def _start(
             )
         if seen.config is None and seen.preset is None:
             words = ["--config", str(folder.settings_file), *words]
-    return start_new(name, kind, options, words), folder
+    started = start_new(name, kind, options, words)
+    for flag in ("seeds", "at_once", "trials"):
+        number = getattr(started.options, flag, None)
+        if number is not None and number < 1:
+            raise BadInput(f"--{flag.replace('_', '-')} is {number}; it must be at least 1")
+    return started, folder
 
 
 def _without_resume(words: Sequence[str]) -> list[str]:
@@ -135,14 +155,14 @@ def _latest(name: str, kind: str) -> ExperimentFolder:
     return ExperimentFolder.open(found[-1])
 
 
-def _continued(folder: ExperimentFolder, started: Started[Kind]) -> ExperimentFolder:
+def continued(folder: ExperimentFolder, started: Started[Kind]) -> ExperimentFolder:
     """Return the folder. Raises BadInput if the command line asks for something else than what it holds."""
     options, setup = vars(started.options), started.setup
     kept = start_new(setup.name, folder.kind, type(started.options), ["--config", str(folder.settings_file)])
     changed = [f"{name} (it has {was})" for name, (was, _) in differences(kept.setup.config, setup.config).items()]
     if setup.source != kept.setup.source:
         changed.append(f"--data (it has {kept.setup.source or 'the phantom'})")
-    wanted = {name: options.get(name) for name in folder.about if options.get(name)}
+    wanted = {name: to_json(options.get(name)) for name in folder.about if options.get(name)}
     changed += [f"--{n.replace('_', '-')} (it has {folder.about[n]})" for n in wanted if wanted[n] != folder.about[n]]
     if changed:
         raise BadInput(
@@ -159,13 +179,13 @@ def _records(setup: Setup) -> Sequence[AnyRecord]:
         return read_records(setup, data_folder(setup, print), print)
 
 
-def _begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentFolder:
+def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentFolder:
     """Choose the members, and write the folder whole or not at all."""
     setup = started.setup
     path = started.options.out or free_path(RUNS / setup.name / f"{kind}-{time.strftime('%Y-%m-%d-%H%M%S')}")
     _refuse_full(path)
     found = plan(started, _records(setup))
-    members = [replace(m, settings={**m.settings, "data.split": str(_split_file(path, m))}) for m in found.members]
+    members = [replace(m, settings={**m.settings, **_split_setting(path, m)}) for m in found.members]
     try:
         with whole_folder(path) as new:
             save(new / SETTINGS_FILE, setup.config, started.head)
@@ -177,7 +197,7 @@ def _begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> Experiment
             raise BadInput(
                 f"{path} cannot be written: {error.strerror or error}; name another folder with --out"
             ) from error
-        return _continued(ExperimentFolder.open(path), started)  # another part of it was quicker
+        return continued(ExperimentFolder.open(path), started)  # another part of it was quicker
     print(f"{kind}: {counted(len(members), 'run')} in {path}")
     return ExperimentFolder.open(path)
 
@@ -187,8 +207,8 @@ def _refuse_full(path: Path) -> None:
         raise BadInput(f"{path}: the folder is not empty; name another one with --out, or --resume what it holds")
 
 
-def _split_file(path: Path, member: Member) -> Path:
-    return path.absolute() / str(member.settings["data.split"])
+def _split_setting(path: Path, member: Member) -> Mapping[str, Json]:
+    return {"data.split": str(path.absolute() / str(member.settings["data.split"]))}
 
 
 def _share(part: str) -> slice:
@@ -201,7 +221,7 @@ def _share(part: str) -> slice:
     return slice(int(first) - 1, None, int(count))
 
 
-def _shared_words(started: Started[Kind]) -> Words:
+def shared_words(started: Started[Kind]) -> Words:
     """Return what a settings file does not hold, for the members' command lines."""
     options = started.options
     named = [("--extension", name) for name in options.extension]

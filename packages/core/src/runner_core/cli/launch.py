@@ -17,14 +17,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT
 from types import FrameType
 from typing import NoReturn
 
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
-from runner_core.training.signals import HANDLED, RENDEZVOUS, PeerLost, find_place
+from runner_core.training.signals import HANDLED, RENDEZVOUS, PeerLost, end_with_parent, find_place
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0
@@ -136,7 +136,7 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     if place.number:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until this process ends
     if RENDEZVOUS in os.environ:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        end_with_parent()
     first = place.number == 0
     try:
         setup.team = setup.engine.join(place)
@@ -187,10 +187,3 @@ def _end(code: int) -> None:
         with suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def _end_with(parent: int) -> None:
-    """Save and end the training when the launcher is killed: no process passes signals on then."""
-    while os.getppid() == parent:
-        time.sleep(_PEERS_LOOK)
-    os.kill(os.getpid(), SIGTERM)

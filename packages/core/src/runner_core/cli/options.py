@@ -88,7 +88,7 @@ class TrainOptions(StartOptions):
 
 
 @dataclass(kw_only=True)
-class ExperimentOptions(StartOptions, JsonOptions):
+class FolderOptions(StartOptions, JsonOptions):
     out: Path | None = None
     """Folder for all runs; it must be empty or new. Default: runs/PROJECT/COMMAND-TIME."""
     resume: str | None = None
@@ -97,6 +97,10 @@ class ExperimentOptions(StartOptions, JsonOptions):
     at_once: int | None = None
     """Number of runs that train at the same time, each in a process of its own. Default: one on each GPU, one in turn
     on a CPU."""
+
+
+@dataclass(kw_only=True)
+class ExperimentOptions(FolderOptions):
     part: str = ""
     """Train only some of the runs: 2/5 takes the second of five shares. Several machines with one disk can share the
     work; whichever ends last pools the scores."""
@@ -130,6 +134,25 @@ class RepeatOptions(ExperimentOptions):
 
     seeds: int | None = None
     """Number of runs, with successive seeds. Default: 5."""
+
+
+@dataclass(kw_only=True)
+class SweepOptions(FolderOptions):
+    """Search settings: train trial after trial, each with settings that earlier ones suggest (Optuna).
+
+    Trials are compared by the metric that chooses the best checkpoint. Those that lag behind are given up early. At the
+    end the best and the settings without the search are scored on records that the search never looked at: the data
+    set's own test records, or groups that are held out. best.yaml has the settings, for `train --config`.
+    """
+
+    vary: tuple[str, ...] = ()
+    """Settings to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log, or NAME=A,B,C; several after one --vary."""
+    trials: int = 20
+    """Number of trials in all, those of earlier starts included."""
+    minutes: float | None = None
+    """Begin no trial that would end later than this. Default: no limit."""
+    holdout: float = 0.2
+    """Share of the records that are held out, as whole groups, if the data set has no test records of its own."""
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,11 @@ Words = Sequence[str]
 Say = Callable[[str], None]
 
 _LOOK = 0.1
-_CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
+_CODE = """import sys
+from runner_core.training.signals import end_with_parent
+end_with_parent()
+from runner_core.cli import main
+sys.exit(main())"""
 
 
 def write_split(path: Path, splits: Mapping[str, Sequence[AnyRecord]]) -> None:
@@ -46,6 +50,14 @@ def write_split(path: Path, splits: Mapping[str, Sequence[AnyRecord]]) -> None:
         if splits.get(split)
     }
     replace_text(path, f"# {'groups' if by_group else 'records'} of each split\n{yaml.safe_dump(names)}")
+
+
+@dataclass
+class _Running:
+    member: Member
+    process: subprocess.Popen[bytes]
+    begun: float
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,17 +79,25 @@ class Runner:
 
         Raises BadInput if `at_once` does not suit the devices.
         """
+        count = self.count(at_once, len(members))
+        return self._one_by_one(members) if count == 1 else self._several(members, count)
+
+    def count(self, at_once: int | None, members: int) -> int:
+        """Return how many members train at a time. Raises BadInput if `at_once` does not suit the devices."""
         config = self.setup.config.train
         if config.devices > 1 and (at_once or 1) > 1:
             raise BadInput(f"--at-once {at_once}: each run takes {config.devices} devices (train.devices)")
-        device = self.setup.device
-        gpus = (
-            device.count if device.kind != "cpu" and config.device in ("auto", device.kind) and len(members) > 1 else 0
-        )
-        count = min(at_once or (gpus if config.devices == 1 else 1) or 1, max(1, len(members)))
+        gpus = self._gpus if members > 1 else 0
+        count = min(at_once or (gpus if config.devices == 1 else 1) or 1, max(1, members))
         if gpus and count > gpus:
             raise BadInput(f"--at-once {count}: there are {counted(gpus, 'GPU')}, one for each run")
-        return self._one_by_one(members) if count == 1 else self._several(members, count, bool(gpus))
+        return count
+
+    @property
+    def _gpus(self) -> int:
+        """Number of GPUs that members may have, each one; 0 on a CPU, or if `train.device` names one."""
+        device = self.setup.device
+        return device.count if device.kind != "cpu" and self.setup.config.train.device in ("auto", device.kind) else 0
 
     def words(self, member: Member) -> Words:
         """Return the command line that starts a member, or continues it."""
@@ -101,65 +121,90 @@ class Runner:
                 failed.append(f"{member.name}: {error}")
         return failed
 
-    def _several(self, members: Sequence[Member], count: int, gpus: bool) -> list[str]:
-        """Train `count` at a time, each in a process of its own; return a message for each that failed.
+    def _several(self, members: Sequence[Member], count: int) -> list[str]:
+        """Train `count` at a time; return a message for each that failed."""
+        failed, waiting = list[str](), iter(members)
 
-        With `gpus` each process sees one GPU. What a process prints is in the train.log of its run.
-        """
-        waiting, failed = list(members), list[str]()
-        running: dict[int, tuple[Member, subprocess.Popen[bytes], float]] = {}
-        try:
-            while waiting or running:
-                for place in range(count):
-                    if place not in running and waiting:
-                        member = waiting.pop(0)
-                        self.say(f"{member.name}: training; its output is in {self.experiment.run(member).log}")
-                        running[place] = member, self._start(member, place, count, gpus), time.monotonic()
-                for place, (member, process, begun) in list(running.items()):
-                    if process.poll() is not None:
-                        del running[place]
-                        if problem := self._ended(member, process.returncode, time.monotonic() - begun):
-                            failed.append(problem)
-                time.sleep(_LOOK)
-        except (KeyboardInterrupt, SystemExit):
-            for _, process, _ in running.values():
-                process.send_signal(signal.SIGTERM)  # each saves a checkpoint
-            for _, process, _ in running.values():
-                process.wait()
-            raise
-        finally:
-            for _, process, _ in running.values():
-                process.kill()
-                process.wait()
+        def ended(member: Member, problem: str) -> None:
+            if problem:
+                failed.append(problem)
+
+        self.processes(count, lambda: next(waiting, None), ended)
         return failed
 
-    def _start(self, member: Member, place: int, count: int, gpus: bool) -> subprocess.Popen[bytes]:
+    def processes(
+        self,
+        count: int,
+        following: Callable[[], Member | None],
+        ended: Callable[[Member, str], None],
+        stops: Callable[[Member], bool] = lambda member: False,
+    ) -> None:
+        """Train members in processes of their own, `count` at a time, each with a GPU of its own if there are several.
+
+        What a process prints is in the train.log of its run. `following` returns the next member, or None if there is
+        none now; with none running either, this ends. `ended` gets a member and what went wrong, "" if nothing did. A
+        member for which `stops` is true is stopped, after it saved a checkpoint.
+        """
+        running: dict[int, _Running] = {}
+        try:
+            while True:
+                for place in (n for n in range(count) if n not in running):
+                    if (member := following()) is None:
+                        break
+                    running[place] = self._begin(member, place, count)
+                if not running:
+                    return
+                time.sleep(_LOOK)
+                for place, run in list(running.items()):
+                    if run.process.poll() is not None:
+                        del running[place]
+                        ended(run.member, self._problem(run))
+                    elif not run.stopped and stops(run.member):
+                        run.stopped = True
+                        run.process.send_signal(signal.SIGTERM)
+        except (KeyboardInterrupt, SystemExit):
+            for run in running.values():
+                run.process.send_signal(signal.SIGTERM)  # each saves a checkpoint
+            for run in running.values():
+                run.process.wait()
+            raise
+        finally:
+            for run in running.values():
+                run.process.kill()
+                run.process.wait()
+
+    def _begin(self, member: Member, place: int, count: int) -> _Running:
+        self.say(f"{member.name}: training; its output is in {self.experiment.run(member).log}")
         environment = dict(os.environ)
-        if gpus:
+        if count > 1 and self._gpus:
             visible = environment.get("CUDA_VISIBLE_DEVICES")
             environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
-        else:
+        elif count > 1:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         command = [sys.executable, "-c", _CODE, self.experiment.project, "train", *self.words(member)]
         with self._errors(member, "wb") as errors:  # its own process group: this process passes Ctrl-C on
-            return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, process_group=0)
+            process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+            )
+        return _Running(member, process, time.monotonic())
+
+    def _problem(self, run: _Running) -> str:
+        """Say how a member ended; return what went wrong, or ""."""
+        with self._errors(run.member, "rb") as file:
+            message = file.read().decode(errors="replace").strip()
+        with suppress(OSError):
+            (self.experiment.path / f".{run.member.name}.stderr").unlink()
+        if run.process.returncode == 0:
+            scores = self.experiment.summary(run.member).get("scores") or {}
+            self.say(f"{run.member.name}: done in {duration(time.monotonic() - run.begun)}  {shown_scores(scores)}")
+            return ""
+        problem = f"{run.member.name} ended with code {run.process.returncode}: {message or 'no message'}"
+        if not run.stopped:
+            self.say(problem)
+        return problem
 
     def _errors(self, member: Member, mode: str) -> IO[bytes]:
         return open(self.experiment.path / f".{member.name}.stderr", mode)
-
-    def _ended(self, member: Member, code: int, seconds: float) -> str:
-        """Say how a member ended; return its message if it failed."""
-        with self._errors(member, "rb") as file:
-            message = file.read().decode(errors="replace").strip()
-        with suppress(OSError):
-            (self.experiment.path / f".{member.name}.stderr").unlink()
-        if code == 0:
-            scores = self.experiment.summary(member).get("scores") or {}
-            self.say(f"{member.name}: done in {duration(seconds)}  {shown_scores(scores)}")
-            return ""
-        problem = f"{member.name} ended with code {code}: {message or 'no message'}"
-        self.say(problem)
-        return problem
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -67,7 +67,7 @@ class ExperimentFolder:
             found = json.loads(refuse_special_file(path / FILE).read_text(encoding="utf-8"))
             members = [Member(**member) for member in found["members"]]
             texts = [found["kind"], found["project"], *(text for m in members for text in (m.name, m.fold))]
-            if all(isinstance(text, str) for text in texts) and all(_is_name(m.name) for m in members) and members:
+            if all(isinstance(text, str) for text in texts) and all(_is_name(m.name) for m in members):
                 return cls(path, found["kind"], found["project"], members, dict(found["about"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass

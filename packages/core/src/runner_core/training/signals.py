@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,6 +21,20 @@ Batch = TypeVar("Batch")
 DAMAGED = 1 << 16
 """Value of `Signals.pending` if the data turned out to be damaged; it goes before every signal."""
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+_PARENT_LOOK = 1.0
+
+
+def end_with_parent() -> None:
+    """Save and end the training if the process that started this one is killed: no process passes signals on then."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Signals:
