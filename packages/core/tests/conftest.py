@@ -118,6 +118,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def crossvalidated(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Path:
+    """Folder of a short cross-validation of the toy on its phantom, three folds. Do not change it: copy it."""
+    pytest.importorskip("torch", reason="torch is not installed (the extra runner-core[torch])")
+    folder = tmp_path_factory.mktemp("crossvalidated") / "cv"
+    quick = ("--epochs", "1", "--train.steps-per-epoch", "2", "--train.threads", "1")
+    words = command("toy", "crossval", "--folds", "3", "--out", folder, *quick)
+    env = environment(cache_home)
+    done = subprocess.run(words, env=env, text=True, capture_output=True, timeout=480, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
 @pytest.fixture
 def launch(tmp_path: Path, cache_home: Path) -> Callable[..., subprocess.Popen[str]]:
     """Like `runner`, but return the running process; its output goes into the file `out`."""

@@ -208,7 +208,8 @@ class DinoCell(Project):
         return Embedded(soft["windows"], whole.corners(shape, side(self.config), stride))
 
     def combining(self) -> Combining:
-        return Combining(kind="embeddings", soft=self._soft, decide=self._decide)
+        """Return the embeddings; networks of an ensemble read the same channels."""
+        return Combining("embeddings", self._soft, self._decide, must_match={"channels": list(self._channels)})
 
     def _levels(self, record: Record, own: Array) -> Array:
         """Return the grey values of each channel that become 0 and 1.

@@ -17,10 +17,10 @@ from runner_core.api.results import picture
 from runner_core.base.errors import BadInput
 from runner_core.base.location import location
 from runner_core.base.text import first_few
+from runner_core.cli.ensembles import label, start_from_runs
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import PredictOptions
-from runner_core.cli.predict import collected, find_inputs, refuse_beside, write_prediction
-from runner_core.cli.start import load_network, start_from_run
+from runner_core.cli.predict import collected, find_inputs, load_predictor, refuse_beside, write_prediction
 from runner_core.contract import Array, Arrays, Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
@@ -28,6 +28,7 @@ from runner_core.engines.process import process_of, undisturbed
 from runner_core.output.evaluations import remove_leftovers
 from runner_core.output.pictures import is_picture, png_bytes
 from runner_core.output.report.page import Note, fragment
+from runner_core.training.ensembles import predict_with
 
 _KEY = "array"
 """Name of a record that was given as arrays."""
@@ -39,10 +40,11 @@ class Predictor:
     def __init__(self, project: str, named: Path, options: Mapping[str, Any]) -> None:
         given = {**options, "run": named, "inputs": (), "out": Path()}
         with undisturbed() as framework:
-            started = start_from_run(project, "predict", PredictOptions, keywords(PredictOptions, given))
-            self.setup, self.project = started.setup, started.setup.project
+            members = start_from_runs(project, "predict", PredictOptions, keywords(PredictOptions, given))
+            self.setup, self.project = members[0].setup, members[0].setup.project
             framework(self.project.framework)
-            self._trained, self.checkpoint = load_network(started, named)
+            self._network, checkpoints = load_predictor(members)
+            self.checkpoint = checkpoints[0] if len(members) == 1 else label(members, checkpoints)
             self._pipeline = RecordPipeline.of(self.setup)
             self._process = process_of(self.project.framework).read()
 
@@ -89,7 +91,7 @@ class Predictor:
         with undisturbed() as framework, local(self.project, record) as here:
             framework(self.project.framework)
             process_of(self.project.framework).write(self._process)
-            found = self.project.predict(CroppedRecord(self._pipeline, here), self._trained.infer)
+            found = predict_with(self.project, CroppedRecord(self._pipeline, here), self._network)
             remarks = () if check is None else tuple(check(here, found))
         return Prediction(self, record, found, remarks, folder)
 

@@ -118,15 +118,15 @@ class Run:
         Raises:
             BadInput: The data or the settings cannot be used.
         """
+        from runner_core.cli.ensembles import start_from_runs
         from runner_core.cli.evaluate import evaluate_with
         from runner_core.cli.options import EvaluateOptions
-        from runner_core.cli.start import start_from_run
 
         given = {"run": self._checkpoint(checkpoint), "data": data, "split": split, "out": out, **settings}
         with undisturbed() as framework:
-            started = start_from_run(self.project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))
-            framework(started.setup.project.framework)
-            return Scores.read(evaluate_with(started)[1])
+            members = start_from_runs(self.project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))
+            framework(members[0].setup.project.framework)
+            return Scores.read(evaluate_with(members)[1])
 
     def predict(
         self, item: Any, spacing: Any = None, *, checkpoint: str | None = None, **options: Any
@@ -155,15 +155,15 @@ class Run:
 
     def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
         """Write the network for use without runner into a new or empty folder, and return the files."""
+        from runner_core.cli.ensembles import start_from_runs
         from runner_core.cli.options import ExportOptions
         from runner_core.cli.predict import export_with
-        from runner_core.cli.start import start_from_run
 
         given = {"run": self._checkpoint(checkpoint), "out": out, **settings}
         with undisturbed() as framework:
-            started = start_from_run(self.project, "export", ExportOptions, keywords(ExportOptions, given))
-            framework(started.setup.project.framework)
-            return list(export_with(started))
+            members = start_from_runs(self.project, "export", ExportOptions, keywords(ExportOptions, given))
+            framework(members[0].setup.project.framework)
+            return list(export_with(members))
 
     def _ready(self, checkpoint: str | None, options: Mapping[str, Any]) -> Predictor:
         """Return the predictor, which is kept as long as the same checkpoint and options are asked for."""

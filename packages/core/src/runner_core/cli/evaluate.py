@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,27 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
+from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs
 from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import EvaluateOptions
-from runner_core.cli.start import Started, load_networks, start_from_run
-from runner_core.contract import Infer, Trained
+from runner_core.cli.start import Started, load_networks
+from runner_core.contract import Infer
 from runner_core.contract.project import Project
-from runner_core.contract.records import Record
+from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
+from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report import write_report
-from runner_core.output.runfolder import RunFolder, claimed
+from runner_core.output.runfolder import claimed
 from runner_core.training.data import data_folder, read_records
+from runner_core.training.ensembles import Ensemble
 from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, figures_count, write_scores
 from runner_core.training.evaluation import evaluate as score_records
-from runner_core.training.seen import SPLIT_FILE, History, SavedSplit, Seen, read_split
+from runner_core.training.seen import SPLIT_FILE, History, SavedSplit, Seen, joined_split, read_split
 
 SPLITS = ("validation", "train", "test", "all")
 SCORED = "scored"
@@ -37,43 +40,48 @@ _SHOWN_ROWS = 20
 
 
 def evaluate(name: str, arguments: Sequence[str]) -> int:
-    scores, _ = evaluate_with(start_from_run(name, "evaluate", EvaluateOptions, arguments))
+    scores, _ = evaluate_with(start_from_runs(name, "evaluate", EvaluateOptions, arguments))
     return BadInput.exit_code if scores.errors else 0
 
 
-def evaluate_with(started: Started[EvaluateOptions]) -> tuple[Scores, Path]:
-    """Score the records, show and write the scores, and return them and their folder."""
-    options, setup, run = started.options, started.setup, started.run
-    assert run is not None
+def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, Path]:
+    """Score the records, show and write the scores, and return them and their folder.
+
+    Several runs predict together, and a record is predicted by those that were not trained on it.
+    """
+    started = members[0]
+    options, setup, run = started.options, started.setup, run_of(started)
     side = _side(options, setup.project)
-    sides = read_split(run.path)
-    history = History.of(run.path, str(started.head["source"]) if started.own_data else "")
+    sides = joined_split([read_split(run_of(member).path) for member in members])
     # before the records are read: `records` may use statistics
-    networks = load_networks(started, options.run, print)
+    network, untrained, checkpoints = _networks(members)
     everything, records = _records(started, side, sides)
-    index = Identities(cache_root(setup.config.cache.dir))
-    digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
-    source = str(started.head["source"])
-    read = everything if history.foreign(source) else records
-    digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
-    trained_on = history.seen(everything, [*digests.values()], source)
+    digests, seen = _trained_on(members, everything, records)
+    trained_on: Callable[[AnyRecord], bool] = seen[0]
+    if isinstance(network, Ensemble):
+        network = network.knowing(seen)
+        network.refuse_mixed(records)
+        trained_on = network.trained_on
     found = facts(
-        data=source,
+        data=str(started.head["source"]),
         split=side,
-        checkpoint=networks[2],
+        checkpoint=checkpoints[0] if len(members) == 1 else label(members, checkpoints),
         contents={record.key: digests[record.key] for record in records},
         settings=started.changed,
         versions=setup.engine.versions(),
     )
     done: list[Path] = []
-    with _folder(setup.name, options.out, run, found, done) as out:
-        print(f"{counted(len(records), 'record')} ({side}) with {networks[2]} of {run.path}")
-        scores, written = _score(setup, networks, records, trained_on, out)
+    place = options.run if ExperimentFolder.at(options.run) else run.path
+    with _folder(setup.name, options.out, place, found, done) as out:
+        print(f"{counted(len(records), 'record')} ({side}) with {label(members, checkpoints)}")
+        if isinstance(network, Ensemble) and any(network.left_out(record) for record in records):
+            print("each record is predicted by the runs that were not trained on it")
+        scores, written = _score(setup, network, untrained, records, trained_on, out)
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif text := trained_on_text([row.trained_on for row in scores.rows]):
         print(text)
-    for note in trained_on.notes:
+    for note in dict.fromkeys(note for one in seen for note in one.notes):
         print(f"NOTE: {note}")
     print(f"written: {', '.join(p.name for p in written)} in {done[0]}")
     if done[0].absolute().parent == run.path.absolute():  # the report shows evaluations in the run folder
@@ -88,14 +96,38 @@ def evaluate_with(started: Started[EvaluateOptions]) -> tuple[Scores, Path]:
     return scores, done[0]
 
 
+def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ensemble, Infer | None, list[str]]:
+    """Return the network of one run or of several, the untrained network if `judge` wants it, and the checkpoints."""
+    if len(members) > 1:
+        ensemble, checkpoints = load_ensemble(members)
+        return ensemble, None, checkpoints
+    trained, untrained, checkpoint = load_networks(members[0], members[0].named, print)
+    return trained.infer, untrained, [checkpoint]
+
+
+def _trained_on(
+    members: Sequence[Started[EvaluateOptions]], everything: Sequence[Record], records: Sequence[Record]
+) -> tuple[dict[str, str | None], list[Seen]]:
+    """Return the digests of the data's records, and for each run which of them it was trained on."""
+    source = str(members[0].head["source"])
+    histories = [
+        History.of(run_of(member).path, str(member.head["source"]) if member.own_data else "") for member in members
+    ]
+    index = Identities(cache_root(members[0].setup.config.cache.dir))
+    digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
+    read = everything if any(history.foreign(source) for history in histories) else records
+    digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
+    return digests, [history.seen(everything, [*digests.values()], source) for history in histories]
+
+
 @contextmanager
-def _folder(name: str, out: Path | None, run: RunFolder, found: dict[str, Any], done: list[Path]) -> Iterator[Path]:
+def _folder(name: str, out: Path | None, place: Path, found: dict[str, Any], done: list[Path]) -> Iterator[Path]:
     """Yield the folder to write into, and add its path to `done` afterwards.
 
-    It is the user's new or empty folder, or else a new one in the run's.
+    It is the user's new or empty folder, or else a new one in `place`, the folder of the run or the experiment.
     """
     if out is None:
-        with new_folder(run.path, found, done) as folder:
+        with new_folder(place, found, done) as folder:
             yield folder
         return
     with claimed(name, "evaluate", out) as folder:
@@ -106,22 +138,22 @@ def _folder(name: str, out: Path | None, run: RunFolder, found: dict[str, Any], 
 
 def _score(
     setup: Setup,
-    networks: tuple[Trained, Infer | None, str],
+    network: Infer | Ensemble,
+    untrained: Infer | None,
     records: Sequence[Record],
-    trained_on: Seen,
+    trained_on: Callable[[AnyRecord], bool],
     out: Path,
 ) -> tuple[Scores, list[Path]]:
     """Score the records, print the scores and write them."""
-    trained, untrained, _ = networks
     pipeline = RecordPipeline.of(setup)
     with record_bar("scoring", len(records), sys.stdout) as bar:
-        scores = score_records(*(pipeline, trained.infer, records), untrained=untrained, trained_on=trained_on, bar=bar)
+        scores = score_records(*(pipeline, network, records), untrained=untrained, trained_on=trained_on, bar=bar)
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:
         print(f"{finding.level}: {key}: {finding.message}")
     with record_bar("drawing", figures_count(scores), sys.stdout) as bar:
-        return scores, write_scores(scores, out) + draw_figures(pipeline, trained.infer, scores, out, bar)
+        return scores, write_scores(scores, out) + draw_figures(pipeline, network, scores, out, bar)
 
 
 def _side(options: EvaluateOptions, project: Project) -> str:
@@ -193,7 +225,7 @@ def _records(
     found = setup.project.judging().to_score(by_side) if side == SCORED else by_side.get(side)
     if not found:
         raise BadInput(f"there are no {side} records of {run.path} in this data; --split all scores every record")
-    if new := len(records) - sum(map(len, by_side.values())):
+    if new := len({r.key for r in records} - {r.key for of_side in by_side.values() for r in of_side}):
         print(f"{counted(new, 'record')} came after training, so no split contains them; --split all scores them too")
     return records, found
 

@@ -55,6 +55,7 @@ class Keywords:
             extension=get("extension", ()),
             no_extension=get("no_extension", ()),
             help=False,
+            with_=get("with_", ()),
             run=run,
             arguments=(),
         )
@@ -91,6 +92,9 @@ def _option(name: str, kind: str, value: Any) -> Any:
         return LATEST if value is True else None if value is False or value is None else os.fspath(value)
     if value is None:
         return None
+    if name == "with_":
+        runs = (value,) if isinstance(value, (str, os.PathLike)) else value
+        return tuple(Path(run).expanduser() for run in runs)
     if name in ("extension", "no_extension"):
         return (value,) if isinstance(value, str) else tuple(value)
     if "Path" in kind or "Place" in kind:

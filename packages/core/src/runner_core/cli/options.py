@@ -270,7 +270,10 @@ class InitDataOptions(Options):
 @dataclass(kw_only=True)
 class RunOptions(Options):
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """A run folder, or one of its checkpoints. Comes first."""
+    """A run folder, or one of its checkpoints, or the folder of a cross-validation or repetition, whose runs then
+    predict together. Comes first."""
+    with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
+    """Another run that predicts together with the first: their outputs are averaged. May be given several times."""
 
 
 @dataclass(kw_only=True)
@@ -294,6 +297,9 @@ class PredictOptions(RunOptions):
     """Files or folders; also URLs if the project supports them."""
     out: Path
     """Folder for the predictions."""
+    disagreement: FlagCreatePairsOff[bool] = False
+    """Also write how much the runs of an ensemble disagree: KEY_disagreement, the standard deviation of their outputs
+    in each voxel."""
 
 
 @dataclass(kw_only=True)
@@ -318,6 +324,8 @@ class Peek:
     extension: tuple[str, ...]
     no_extension: tuple[str, ...]
     help: bool
+    with_: tuple[Path, ...]
+    """Runs that predict together with `run`."""
     run: Path | None
     """First word if it is not a flag: the run, for commands that take one."""
     arguments: tuple[str, ...]
@@ -336,6 +344,7 @@ def peek(arguments: Sequence[str]) -> Peek:
     parser.add_argument("--data", type=location)
     for name in ("--extension", "--no-extension"):
         parser.add_argument(name, action="append", default=[])
+    parser.add_argument("--with", dest="with_", action="append", type=Path, default=[])
     parser.add_argument("-h", "--help", "--help-all", action="store_true")
     try:
         known, _ = parser.parse_known_args(arguments)
@@ -353,6 +362,7 @@ def peek(arguments: Sequence[str]) -> Peek:
         extension=tuple(known.extension),
         no_extension=tuple(known.no_extension),
         help=known.help,
+        with_=tuple(known.with_),
         run=run,
         arguments=tuple(arguments),
     )

@@ -14,9 +14,12 @@ from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
+from runner_core.base.writing import replace_json
+from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
-from runner_core.cli.start import Started, load_network, load_state, refuse_url, start_from_run
+from runner_core.cli.start import Started, load_network, load_state, refuse_url
+from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.run import collect_left_out
@@ -24,30 +27,43 @@ from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.training.checkpoints import restoring
+from runner_core.training.ensembles import Ensemble, counting, predict_with
+
+ENSEMBLE_FILE = "ensemble.json"
+"""Beside the exported networks of several runs: how they predict together."""
 
 
 def predict(name: str, arguments: Sequence[str]) -> int:
     """Predict every input that can be predicted; name the others, and then return exit code 2."""
-    started = start_from_run(name, "predict", PredictOptions, arguments)
+    members = start_from_runs(name, "predict", PredictOptions, arguments)
+    started = members[0]
     options, setup = started.options, started.setup
-    trained, checkpoint = load_network(started, options.run)  # first: `inputs` may use statistics
+    network, checkpoints = load_predictor(members)  # first: `inputs` may use statistics
+    if options.disagreement:
+        refuse_alone(network)
     pipeline = RecordPipeline.of(setup)
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
     make_folder(options.out)
     remove_leftovers(options.out)
-    print(f"{counted(len(records), 'record')} with {checkpoint} of {started.run and started.run.path}")
+    print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}")
     files: list[Path] = []
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
     with record_bar("predicting", len(records), sys.stdout) as bar:
-        infer = bar.counting(trained.infer)
+        network = counting(bar, network)
         for record in records:
             bar.begin(record.key)
             try:
                 with local(setup.project, record) as here:
-                    prediction = setup.project.predict(CroppedRecord(pipeline, here), infer)
-                    written = write_prediction(setup.project, here, prediction, options.out)
+                    cropped = CroppedRecord(pipeline, here)
+                    if options.disagreement and isinstance(network, Ensemble):
+                        prediction, spread = network.predict_with_spread(cropped)
+                        further = partial(write_disagreement, network, cropped, spread)
+                    else:
+                        prediction, further = predict_with(setup.project, cropped, network), None
+                    del cropped
+                    written = write_prediction(setup.project, here, prediction, options.out, further)
                     remarks = () if check is None else tuple(check(here, prediction))
             except BadInput as error:
                 failed += 1
@@ -64,9 +80,44 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     return _exit_code(failed)
 
 
-def write_prediction(project: Project, record: Record, prediction: Any, out: Path) -> list[Path]:
-    """Write a prediction's files into a folder, all of them or none, and return them."""
-    return write_whole(out, partial(_write, project, record, prediction))
+def load_predictor(members: Sequence[Started[Any]]) -> tuple[Infer | Ensemble, list[str]]:
+    """Return the network of one run or of several, and their checkpoints."""
+    if len(members) > 1:
+        return load_ensemble(members)
+    trained, checkpoint = load_network(members[0], members[0].named)
+    return trained.infer, [checkpoint]
+
+
+def refuse_alone(network: Infer | Ensemble) -> None:
+    """Raise BadInput if there is no disagreement to write."""
+    if not isinstance(network, Ensemble):
+        raise BadInput("--disagreement needs several runs: name a cross-validation or a repetition, or --with RUN")
+    network.refuse_without_map()
+
+
+def write_disagreement(network: Ensemble, cropped: CroppedRecord, spread: Array, folder: Path) -> Sequence[Path]:
+    """Write KEY_disagreement in the project's format for maps."""
+    stem = folder / f"{cropped.record.key}_disagreement"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_map = network.combining.write_map
+    assert write_map is not None
+    return write_map(cropped, spread, stem)
+
+
+def write_prediction(
+    project: Project,
+    record: Record,
+    prediction: Any,
+    out: Path,
+    further: Callable[[Path], Sequence[Path]] | None = None,
+) -> list[Path]:
+    """Write a prediction's files, and those of `further`, into a folder, all or none, and return them."""
+
+    def write(folder: Path) -> Sequence[Path]:
+        written = _write(project, record, prediction, folder)
+        return written if further is None else [*written, *further(folder)]
+
+    return write_whole(out, write)
 
 
 def _exit_code(failed: int) -> int:
@@ -97,17 +148,36 @@ def collected(
 
 
 def export(name: str, arguments: Sequence[str]) -> int:
-    export_with(start_from_run(name, "export", ExportOptions, arguments))
+    export_with(start_from_runs(name, "export", ExportOptions, arguments))
     return 0
 
 
-def export_with(started: Started[ExportOptions]) -> Sequence[Path]:
-    """Write the network for use without runner, and return the files."""
-    out = started.options.out
+def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
+    """Write the network for use without runner, and return the files; each of several into a folder of its own."""
+    out = members[0].options.out
     remove_leftovers(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out} exists and is not an empty folder; name another with --out")
-    state, checkpoint = load_state(started, started.options.run)
+    if len(members) == 1:
+        return _export(members[0], out)
+    ensemble, checkpoints = load_ensemble(members)  # refuses runs that do not fit
+    names = [f"{number}-{run_of(member).path.name}" for number, member in enumerate(members, 1)]
+    written = [path for name, member in zip(names, members, strict=True) for path in _export(member, out / name)]
+    about = {
+        "project": ensemble.members[0].project.name,
+        "how": ensemble.how,
+        "members": [
+            {"folder": name, "run": str(run_of(member).path), "checkpoint": checkpoint}
+            for name, member, checkpoint in zip(names, members, checkpoints, strict=True)
+        ],
+    }
+    replace_json(out / ENSEMBLE_FILE, about)
+    print(f"{out / ENSEMBLE_FILE} says how the {len(names)} networks predict together")
+    return [*written, out / ENSEMBLE_FILE]
+
+
+def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
+    state, checkpoint = load_state(started, started.named)
     make_folder(out)
     with restoring(checkpoint):
         written = write_whole(out, partial(started.setup.engine.export, started.setup, state))

@@ -65,6 +65,8 @@ class Started(Generic[Parsed]):
     """What the weights that a new training starts from were trained on."""
     command: str = ""
     """The command line, without secrets."""
+    named: Path = Path()
+    """The run or checkpoint that is used, as the user named it."""
 
     @property
     def head(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def start_new(
     `over` holds the command's own settings by section, which override the preset's and a file's. `prog` is how the user
     types the command, if that is not `runner NAME COMMAND`.
     """
-    seen = _seen(arguments)
+    seen = seen_flags(arguments)
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
     file = None if seen.config is None else read_settings(seen.config)
@@ -155,7 +157,7 @@ def _with_source(file: SettingsFile | None, parent: SettingsFile | None) -> Sett
     return file if file is not None and file.source is not None else parent or file
 
 
-def _seen(arguments: Arguments) -> Peek:
+def seen_flags(arguments: Arguments) -> Peek:
     return arguments.peek() if isinstance(arguments, Keywords) else peek(arguments)
 
 
@@ -191,13 +193,16 @@ def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
     return f"the preset {preset}{over}"
 
 
-def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Arguments) -> Started[Parsed]:
-    """Start a command that uses a trained run, which the user names first.
+def start_from_run(
+    name: str, command: str, kind: type[Parsed], arguments: Arguments, named: Path | None = None
+) -> Started[Parsed]:
+    """Start a command that uses a trained run: `named`, or the one that the user names first.
 
     Uses the run's settings, and flags that leave its model alone.
     """
-    seen = _seen(arguments)
-    if seen.run is None:
+    seen = seen_flags(arguments)
+    named = named or seen.run
+    if named is None:
         if seen.help:
             plugins = _plugins(name, seen, None)[0]
             project = plugins.project()
@@ -208,7 +213,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Argum
                 extra=_extra(kind, project),
             )
         raise BadInput(f"name the run first: {runner()} {name} {command} RUN …  (a folder below runs/{name})")
-    run = RunFolder.open(seen.run)
+    run = RunFolder.open(named)
     saved = read_run(run, name)
     file = None if seen.config is None else read_settings(seen.config)
     plugins, chosen = _plugins(name, seen, saved, (file,))
@@ -233,7 +238,7 @@ def start_from_run(name: str, command: str, kind: type[Parsed], arguments: Argum
     if extra is not None:
         instance.predict_options = extra
     setup = Setup(instance, settings, preset, _source(project, seen.data, saved), plugins)
-    return Started(options, setup, run, chosen, differences(trained, settings), own)
+    return Started(options, setup, run, chosen, differences(trained, settings), own, named=named)
 
 
 def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:

@@ -123,7 +123,7 @@ def _judged(found: Sweep, name: str) -> Mapping[str, Scores]:
         with undisturbed() as framework:
             evaluation = start_from_run(name, "evaluate", EvaluateOptions, [str(run), "--split", "test"])
             framework(evaluation.setup.project.framework)
-            scores[which], _ = evaluate_with(evaluation)
+            scores[which], _ = evaluate_with([evaluation])
     return scores
 
 

@@ -234,10 +234,11 @@ class Combining:
       of an ensemble are not averaged: their vectors are scaled to length 1 and joined. The cosine of two joined vectors
       is the mean of the members' cosines."""
     soft: Callable[[Cropped, Infer], Arrays]
-    """`soft(cropped, infer)` returns what may be averaged, before any decision: float32 arrays by name.
+    """`soft(cropped, infer)` returns what may be averaged, before any decision: new float32 arrays by name.
 
-    Volumes of probabilities may be uint8, 0 to 255 for 0 to 1. A map lies in the grid of `cropped.decoded`. Read what
-    the network sees from `cropped.prepared`: a view has changed it there. Further arrays are averaged too."""
+    Sums are taken in these arrays. Volumes of probabilities may be uint8, 0 to 255 for 0 to 1. A map lies in the grid
+    of `cropped.decoded`. Read what the network sees from `cropped.prepared`: a view has changed it there.
+    Further arrays are averaged too."""
     decide: Callable[[Cropped, Arrays], Any]
     """`decide(cropped, soft)` returns the prediction that `write`, `score`, `checks` and `pictures` get.
 
@@ -246,6 +247,9 @@ class Combining:
     """Names of the K classes, in the order of the probabilities."""
     unit: str = ""
     """The unit of values: "Gy"."""
+    must_match: Mapping[str, Json] = field(default_factory=dict)
+    """What else the networks of an ensemble must have in common, by name: channels. Classes, unit and the settings of
+    `prepare_settings` always must."""
     labels: Callable[[Record, Cropped], Array | None] | None = None
     """`labels(record, cropped)` returns the truth in the grid of the first soft array, without its axis of classes.
 

@@ -42,11 +42,12 @@ def prediction_is_repeatable(case: Case) -> None:
 
 def soft_output_can_be_combined(case: Case) -> None:
     """Check that `predict` is `decide` of `soft`, and that `soft` and `labels` are as `combining` declares them."""
+    infer = case.network.infer  # first: `combining` may use statistics
     combining = case.project.combining()
     if combining is None:
         raise SkipTest(f"{case.kind.name} has no `combining`: its predictions cannot be averaged")
     cropped = case.cropped()
-    soft = combining.soft(cropped, case.network.infer)
+    soft = combining.soft(cropped, infer)
     assert soft, "soft returned no array"
     kept = {name: array.copy() for name, array in soft.items()}
     assert_equal(combining.decide(cropped, soft), case.predict(), "decide of soft, beside predict,")
@@ -55,6 +56,7 @@ def soft_output_can_be_combined(case: Case) -> None:
         packed = array.dtype == np.uint8 and combining.kind == "probabilities"
         assert packed or array.dtype == np.float32, f"soft: {name!r} is {array.dtype}, not float32"
         assert np.isfinite(array).all(), f"soft: {name!r} is not finite"
+        assert array.flags.writeable, f"soft: {name!r} is read-only; sums are taken in it"
     first = next(iter(soft.values()))
     if combining.kind == "probabilities":
         assert len(first) == len(combining.classes), f"{len(first)} probabilities of {len(combining.classes)} classes"

@@ -24,6 +24,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
+from runner_core.training.ensembles import Ensemble, counting, predict_with
 
 FIGURES = 6
 SCORES_FILE = "scores.json"
@@ -87,7 +88,7 @@ class Scores:
 
 def evaluate(
     pipeline: RecordPipeline,
-    infer: Infer,
+    infer: Infer | Ensemble,
     records: Sequence[AnyRecord],
     say: Callable[[str], None] = lambda text: None,
     *,
@@ -99,7 +100,7 @@ def evaluate(
 
     Args:
         pipeline: The pipeline of the project that predicts and scores.
-        infer: The network.
+        infer: The network, or several that predict together.
         records: The records to predict.
         say: Receives progress lines.
         untrained: The network before its first step, for `Judging.judge`.
@@ -107,7 +108,7 @@ def evaluate(
         bar: Shows the progress.
     """
     bar = bar or RecordBar()
-    infer, untrained = bar.counting(infer), untrained and bar.counting(untrained)
+    infer, untrained = counting(bar, infer), untrained and bar.counting(untrained)
     rows: list[Row] = []
     predicted: list[Predicted] = []
     errors: list[str] = []
@@ -120,7 +121,7 @@ def evaluate(
                 cropped = CroppedRecord(pipeline, here)
                 found = Predicted(
                     record,
-                    project.predict(cropped, infer),
+                    predict_with(project, cropped, infer),
                     project.baseline(cropped),
                     None if untrained is None else project.predict(cropped, untrained),
                     not trained_on(record),
@@ -227,12 +228,12 @@ def figures_count(scores: Scores) -> int:
 
 
 def draw_figures(
-    pipeline: RecordPipeline, infer: Infer, scores: Scores, folder: Path, bar: RecordBar | None = None
+    pipeline: RecordPipeline, infer: Infer | Ensemble, scores: Scores, folder: Path, bar: RecordBar | None = None
 ) -> list[Path]:
     """Draw the worst records, a middle one and the best, if the project draws any; draw the pictures of the set."""
     written = []
     project, bar = pipeline.project, bar or RecordBar()
-    infer = bar.counting(infer)
+    infer = counting(bar, infer)
     figure = project.pictures().figure
     for place, row in _worth_seeing(scores.rows):
         if figure is None:
@@ -241,7 +242,7 @@ def draw_figures(
         with local(project, row.record) as here:
             prediction = row.prediction
             if prediction is None:
-                prediction = project.predict(CroppedRecord(pipeline, here), infer)
+                prediction = predict_with(project, CroppedRecord(pipeline, here), infer)
             picture = figure(here, prediction)
         if picture is None:
             break

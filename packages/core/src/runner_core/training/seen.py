@@ -48,6 +48,19 @@ def read_split(run: Path) -> SavedSplit | None:
     return read_lists(path) if path.exists() else None
 
 
+def joined_split(splits: Sequence[SavedSplit | None]) -> SavedSplit | None:
+    """Return the split of several runs together, or None if one is unknown.
+
+    Its training records are in the training split of every run, those of the other splits in that of any.
+    """
+    known = [split for split in splits if split is not None]
+    if len(known) < len(splits) or len(known) == 1:
+        return known[0] if splits == known else None
+    found = {name: set().union(*(split.get(name, ()) for split in known)) for name in SPLITS}
+    found["train"] = set.intersection(*({*split.get("train", ())} for split in known))
+    return {name: sorted(names) for name, names in found.items()}
+
+
 def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] | None:
     """Return the split that a run was started with, as ascending numbers of `records`, or None if it is unknown.
 

@@ -16,6 +16,7 @@ import numpy as np
 from runner_core import (
     BadInput,
     Checks,
+    Combining,
     Cropped,
     DataSet,
     Decoded,
@@ -172,9 +173,29 @@ class Toy(Project):
     def health(self) -> Health:
         return Health(decision=lambda prediction: prediction > 0)
 
-    def predict(self, cropped: Cropped, infer: Any) -> Any:
+    def combining(self) -> Combining:
+        return Combining(
+            "probabilities",
+            self._soft,
+            lambda cropped, soft: cropped.box.restore(soft["disc"][0]),
+            classes=("disc",),
+            labels=self._labels,
+            write_map=self._write_map,
+        )
+
+    def _soft(self, cropped: Cropped, infer: Any) -> dict[str, Any]:
         image = cropped.prepared["image"][:, None]
-        return cropped.box.restore(1 / (1 + np.exp(-infer({"image": image})["prediction"][:, 0])))
+        return {"disc": (1 / (1 + np.exp(-infer({"image": image})["prediction"][:, 0])))[None]}
+
+    def _labels(self, record: Record, cropped: Cropped) -> Any:
+        if "mask" not in record.files:
+            return None
+        return cropped.box.crop(self._read(record.files["mask"])).astype(np.int64)
+
+    def _write_map(self, cropped: Cropped, values: Any, stem: Path) -> list[Path]:
+        path = stem.with_name(f"{stem.name}.npy")
+        np.save(path, cropped.box.restore(values))
+        return [path]
 
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
         written = {out / f"{record.key}_mask.npy": (prediction > 0.5).astype(np.uint8)}

@@ -1,0 +1,73 @@
+"""Several runs on one command line: the members of an experiment's folder, and the runs of `--with`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner_core.base.errors import BadInput
+from runner_core.base.text import counted, first_few
+from runner_core.cli.options import Parsed
+from runner_core.cli.start import Arguments, Started, load_network, seen_flags, start_from_run
+from runner_core.data.pipeline import RecordPipeline
+from runner_core.output.experiments import ExperimentFolder
+from runner_core.output.runfolder import RunFolder
+from runner_core.training.ensembles import Ensemble, Member
+
+
+def start_from_runs(name: str, command: str, kind: type[Parsed], arguments: Arguments) -> list[Started[Parsed]]:
+    """Start a command that uses trained runs: the one that the user names first, and those of `--with`.
+
+    Each has its own settings, and the flags of the command line over them.
+    """
+    seen = seen_flags(arguments)
+    if seen.run is None or seen.help:
+        return [start_from_run(name, command, kind, arguments)]
+    runs = [run for named in (seen.run, *seen.with_) for run in runs_of(named)]
+    places = [RunFolder.open(run).path.resolve() for run in runs]
+    if twice := [str(run) for run, place in zip(runs, places, strict=True) if places.count(place) > 1]:
+        raise BadInput(f"{twice[0]} is named twice: name each run once")
+    return [start_from_run(name, command, kind, arguments, run) for run in runs]
+
+
+def runs_of(named: Path) -> list[Path]:
+    """Return the runs of a cross-validation or a repetition; any other path alone.
+
+    Raises BadInput for a sweep, whose runs answer another question, and for members that are not trained.
+    """
+    if not ExperimentFolder.at(named):
+        return [named]
+    experiment = ExperimentFolder.open(named)
+    if experiment.kind == "sweep":
+        raise BadInput(f"{named} is a sweep, whose runs differ on purpose: name those to average, RUN --with RUN …")
+    if missing := [member.name for member in experiment.members if not experiment.done(member)]:
+        raise BadInput(
+            f"{named}: {counted(len(missing), 'run')} of {len(experiment.members)} not trained to the end "
+            f"({first_few(missing)}): continue it with `--resume`, or name its runs one by one (--with)"
+        )
+    return [experiment.run(member).path for member in experiment.members]
+
+
+def label(members: Sequence[Started[Any]], checkpoints: Sequence[str]) -> str:
+    """Return text that names a run's checkpoint, or the runs that predict together with theirs."""
+    if len(members) == 1:
+        return f"{checkpoints[0]} of {run_of(members[0]).path}"
+    names = [f"{run_of(m).path} ({checkpoint})" for m, checkpoint in zip(members, checkpoints, strict=True)]
+    return f"{len(names)} runs together: {', '.join(names)}"
+
+
+def run_of(started: Started[Any]) -> RunFolder:
+    assert started.run is not None
+    return started.run
+
+
+def load_ensemble(members: Sequence[Started[Any]]) -> tuple[Ensemble, list[str]]:
+    """Return the networks of several runs as one, and the names of their checkpoints."""
+    found, checkpoints = [], []
+    for started in members:
+        trained, checkpoint = load_network(started, started.named)
+        pipeline = RecordPipeline.of(started.setup)
+        found.append(Member(str(run_of(started).path), pipeline, trained.infer))
+        checkpoints.append(checkpoint)
+    return Ensemble(found), checkpoints

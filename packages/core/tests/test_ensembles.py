@@ -1,0 +1,223 @@
+"""Ensembles: the mean against NumPy, honest scores of training data, maps of disagreement, exports, and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import runner_core as api
+from hypothesis import given
+from hypothesis import strategies as st
+from runner_core import BadInput, Combining, Record, RunConfig
+from runner_core.cli import main
+from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.training import ensembles
+from runner_core.training.ensembles import Ensemble
+
+
+def member(name: str, output: Any, kind: Any = "values", **more: Any) -> ensembles.Member:
+    """A run whose network gives this array, whatever it sees."""
+    combining = Combining(
+        kind,
+        lambda cropped, infer: {"a": output.copy()},
+        lambda cropped, soft: ("decided", soft["a"]),
+        write_map=lambda cropped, values, stem: [],
+        **more,
+    )
+    project = SimpleNamespace(name="fake", combining=lambda: combining, config=RunConfig())
+    pipeline: Any = SimpleNamespace(project=project, settings={"prepare": {"size": 1}, "crop": {"name": "none"}})
+    return ensembles.Member(name, pipeline, lambda arrays: arrays)
+
+
+SEEN: Any = SimpleNamespace(record=Record("k", "g", {}))
+
+
+@given(st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_the_mean_and_its_spread_are_numpys(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = rng.normal(50, 3, (count, 4, 5)).astype(np.float32)
+    ensemble = Ensemble([member(str(n), output) for n, output in enumerate(outputs)])
+    word, found = ensemble.predict(SEEN)
+    assert (word, found.dtype) == ("decided", np.float32)
+    np.testing.assert_allclose(found, outputs.astype(np.float64).mean(0), rtol=1e-6)
+    (_, same), spread = ensemble.predict_with_spread(SEEN)
+    np.testing.assert_array_equal(same, found)
+    wanted = outputs.astype(np.float64).std(0, ddof=1) if count > 1 else np.zeros((4, 5))
+    np.testing.assert_allclose(spread, wanted, rtol=1e-3, atol=1e-3)
+
+
+@given(st.integers(1, 256), st.integers(0, 2**32 - 1))
+def test_bytes_are_summed_without_overflow_and_rounded(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = rng.choice(np.array([0, 1, 127, 254, 255], np.uint8), (count, 2, 30))
+    ensemble = Ensemble(
+        [member(str(n), output, "probabilities", classes=("a", "b")) for n, output in enumerate(outputs)]
+    )
+    soft, spread = ensemble.soft_and_spread(SEEN)
+    assert soft["a"].dtype == np.uint8
+    np.testing.assert_array_equal(soft["a"], np.floor(outputs.astype(float).mean(0) + 0.5))
+    winner = soft["a"].argmax(0)
+    deviations = (outputs / 255).std(0, ddof=1) if count > 1 else np.zeros((2, 30))
+    np.testing.assert_allclose(spread, np.where(winner, deviations[1], deviations[0]), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "values", "embeddings"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_one_network_alone_predicts_the_same_bits(kind: str, dtype: Any) -> None:
+    output = (np.random.default_rng(0).random((3, 40)) * 255).astype(dtype)
+    classes = ("a", "b", "c") if kind == "probabilities" else ()
+    found = Ensemble([member("one", output, kind, classes=classes)]).soft(SEEN)["a"]
+    assert (found.dtype, found.tobytes()) == (output.dtype, output.tobytes())
+
+
+def test_the_cosine_of_joined_embeddings_is_the_mean_of_the_cosines() -> None:
+    def cosines(vectors: Any) -> Any:
+        unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+        return unit @ unit.T
+
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(size=(6, 8)).astype(np.float32), 100 * rng.normal(size=(6, 5)).astype(np.float32)
+    other = np.pad(other, [(0, 0), (0, 3)])
+    joined = Ensemble([member("1", one, "embeddings"), member("2", other, "embeddings")]).soft(SEEN)["a"]
+    assert joined.shape == (6, 16)
+    np.testing.assert_allclose(cosines(joined), (cosines(one) + cosines(other)) / 2, atol=1e-6)
+
+
+def test_a_record_is_predicted_by_those_that_did_not_train_on_it() -> None:
+    outputs = np.arange(3, dtype=np.float32)[:, None]
+    ensemble = Ensemble([member(str(n), output) for n, output in enumerate(outputs)])
+    told = ensemble.knowing([lambda record, own=own: record.key in own for own in ("ab", "ac", "a")])  # type: ignore[misc]
+    for key, wanted, trained in (("a", 1.0, True), ("b", 1.5, False), ("c", 1.0, False), ("d", 1.0, False)):
+        record = Record(key, "g", {})
+        assert told.soft(SimpleNamespace(record=record))["a"].tolist() == [wanted]  # type: ignore[arg-type]
+        assert told.trained_on(record) == trained
+        assert told.left_out(record) == (key in "bc")
+
+
+def test_runs_that_do_not_fit_are_refused_with_the_reason() -> None:
+    one = member("A", np.zeros(3, np.float32), unit="Gy")
+    other_size = member("B", np.zeros(3, np.float32), unit="Gy")
+    other_size.pipeline.settings["prepare"]["size"] = 2  # type: ignore[index]
+    alone = member("B", np.zeros(3, np.float32))
+    alone.project.combining = lambda: None  # type: ignore[method-assign]
+    elsewhere = member("B", np.zeros(3, np.float32))
+    elsewhere.project.name = "other"  # type: ignore[misc]
+    for other, said in (
+        (other_size, r"A and B cannot predict together: prepare.size is 1 and 2 \(they prepare records differently"),
+        (member("B", np.zeros(3, np.float32), unit="cGy"), "unit is Gy and cGy"),
+        (member("B", np.zeros(3, np.float32), unit="Gy", must_match={"channels": ["a"]}), "channels is None and a"),
+        (alone, "fake predicts with one network only"),
+        (elsewhere, "A is a run of project 'fake', B of 'other'"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            Ensemble([one, other])
+    with pytest.raises(BadInput, match=r"different outputs, a \(3,\) and a \(4,\) \(B\)"):
+        Ensemble([one, member("B", np.zeros(4, np.float32), unit="Gy")]).predict(SEEN)
+    pair = [member(name, np.zeros((1, 3), np.float32), "embeddings") for name in "AB"]
+    apart = Ensemble(pair).knowing([lambda record: record.key == "a", lambda record: record.key == "b"])
+    with pytest.raises(BadInput, match="vectors cannot be compared"):
+        apart.refuse_mixed([Record("a", "g", {}), Record("b", "g", {})])
+    with pytest.raises(BadInput, match="no map of values"):
+        apart.refuse_without_map()
+
+
+@pytest.fixture
+def cv(crossvalidated: Path, here: Path) -> Path:
+    """The cross-validation in the working folder, and the toy's phantom as `data`."""
+    assert main(["toy", "phantom", "data"]) == 0
+    return Path(shutil.copytree(crossvalidated, "cv"))
+
+
+def predictions(folder: str) -> dict[str, Any]:
+    return {path.stem: np.load(path) for path in sorted(Path(folder).glob("*.npy"))}
+
+
+@pytest.mark.torch
+def test_predictions_of_a_crossval_are_the_mean_of_its_runs(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = str(sorted(Path("data").glob("*_a.npy"))[0])
+    for n in (1, 2, 3):
+        assert main(["toy", "predict", f"cv/fold-{n}", image, "--out", f"alone{n}", "--scaled"]) == 0
+    assert main(["toy", "predict", "cv", image, "--out", "together", "--scaled", "--disagreement"]) == 0
+    assert "3 runs together: " in capsys.readouterr().out
+    words = ["cv/fold-1", image, "--with", "cv/fold-2", "--with", "cv/fold-3", "--out", "named", "--scaled"]
+    assert main(["toy", "predict", *words]) == 0
+    stem = Path(image).stem
+    alone = np.stack([predictions(f"alone{n}")[f"{stem}_probability"] for n in (1, 2, 3)]).astype(np.float64)
+    assert np.ptp(alone, axis=0).max() > 1e-3, "the runs differ"
+    found = predictions("together")
+    np.testing.assert_allclose(found[f"{stem}_probability"], alone.mean(0), rtol=1e-6)
+    np.testing.assert_array_equal(found[f"{stem}_mask"], found[f"{stem}_probability"] > 0.5)
+    np.testing.assert_allclose(found[f"{stem}_disagreement"], alone.std(0, ddof=1), atol=1e-5)
+    assert {name: array.tobytes() for name, array in predictions("named").items()} == {
+        name: array.tobytes() for name, array in found.items() if "disagreement" not in name
+    }
+    from_python = api.open("cv/fold-1").predict(image, with_=["cv/fold-2", "cv/fold-3"])
+    np.testing.assert_array_equal(from_python.array, found[f"{stem}_probability"])
+
+
+@pytest.mark.torch
+def test_training_data_are_scored_by_the_runs_that_never_saw_them(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "evaluate", "cv"]) == 0
+    out = capsys.readouterr().out
+    assert "each record is predicted by the runs that were not trained on it" in out
+    assert "trained on" not in out.replace("were not trained on it", "")
+    (folder,) = cv.glob("evaluation-*")
+    own, pooled = (json.loads((place / "scores.json").read_text("utf-8")) for place in (folder, cv))
+    scores = {r["record"]: r["scores"] for r in own["records"]}
+    assert scores == {r["record"]: r["scores"] for r in pooled["records"]}
+    assert len(scores) == 10
+    assert not any(record["trained_on"] for record in own["records"])
+    assert "3 runs together" in json.loads((folder / "evaluation.json").read_text("utf-8"))["checkpoint"]
+    # two of the runs: records that both were trained on are marked
+    words = ["cv/fold-1", "--with", "cv/fold-2", "--split", "all", "--out", "two"]
+    assert main(["toy", "evaluate", *words]) == 0
+    third = (cv / "fold-3" / "split.yaml").read_text("utf-8").partition("validation:")[2]
+    for row in json.loads(Path("two/scores.json").read_text("utf-8"))["records"]:
+        assert row["trained_on"] == (f"- {row['record']}\n" in third)
+
+
+@pytest.mark.torch
+def test_an_export_holds_each_network_and_says_how_they_predict(cv: Path) -> None:
+    assert main(["toy", "export", "cv", "--out", "exported"]) == 0
+    about = json.loads(Path("exported/ensemble.json").read_text("utf-8"))
+    assert [m["folder"] for m in about["members"]] == ["1-fold-1", "2-fold-2", "3-fold-3"]
+    assert about["how"].startswith("Average the networks' probabilities of whole records")
+    assert main(["toy", "export", "cv/fold-2", "--out", "alone"]) == 0
+    for file in Path("alone").iterdir():
+        assert (Path("exported/2-fold-2") / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.torch
+def test_what_cannot_predict_together_is_refused(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = ExperimentFolder.open(cv)
+    unfinished = Path(shutil.copytree(cv, "unfinished"))
+    replace(experiment, path=unfinished, members=[*experiment.members, Member("fold-4")]).save()
+    sweep = Path(shutil.copytree(cv, "sweep"))
+    replace(experiment, path=sweep, kind="sweep").save()
+    cases: list[tuple[list[str], str]] = [
+        (["cv/fold-1", "data", "--with", "cv"], "is named twice"),
+        (["unfinished", "data"], "1 run of 4 not trained to the end (fold-4)"),
+        (["sweep", "data"], "is a sweep, whose runs differ on purpose"),
+        (["cv/fold-1", "data", "--disagreement"], "--disagreement needs several runs"),
+        (["cv/fold-1", "data", "--with", "nowhere"], "nowhere: there is no such run folder"),
+    ]
+    for words, said in cases:
+        assert main(["toy", "predict", *words, "--out", "out"]) == 2, words
+        assert said in capsys.readouterr().err
+        assert not Path("out").exists()
+
+
+@pytest.mark.torch
+def test_the_command_line_predicts_together(crossvalidated: Path, runner: Callable[..., Any], tmp_path: Path) -> None:
+    assert runner("toy", "phantom", "data").returncode == 0
+    ended = runner("toy", "predict", crossvalidated, "data", "--out", "out", "--disagreement")
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "out").glob("*_disagreement.npy"))) == 10
+    assert "--with" in runner("toy", "predict", "--help").stdout
