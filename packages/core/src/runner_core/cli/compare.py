@@ -1,4 +1,4 @@
-"""`runner compare RUN RUN…`: compare the settings, metrics, curves and speed of runs."""
+"""`runner compare RUN RUN…`: say which run or experiment is better, and compare settings, metrics, curves and speed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,30 @@ from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import read_json, show_json
-from runner_core.output.report.page import lines
+from runner_core.contract.records import Table
+from runner_core.output.report.page import Block, lines
 from runner_core.output.runfolder import claimed
-from runner_core.tools.compare import Compared, Run, notes, read_runs, render, tables
+from runner_core.tools.compare import Compared, notes, render, tables, verdicts
+from runner_core.tools.runs import Run, read_runs
+from runner_core.tools.verdict import blocks, facts
 
 FACTS = "compare.json"
 
 
 def compare(arguments: Sequence[str]) -> int:
     parser = Parser(
-        prog="runner compare", description="Compare runs of one project: settings that differ, metrics, curves, speed."
+        prog="runner compare",
+        description="Say whether runs or experiments of one project are better than the first, by their scores of the "
+        "same records, and compare settings, metrics, curves and speed.",
     )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders, two at least")
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="folders of runs, cross-validations or repetitions, two at least; the first is what others are compared "
+        "with",
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -33,19 +45,29 @@ def compare(arguments: Sequence[str]) -> int:
     options = parser.parse_args(list(arguments))
     runs = read_runs(options.runs)
     found, remarks = tables(runs), notes(runs)
+    judged, about = verdicts(runs)
+    answer = list(blocks(judged, about))
     with claimed(runs[0].project, "compare", options.out) as folder:  # refuse the folder before anything is printed
-        for line in _lines(runs, found, remarks):
+        for line in _lines(runs, answer, found, remarks):
             print(line)
-        replace_json(folder / FACTS, _facts(runs, found, remarks))
-        replace_text(folder / "report.html", render(runs, found, remarks))
+        judgement = {"verdicts": [facts(verdict) for verdict in judged], "remarks": about}
+        replace_json(folder / FACTS, _facts(runs, found, remarks) | judgement)
+        replace_text(folder / "report.html", render(runs, answer, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
         if options.json:
             show_json({"folder": folder, **read_json(folder / FACTS)})
     return 0
 
 
-def _lines(runs: Sequence[Run], found: Sequence[Compared], remarks: Sequence[str]) -> Iterator[str]:
+def _lines(
+    runs: Sequence[Run], answer: Sequence[Block], found: Sequence[Compared], remarks: Sequence[str]
+) -> Iterator[str]:
     yield from aligned([(f"run {n}", shell_word(run.folder.path), run.state) for n, run in enumerate(runs, 1)])
+    yield "\nverdict"
+    for block in answer:
+        if isinstance(block, Table):
+            yield f"\n{block.title}"
+        yield from lines([block])
     for compared in filter(lambda table: table.rows, found):
         yield f"\n{compared.title}"
         yield from lines([compared.table()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
-from runner_core.output.experiments import ExperimentFolder, Member
-from runner_core.training.evaluation import SCORES_FILE, Row, Scores, goodness, over_set
-
-Content = Mapping[str, Any]
+from runner_core.output.experiments import ExperimentFolder
+from runner_core.training.evaluation import Row, Scores, goodness, over_set, read_scores
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Pooled:
 
 def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
     """Return the pooled scores of the members that are done. Raises BadInput for a damaged scores.json."""
-    contents = {m.name: read_scores(experiment, m) for m in experiment.members if experiment.done(m)}
+    contents = {m.name: read_scores(experiment.run(m).path) for m in experiment.members if experiment.done(m)}
     found: dict[str, list[Mapping[str, Any]]] = {}
     for content in contents.values():
         for entry in content.get("records") or ():
@@ -59,20 +54,6 @@ def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
         [len(found[row.record.key]) for row in rows],
         {name: c.get("means") or {} for name, c in contents.items()},
     )
-
-
-def read_scores(experiment: ExperimentFolder, member: Member) -> Content:
-    """Return the scores.json of a member, empty if it scored nothing. Raises BadInput for a damaged one."""
-    path = experiment.run(member).path / SCORES_FILE
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(refuse_special_file(path).read_text(encoding="utf-8"))
-        if all(isinstance(e["record"], str) and isinstance(e["group"], str) for e in found["records"]):
-            return dict(found)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BadInput(f"{path} is damaged: score the run again with `evaluate`, or remove its folder and --resume")
 
 
 def _row(key: str, entries: Sequence[Mapping[str, Any]]) -> Row:

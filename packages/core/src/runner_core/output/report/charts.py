@@ -106,6 +106,38 @@ def bar_chart(title: str, bars: Sequence[Bar], ratios: bool = True) -> str:
     return f'<svg class="bars" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
+def interval_chart(title: str, bars: Sequence[Bar], better: str = "") -> str:
+    """Return an SVG chart of values as dots on their intervals, with a line at 0; "" without finite intervals.
+
+    `better` is the direction of better values: ↑, ↓ or nothing.
+    """
+    bars = [bar for bar in bars if math.isfinite(bar.low) and math.isfinite(bar.high)]
+    if not bars:
+        return ""
+    ends = [end for bar in bars for end in (bar.value, bar.low, bar.high)]
+    axis = _Axis(*_widened(min(0.0, *ends), max(0.0, *ends), 0.06), _BARS_LEFT, _BARS_WIDTH - _BARS_RIGHT)
+    height = _BARS_TOP + _ROW * len(bars) + 24
+    words = {"↑": ", right is better", "↓": ", left is better"}.get(better, "")
+    zero = axis.at(0.0)
+    parts = [
+        f'<text class="title" x="0" y="16">{escape(title + words)}</text>',
+        f'<line class="mark" x1="{zero:.1f}" x2="{zero:.1f}" y1="{_BARS_TOP - 6}" y2="{height - 20}"/>',
+    ]
+    for value in nice_ticks(axis.low, axis.high):
+        parts.append(f'<text x="{axis.at(value):.1f}" y="{height - 6}" text-anchor="middle">{value:.4g}</text>')
+    for number, bar in enumerate(bars):
+        x, low, high = map(axis.at, (bar.value, bar.low, bar.high))
+        y = _BARS_TOP + _ROW * number + _BAR / 2
+        parts += [
+            f'<text x="{_BARS_LEFT - 8}" y="{y + 4}" text-anchor="end">{escape(bar.name)}</text>',
+            f'<line class="interval" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>',
+            f'<circle class="{bar.kind}" cx="{x:.1f}" cy="{y}" r="4.5"><title>{escape(bar.about)}</title></circle>',
+            f'<text x="{max(high, zero) + 8:.1f}" y="{y + 4}">{escape(bar.text)}</text>',
+        ]
+    size = f'viewBox="0 0 {_BARS_WIDTH} {height}"'
+    return f'<svg class="bars" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
 def _bar(bar: Bar, axis: _Axis, y: float) -> Iterator[str]:
     begin, end = sorted((axis.at(1.0) if axis.log else axis.begin, axis.at(bar.value)))
     yield f'<text x="{_BARS_LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(bar.name)}</text>'
