@@ -173,12 +173,19 @@ def commands_table() -> str:
     there = kinds(CORE / "cli/options.py")
     parts = [f"### Flags of every command\n\n{_flags(there['Options'].fields)}"]
     for command, (_, about) in ast.literal_eval(commands).items():
-        kind = there.get(f"{command.capitalize()}Options") or Kind(about.capitalize() + ".", ["RunOptions"], [])
-        fields = [f for base in kind.bases if base != "Options" for f in there[base].fields] + kind.fields
+        name = f"{command.title().replace('-', '')}Options"
+        kind = there.get(name) or Kind(about.capitalize() + ".", ["RunOptions"], [])
+        fields = _inherited(kind, there)
         words = " ".join(_word(f) for f in fields if "Positional" in ast.unparse(f.type))
         usage = f"runner PROJECT {command} {words}".strip()
         parts.append(f"### {command}\n\n```text\n{usage} [FLAGS]\n```\n\n{kind.text}\n\n{_flags(fields)}")
     return "\n\n".join(parts)
+
+
+def _inherited(kind: Kind, there: dict[str, Kind]) -> list[Field]:
+    """Return the fields of a kind, after those of its bases; those of every command (`Options`) are left out."""
+    above = [f for base in kind.bases if base in there and base != "Options" for f in _inherited(there[base], there)]
+    return [*above, *kind.fields]
 
 
 def checks_table() -> str:
@@ -264,7 +271,7 @@ def kinds(path: Path) -> dict[str, Kind]:
 
 def _fields(node: ast.ClassDef) -> Iterator[Field]:
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign):
+        if isinstance(field, ast.AnnAssign) and not ast.unparse(field.annotation).startswith("ClassVar"):
             said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             yield Field(_name(field.target), field.annotation, field.value, str(after.value.value) if said else "")
 

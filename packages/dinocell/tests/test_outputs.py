@@ -63,7 +63,8 @@ def test_each_window_is_embedded_with_its_fields_levels() -> None:
         first, last = arrays["image"][:, 0, 0, 0], arrays["image"][:, 1, -1, -1]
         return {"embedding": np.stack([first, last, arrays["levels"][:, 1, 1]], 1).astype(np.float32)}
 
-    found = predict({"image": image, "levels": levels}, infer, 8, 1.0, 4, "P1/A01/1")
+    windows = predict({"image": image, "levels": levels}, infer, 8, 1.0, 4, "P1/A01/1")
+    found = Embedded(windows, corners((20, 24), 8, 1.0))
     assert batches == [4, 4, 1]
     assert found.corners.tolist() == [[y, x] for y in (0, 6, 12) for x in (0, 8, 16)]
     for (y, x), row in zip(found.corners, found.windows, strict=True):
