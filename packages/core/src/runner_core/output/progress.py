@@ -29,7 +29,7 @@ Event = dict[str, Any]
 def note_start(run: RunFolder, about: Mapping[str, Json]) -> None:
     """Add a line about this start; `about` holds project, preset, data, command and monitor."""
     who = {"time": now(), "host": platform.node(), "pid": os.getpid()}
-    append_line(run.starts_file, json.dumps(hold_no_secrets({**who, **about}), ensure_ascii=False))
+    append_line(run.starts_file, json.dumps(hold_no_secrets({**who, **about})))
 
 
 def read_starts(run: RunFolder) -> list[Start]:
