@@ -111,6 +111,7 @@ def test_a_card_says_what_is_wrong_and_what_is_left(tmp_path: Path) -> None:
     assert "loss is NaN since step 1" in watch.page()
 
 
+@pytest.mark.torch
 def test_a_run_that_was_killed_before_its_first_step_is_interrupted(launch: Any, here: Path) -> None:
     """It prepares a large phantom when it is killed: its log does not exist yet."""
     run = RunFolder(here / "run")
