@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runner_core import BadInput
+from runner_core import BadInput, Record
 from runner_core.cli import main
+from runner_core.config import DataConfig
+from runner_core.data.splits import split
+from runner_core.experiments.members import write_split
 from runner_core.output.experiments import ExperimentFolder, Member
 
 pytestmark = pytest.mark.torch
@@ -192,6 +195,8 @@ def test_the_result_is_json_on_request(here: Path, runner: Any) -> None:
         (["--resume", "auto"], "--resume auto needs the folder"),
         (["--resume"], "there is no crossval of toy to go on with"),
         (["--group-by", "plate"], "record p0_a has no such value"),
+        (["--data.split", "group:p0"], "makes its own splits"),
+        (["--validate.records", "1"], "scores every validation record"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -222,3 +227,36 @@ def test_a_repetition_in_a_new_terminal_takes_the_latest(here: Path, capsys: pyt
     assert main(["toy", "repeat", "--resume"]) == 0
     assert "1 of 1 run done already" in capsys.readouterr().out
     assert len(os.listdir("runs/toy")) == 1
+
+
+def test_what_the_first_start_chose_is_kept_at_the_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "crossval", "--folds", "2", "--balance", "voxels", "--out", "cv", *QUICK]) == 0
+    shutil.move("cv", "moved")
+    shutil.rmtree("moved/fold-2")
+    capsys.readouterr()
+    assert main(["toy", "crossval", "--resume", "moved"]) == 0
+    assert "1 of 2 runs done already" in capsys.readouterr().out
+    assert main(["toy", "crossval", "--resume", "moved", "--balance", "records"]) == 2
+    assert "--balance (it has voxels)" in capsys.readouterr().err
+    assert main(["toy", "crossval", "--resume", "moved", "--no-extension", "x"]) == 2
+    assert "was started with other extensions" in capsys.readouterr().err
+
+
+def test_a_record_that_is_left_out_stays_out(tmp_path: Path) -> None:
+    a1, a2, b, c = Record("a1", "a", {}), Record("a2", "a", {}), Record("b", "b", {}), Record("c", "c", {})
+    file = tmp_path / "split.yaml"
+    config = DataConfig(split=str(file))
+    write_split(file, {"train": [a1, b], "validation": [c]}, [a1, a2, b, c])
+    assert split([a1, a2, b, c], config, 0) == {"train": [0, 2], "validation": [3], "test": []}
+    write_split(file, {"train": [a1, a2, b], "validation": [c]}, [a1, a2, b, c])
+    assert "- a\n" in file.read_text()
+    assert split([a1, a2, b, c], config, 0) == {"train": [0, 1, 2], "validation": [3], "test": []}
+
+
+def test_a_strangers_experiment_names_no_options_and_leads_nowhere(tmp_path: Path) -> None:
+    for name, settings in (("fold-1", {"config": "x.yaml"}), ("", {}), ("link", {}), ("fold-1", 5)):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to("/tmp")
+        ExperimentFolder(tmp_path, "crossval", "toy", [Member(name, settings=settings)]).save()  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="is damaged"):
+            ExperimentFolder.open(tmp_path)

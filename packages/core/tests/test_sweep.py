@@ -72,6 +72,14 @@ def test_what_cannot_be_searched_is_refused(word: str, message: str) -> None:
         space(word)
 
 
+def test_a_setting_that_is_none_has_no_first_trial(tmp_path: Path) -> None:
+    folder = ExperimentFolder(tmp_path, "sweep", "toy", [])
+    found = space("train.clip=1..5")
+    assert type(found["train.clip"]).__name__ == "IntDistribution"
+    sweep = Sweep(folder, space("train.clip=0.5..1"), "dice", True, 0, {"train.clip": None}, 2, float("inf"))
+    assert sweep.following() is not None
+
+
 def test_nothing_to_search_is_refused() -> None:
     with pytest.raises(BadInput, match="name the settings to search"):
         space()
@@ -169,6 +177,8 @@ def test_a_killed_sweep_goes_on_with_the_trial_that_it_trained(
     [
         (["--vary", "model.widht=2,4"], "did you mean 'model.width'"),
         ([], "name the settings to search"),
+        (["--vary", "model.width=2,4", "--vary", "train.seed=1,2"], "--vary is given twice"),
+        (["--vary", "data.split=auto,none"], "is the same for all trials"),
         ([*VARY, "--trials", "0"], "--trials is 0"),
         ([*VARY, "--minutes", "0"], "--minutes is 0"),
         ([*VARY, "--holdout", "1"], "--holdout is 1"),

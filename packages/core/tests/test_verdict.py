@@ -127,3 +127,11 @@ def test_the_command_line_compares_two_repetitions(experiments: Path, capsys: py
     assert "less that of" in page
     said = capsys.readouterr()
     assert "verdict" in said.err
+
+
+def test_runs_on_different_data_get_no_verdict(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in (experiments / "b").glob("seed-*"):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump(config | {"source": "/other"}))
+    assert main(["compare", "a", "b", "--out", "out"]) == 0
+    assert "no verdict: the runs are on different data" in capsys.readouterr().out

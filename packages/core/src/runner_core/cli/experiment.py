@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from runner_core.base.calling import runner
-from runner_core.base.errors import BadInput, Stopped, Unhealthy
+from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
@@ -43,6 +43,7 @@ from runner_core.plugins.settings import differences, save
 from runner_core.training.data import data_folder, read_records, records_seen
 
 AUTO = "auto"
+_PLUGINS = ("extension", "no_extension")
 _FOLDS, _SEEDS = "5", 5
 Kind = TypeVar("Kind", bound=FolderOptions)
 Several = TypeVar("Several", bound=ExperimentOptions)
@@ -82,7 +83,14 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
     trainer = Runner(folder, shared_words(started), lambda words: _train(name, words), started.setup, print)
     with going_on(folder):
-        failed = trainer.train_all(left, started.options.at_once)
+        try:
+            failed = trainer.train_all(left, started.options.at_once)
+        except (Stopped, KeyboardInterrupt, SystemExit):
+            raise
+        except RunnerError:
+            if any(map(folder.done, folder.members)):  # what there is until now
+                conclude(folder, started.setup, print)
+            raise
     conclude(folder, started.setup, print)
     if started.options.json:
         show_json({"folder": folder.path, **read_json(folder.path / SUMMARY_FILE)})
@@ -126,6 +134,11 @@ def start(
     elif seen.resume is not None:
         folder = _latest(name, kind) if seen.resume == LATEST else ExperimentFolder.open(Path(seen.resume))
     if folder is not None:
+        kept, typed = [folder.about.get(name, []) for name in _PLUGINS], [[*seen.extension], [*seen.no_extension]]
+        if any(typed) and typed != kept:
+            raise BadInput(f"{folder.path} was started with other extensions ({kept[0]}, without {kept[1]})")
+        if not any(typed):
+            words = [*words, *_plugin_words(*kept)]
         if (folder.project, folder.kind) != (name, kind):
             raise BadInput(
                 f"{folder.path} is of `runner {folder.project} {folder.kind}`, not of `runner {name} {kind}`"
@@ -162,8 +175,9 @@ def continued(folder: ExperimentFolder, started: Started[Kind]) -> ExperimentFol
     changed = [f"{name} (it has {was})" for name, (was, _) in differences(kept.setup.config, setup.config).items()]
     if setup.source != kept.setup.source:
         changed.append(f"--data (it has {kept.setup.source or 'the phantom'})")
-    wanted = {name: to_json(options.get(name)) for name in folder.about if options.get(name)}
-    changed += [f"--{n.replace('_', '-')} (it has {folder.about[n]})" for n in wanted if wanted[n] != folder.about[n]]
+    about = {name: value for name, value in folder.about.items() if name not in (*_PLUGINS, "trials")}
+    wanted = {name: to_json(options[name]) for name in about if options.get(name) not in (None, "", ())}
+    changed += [f"--{n.replace('_', '-')} (it has {about[n]})" for n in wanted if wanted[n] != about[n]]
     if changed:
         raise BadInput(
             f"{folder.path} was started otherwise: {', '.join(changed)}. Its runs keep what they began with: leave "
@@ -184,31 +198,30 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
     setup = started.setup
     path = started.options.out or free_path(RUNS / setup.name / f"{kind}-{time.strftime('%Y-%m-%d-%H%M%S')}")
     _refuse_full(path)
-    found = plan(started, _records(setup))
-    members = [replace(m, settings={**m.settings, **_split_setting(path, m)}) for m in found.members]
+    records = _records(setup)
+    found = plan(started, records)
+    if len({m.name for m in found.members}) < len(found.members):
+        raise BadInput("two folds would have the same folder: name them by letters, digits, - and _ that differ")
     try:
         with whole_folder(path) as new:
             save(new / SETTINGS_FILE, setup.config, started.head)
             for file, splits in found.splits.items():
-                write_split(new / file, splits)
-            ExperimentFolder(new, kind, setup.name, members, found.about).save()
+                write_split(new / file, splits, records)
+            plugins = {name: list(getattr(started.options, name)) for name in _PLUGINS}
+            ExperimentFolder(new, kind, setup.name, found.members, {**found.about, **plugins}).save()
     except OSError as error:
         if started.options.out is None or not ExperimentFolder.at(path):
             raise BadInput(
                 f"{path} cannot be written: {error.strerror or error}; name another folder with --out"
             ) from error
         return continued(ExperimentFolder.open(path), started)  # another part of it was quicker
-    print(f"{kind}: {counted(len(members), 'run')} in {path}")
+    print(f"{kind} in {path}")
     return ExperimentFolder.open(path)
 
 
 def _refuse_full(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path}: the folder is not empty; name another one with --out, or --resume what it holds")
-
-
-def _split_setting(path: Path, member: Member) -> Mapping[str, Json]:
-    return {"data.split": str(path.absolute() / str(member.settings["data.split"]))}
 
 
 def _share(part: str) -> slice:
@@ -224,10 +237,12 @@ def _share(part: str) -> slice:
 def shared_words(started: Started[Kind]) -> Words:
     """Return what a settings file does not hold, for the members' command lines."""
     options = started.options
-    named = [("--extension", name) for name in options.extension]
-    named += [("--no-extension", name) for name in options.no_extension]
-    if started.setup.start is not None:
-        named.append(("--from", started.setup.start.source))
+    start = [] if started.setup.start is None else ["--from", started.setup.start.source]
+    return [*_plugin_words(options.extension, options.no_extension), *start]
+
+
+def _plugin_words(chosen: Sequence[str], without: Sequence[str]) -> list[str]:
+    named = [("--extension", name) for name in chosen] + [("--no-extension", name) for name in without]
     return [word for pair in named for word in pair]
 
 
@@ -237,7 +252,13 @@ def shared_words(started: Started[Kind]) -> Words:
 def _folds(started: Started[CrossvalOptions], records: Sequence[AnyRecord]) -> Plan:
     """Return a member for each fold and seed."""
     setup, options = started.setup, started.options
+    if setup.config.data.split not in ("auto", "none"):
+        raise BadInput(
+            f"a cross-validation makes its own splits, and data.split is {setup.config.data.split}: leave it out, and "
+            "name your own folds with --folds FILE.yaml"
+        )
     rule, seeds, first = options.folds or _FOLDS, 1 if options.seeds is None else options.seeds, setup.config.train.seed
+    _refuse_samples(setup, "cross-validation")
     seen = records_seen(setup, started.before, records, print)
     folds = make_folds(
         *(records, rule, first),
@@ -258,8 +279,17 @@ def _folds(started: Started[CrossvalOptions], records: Sequence[AnyRecord]) -> P
     for fold, validation in folds.items():
         groups = counted(len({record.group for record in validation}), "group")
         print(f"fold {fold}: {counted(len(validation), 'record')} of {groups} validate")
-    about = {"folds": rule, "seeds": seeds, "group_by": options.group_by, "balance": options.balance}
+    about = {"folds": rule, "seeds": seeds, "group_by": options.group_by, "balance": options.balance or "records"}
     return Plan(members, splits, about)
+
+
+def _refuse_samples(setup: Setup, what: str) -> None:
+    """Raise BadInput if runs would score a sample of the validation records: each seed another one."""
+    if setup.config.validate.records is not None:
+        raise BadInput(
+            f"a {what} scores every validation record, and validate.records is {setup.config.validate.records}: set "
+            "it to none"
+        )
 
 
 def _voxels(setup: Setup, records: Sequence[AnyRecord]) -> dict[str, int]:
@@ -276,6 +306,7 @@ def _seeds(started: Started[RepeatOptions], records: Sequence[AnyRecord]) -> Pla
     """Return a member for each seed; all have the split of the first, so that their scores can be compared."""
     setup = started.setup
     config, seeds = setup.config, _SEEDS if started.options.seeds is None else started.options.seeds
+    _refuse_samples(setup, "repetition")
     numbers = split(records, config.data, config.train.seed, records_seen(setup, started.before, records, print))
     splits = {name: [records[n] for n in numbers[name]] for name in SPLITS}
     members = [

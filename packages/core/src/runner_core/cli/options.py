@@ -121,8 +121,9 @@ class CrossvalOptions(ExperimentOptions):
     """Number of runs of each fold, with successive seeds. Default: 1."""
     group_by: str = ""
     """Column of your table whose values stay together in a fold (a plate, a hospital), beyond the groups."""
-    balance: Literal["records", "voxels"] = "records"
-    """What a number of folds makes equal: the folds' numbers of records, or of voxels (pixels, spectra)."""
+    balance: Literal["records", "voxels"] | None = None
+    """What a number of folds makes equal: the folds' numbers of records (the default), or of voxels (pixels, spectra).
+    """
 
 
 @dataclass(kw_only=True)
@@ -147,12 +148,13 @@ class SweepOptions(FolderOptions):
 
     vary: tuple[str, ...] = ()
     """Settings to search: NAME=LOW..HIGH, NAME=LOW..HIGH:log, or NAME=A,B,C; several after one --vary."""
-    trials: int = 20
-    """Number of trials in all, those of earlier starts included."""
+    trials: int | None = None
+    """Number of trials in all, those of earlier starts included. Default: 20."""
     minutes: float | None = None
     """Begin no trial that would end later than this. Default: no limit."""
-    holdout: float = 0.2
-    """Share of the records that are held out, as whole groups, if the data set has no test records of its own."""
+    holdout: float | None = None
+    """Share of the records that are held out, as whole groups, if the data set has no test records of its own. Default:
+    0.2."""
 
 
 @dataclass(kw_only=True)

@@ -27,7 +27,7 @@ from runner_core.data.splits import SPLITS, nearest_share, split
 from runner_core.engines.process import undisturbed
 from runner_core.experiments.members import Runner
 from runner_core.experiments.result import SUMMARY_FILE
-from runner_core.experiments.sweep import GIVEN_UP, SPLIT, Sweep, parse_space
+from runner_core.experiments.sweep import GIVEN_UP, SPLIT, UNFINISHED, Sweep, parse_space
 from runner_core.experiments.sweep_page import notes, result_page, tables
 from runner_core.output.experiments import Member
 from runner_core.output.report.page import lines
@@ -37,6 +37,7 @@ from runner_core.training.data import records_seen
 from runner_core.training.evaluation import Scores
 
 BEST_FILE = "best.yaml"
+_TRIALS, _HOLDOUT = 20, 0.2
 
 
 def sweep(name: str, arguments: Sequence[str]) -> int:
@@ -44,8 +45,13 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
     setup, options = started.setup, started.options
     if options.minutes is not None and not options.minutes > 0:
         raise BadInput(f"--minutes is {options.minutes:g}; it must be above 0")
-    vary = options.vary or (() if folder is None else [str(word) for word in folder.about["vary"]])
-    space = parse_space(vary, setup.config, type(setup.project))
+    if sum(word == "--vary" or word.startswith("--vary=") for word in arguments) > 1:
+        raise BadInput("--vary is given twice, and the last would count alone: name all settings after one --vary")
+    about = {} if folder is None else folder.about
+    vary, trials = options.vary or about.get("vary") or (), options.trials or about.get("trials") or _TRIALS
+    if not isinstance(vary, (list, tuple)) or not isinstance(trials, int):
+        raise BadInput(f"{folder and folder.path}: experiment.json is damaged")
+    space = parse_space([str(word) for word in vary], setup.config, type(setup.project))
     folder = begin(started, "sweep", _plan) if folder is None else continued(folder, started)
     found = Sweep(
         folder,
@@ -54,7 +60,7 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
         setup.project.monitor[1] == "max",
         setup.config.train.seed,
         {name: flat(setup.config)[name] for name in space},
-        options.trials,
+        trials,
         math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
     )
     trainer = Runner(folder, shared_words(started), lambda words: 0, setup, print)
@@ -68,7 +74,8 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
             print(f"{member.name} is the best so far")
 
     with going_on(folder):
-        trainer.processes(trainer.count(options.at_once, options.trials), found.following, ended, found.stops)
+        trainer.processes(trainer.count(options.at_once, trials), found.following, ended, found.stops)
+        _keep(found, started, _result(found, setup, {}))  # hours of trials: before anything else can fail
         result = _result(found, setup, _judged(found, name))
     return _conclude(found, started, result)
 
@@ -80,30 +87,38 @@ def _plan(started: Started[SweepOptions], records: Sequence[AnyRecord]) -> Plan:
     """Return one split for all trials: train and validation as a training would have them, and records to judge by."""
     setup, options = started.setup, started.options
     config = setup.config
-    if not 0 <= options.holdout < 1:
-        raise BadInput(f"--holdout is {options.holdout:g}; it must lie between 0 and 1")
-    numbers = split(records, config.data, config.train.seed, records_seen(setup, started.before, records, print))
+    holdout = _HOLDOUT if options.holdout is None else options.holdout
+    if not 0 <= holdout < 1:
+        raise BadInput(f"--holdout is {holdout:g}; it must lie between 0 and 1")
+    seen = records_seen(setup, started.before, records, print)
+    numbers = split(records, config.data, config.train.seed, seen)
     splits = {name: [records[n] for n in numbers[name]] for name in SPLITS}
     if not splits["validation"]:
         raise BadInput("a sweep compares trials by their validation, and no record validates: see data.split")
-    if not splits["test"] and options.holdout:
-        splits["train"], splits["test"] = _held_out(splits["train"], options.holdout * len(records), config.train.seed)
+    if not splits["test"] and holdout:
+        fresh = [record for record in splits["train"] if not seen(record)]
+        chosen = _held_out(fresh, len(fresh) < len(splits["train"]), holdout * len(records), config.train.seed)
+        splits["test"] = [record for record in splits["train"] if record.group in chosen]
+        splits["train"] = [record for record in splits["train"] if record.group not in chosen]
     if not splits["test"]:
         print("NOTE: no records are held out, so nothing can be said of the best settings beyond the search itself")
-    about = ", ".join(f"{counted(len(found), 'record')} {name}" for name, found in splits.items() if found)
-    print(f"split of all trials: {about.replace(' train', ' to train on').replace(' test', ' to judge by')}")
-    return Plan([], {SPLIT: splits}, {"vary": list(options.vary), "holdout": options.holdout})
+    parts = ", ".join(f"{counted(len(found), 'record')} {name}" for name, found in splits.items() if found)
+    print(f"split of all trials: {parts.replace(' train', ' to train on').replace(' test', ' to judge by')}")
+    about = {"vary": list(options.vary), "holdout": holdout, "trials": options.trials or _TRIALS}
+    return Plan([], {SPLIT: splits}, about)
 
 
-def _held_out(records: Sequence[AnyRecord], wanted: float, seed: int) -> tuple[list[AnyRecord], list[AnyRecord]]:
-    """Return the records that train, and about `wanted` that are held out, as whole groups; of one group, none."""
+def _held_out(records: Sequence[AnyRecord], others: bool, wanted: float, seed: int) -> set[str]:
+    """Return groups of `records` with about `wanted` of them; none if nothing would be left to train on.
+
+    `others` says that other records train too.
+    """
     groups = sorted({record.group for record in records})
     if len(groups) < 2:
-        return list(records), []
+        return set(groups) if others and groups else set()
     shuffled = [groups[n] for n in order(seed, 4, len(groups), len(groups), shuffle=True)]
     sizes = [sum(record.group == group for record in records) for group in shuffled]
-    chosen = {shuffled[n] for n in nearest_share(sizes, wanted)}
-    return [r for r in records if r.group not in chosen], [r for r in records if r.group in chosen]
+    return {shuffled[n] for n in nearest_share(sizes, wanted)}
 
 
 # ---------------------------------------------------------------- result
@@ -138,7 +153,7 @@ def _result(found: Sweep, setup: Setup, judged: Mapping[str, Scores]) -> dict[st
         "data": "phantom" if setup.source is None else str(setup.source),
         "metric": found.metric,
         "direction": "max" if found.maximise else "min",
-        "status": "done" if len(rows) >= found.trials else "unfinished",
+        "status": "done" if sum(state != UNFINISHED for _, state, _ in rows) >= found.trials else "unfinished",
         "best": None if best is None else best.name,
         "settings": {} if best is None else {n: v for n, v in best.settings.items() if n in found.space},
         "importance": found.importance(),
@@ -167,14 +182,19 @@ def _difference(judged: Mapping[str, Scores], setup: Setup) -> dict[str, Any] | 
     return {"score": name, "value": found.value, "low": low, "high": high}
 
 
-def _conclude(found: Sweep, started: Started[SweepOptions], result: dict[str, Any]) -> int:
-    folder, setup = found.experiment.path, started.setup
+def _keep(found: Sweep, started: Started[SweepOptions], result: Mapping[str, Any]) -> None:
+    """Write summary.json, report.html and the settings of the best trial."""
+    folder, best = found.experiment.path, found.best()
     replace_json(folder / SUMMARY_FILE, result)
-    best = found.best()
     if best is not None:
         own = {name: value for name, value in best.settings.items() if name in found.space}
-        save(folder / BEST_FILE, overlay_named(setup.config, own, "the best trial"), started.head)
+        save(folder / BEST_FILE, overlay_named(started.setup.config, own, "the best trial"), started.head)
     replace_text(folder / "report.html", result_page(found, result))
+
+
+def _conclude(found: Sweep, started: Started[SweepOptions], result: dict[str, Any]) -> int:
+    folder, setup, best = found.experiment.path, started.setup, found.best()
+    _keep(found, started, result)
     for table in tables(found, result):
         print(f"\n{table.title}")
         for line in lines([table]):

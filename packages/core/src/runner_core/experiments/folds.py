@@ -32,15 +32,16 @@ def make_folds(
 ) -> Folds:
     """Return the folds of `records` under `rule`: a number, `groups`, `column:NAME`, or a YAML file.
 
-    Records of the data set's own test split belong to no fold, and neither do those of a group that the starting
-    weights were `trained_on`. `group_by` names a column whose values are used as groups; they must not divide any
+    Groups of the data set's own test split belong to no fold, and neither do those that the starting weights were
+    `trained_on`. `group_by` names a column whose values are used as groups; they must not divide any
     record's own group. `sizes` (record key → size) balances a number of folds by size; otherwise the number of records
     is balanced. The result does not depend on the order of the records.
 
     Raises BadInput if there are too few groups, or if the rule would divide a group.
     """
-    known = {record.group for record in records if trained_on(record)}
-    free = [record for record in records if record.split != "test" and record.group not in known]
+    kept = {record.group for record in records if trained_on(record) or record.split == "test"}
+    apart = {record.values.get(group_by) for record in records if record.group in kept} if group_by else set()
+    free = [r for r in records if r.group not in kept and not (group_by and r.values.get(group_by) in apart)]
     if not free:
         raise BadInput("no record is left to validate on: all are test records, or were trained on before (--from)")
     if rule.endswith((".yaml", ".yml")):

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import yaml
 
-from runner_core.base.errors import BadInput, Unhealthy
+from runner_core.base.errors import BadInput, OutOfSpace, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
@@ -31,6 +31,8 @@ Words = Sequence[str]
 """A command line after `runner PROJECT train`."""
 Say = Callable[[str], None]
 
+SPLIT = "data.split"
+"""Setting of every member: the name of a split file in the experiment's folder."""
 _LOOK = 0.1
 _CODE = """import sys
 from runner_core.training.signals import end_with_parent
@@ -39,11 +41,18 @@ from runner_core.cli import main
 sys.exit(main())"""
 
 
-def write_split(path: Path, splits: Mapping[str, Sequence[AnyRecord]]) -> None:
-    """Write the records of each split as a file that `data.split` takes: groups where a split has all of them whole."""
-    groups = {record.group for records in splits.values() for record in records}
-    keys = {record.key for records in splits.values() for record in records}
-    by_group = not groups & keys or all(r.group == r.key for records in splits.values() for r in records)
+def write_split(path: Path, splits: Mapping[str, Sequence[AnyRecord]], everything: Sequence[AnyRecord]) -> None:
+    """Write the records of each split as a file that `data.split` takes.
+
+    It names groups if their names are no records' and if no split lacks a record of its groups, else single records.
+    `everything` are all records of the data.
+    """
+    chosen = {r.key: split for split in splits for r in splits[split]}
+    whole: dict[str, set[str | None]] = {}
+    for record in everything:
+        whole.setdefault(record.group, set()).add(chosen.get(record.key))
+    apart = all(r.key not in whole or r.key == r.group for r in everything)
+    by_group = apart and all(len(places) == 1 for places in whole.values())
     names = {
         split: sorted({r.group for r in splits[split]} if by_group else {r.key for r in splits[split]})
         for split in SPLITS
@@ -104,7 +113,10 @@ class Runner:
         run = self.experiment.run(member)
         if self.experiment.begun(member):
             return ["--resume", str(run.path)]
-        own = [word for name, value in member.settings.items() for word in _flag(name, value)]
+        settings = dict(member.settings)
+        if SPLIT in settings:  # a file in this folder, which may have been moved
+            settings[SPLIT] = str((self.experiment.path / str(settings[SPLIT])).absolute())
+        own = [word for name, value in settings.items() for word in _flag(name, value)]
         return ["--config", str(self.experiment.settings_file), "--run-dir", str(run.path), *self.shared, *own]
 
     def _one_by_one(self, members: Sequence[Member]) -> list[str]:
@@ -116,7 +128,7 @@ class Runner:
                 with undisturbed() as framework:
                     framework(self.setup.project.framework)
                     self.train(self.words(member))
-            except Unhealthy as error:
+            except (Unhealthy, OutOfSpace) as error:
                 self.say(f"{member.name} was stopped: {error}")
                 failed.append(f"{member.name}: {error}")
         return failed

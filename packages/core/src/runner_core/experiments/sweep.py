@@ -28,10 +28,11 @@ from runner_core.output.report.page import is_number
 FILE = "sweep.log"
 SPLIT = "split.yaml"
 """File with the split that all trials share."""
+_FIXED = ("data.split", "train.device", "train.devices")
 _STARTUP = 5
 """Trials chosen at random before Optuna learns from them, and before any is stopped early."""
 
-DONE, GIVEN_UP, FAILED = "done", "given up", "failed"
+DONE, GIVEN_UP, FAILED, UNFINISHED = "done", "given up", "failed", "not done"
 
 MATTERED_FROM = 8
 """Least number of trials that are done from which it can be said what mattered."""
@@ -51,6 +52,8 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
     for word in words:
         name, equals, values = word.partition("=")
         name = name.replace("-", "_")
+        if name in _FIXED:
+            raise BadInput(f"--vary {word}: {name} is the same for all trials")
         if name not in known:
             raise BadInput(f"--vary {word}: there is no setting {name!r}{did_you_mean(name, known)}")
         if not equals or not values:
@@ -90,7 +93,8 @@ def _range(word: str, values: str, now: Any, optuna: Any) -> Any | None:
         raise BadInput(f"--vary {word}: {values} is not a range of numbers") from None
     if not (all(map(math.isfinite, ends)) and ends[0] < ends[1]) or (kind and ends[0] <= 0):
         raise BadInput(f"--vary {word}: the range must go from a smaller to a larger number{' above 0' * bool(kind)}")
-    if isinstance(now, int) and not isinstance(now, bool):
+    whole = now is None and all(end.strip().lstrip("-").isdecimal() for end in (low, high))
+    if whole or (isinstance(now, int) and not isinstance(now, bool)):
         if not all(end.is_integer() for end in ends):
             raise BadInput(f"--vary {word}: the setting takes whole numbers")
         return optuna.distributions.IntDistribution(int(ends[0]), int(ends[1]), log=bool(kind))
@@ -139,6 +143,7 @@ class Sweep:
     _reported: dict[str, int] = field(default_factory=dict)
     _begun: dict[str, float] = field(default_factory=dict)
     _durations: list[float] = field(default_factory=list)
+    _read: dict[str, int] = field(default_factory=dict)
     _given_up: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -166,6 +171,8 @@ class Sweep:
         for name, distribution in self.space.items():
             chosen = hasattr(distribution, "choices")
             value = json.dumps(self.base[name]) if chosen else self.base[name]
+            if not chosen and not is_number(value):  # none, by default
+                return None
             inside = value in distribution.choices if chosen else distribution.low <= value <= distribution.high
             if not inside:
                 return None
@@ -191,9 +198,7 @@ class Sweep:
     def _known(self, member: Member) -> Member:
         """Return the member with what all trials share, after it was added to experiment.json."""
         self._begun[member.name] = time.monotonic()
-        member = replace(
-            member, settings={**member.settings, "data.split": str(self.experiment.path.absolute() / SPLIT)}
-        )
+        member = replace(member, settings={**member.settings, "data.split": SPLIT})
         if all(m.name != member.name for m in self.experiment.members):
             self.experiment = replace(self.experiment, members=[*self.experiment.members, member])
             self.experiment.save()
@@ -201,6 +206,11 @@ class Sweep:
 
     def stops(self, member: Member) -> bool:
         """Report the validations of a member that trains; return whether Optuna gives it up."""
+        log = self.experiment.run(member).jsonl
+        size = log.stat().st_size if log.exists() else 0
+        if size == self._read.get(member.name, 0):
+            return False
+        self._read[member.name] = size
         values, known = self._validations(member), self._reported.get(member.name, 0)
         if len(values) == known:
             return False
@@ -240,7 +250,7 @@ class Sweep:
         rows = [
             (
                 self._member(trial),
-                names.get(trial.state.name, "not done"),
+                names.get(trial.state.name, UNFINISHED),
                 trial.value if trial.state.is_finished() else None,
             )
             for trial in self.study.get_trials(deepcopy=False)

@@ -64,7 +64,7 @@ def notes(result: Result) -> Iterator[str]:
     found = result["difference"]
     if found is not None and found["low"] is not None:
         ends = f"95 % {found['low']:+.4g} to {found['high']:+.4g}"
-        yield f"best less base settings: {found['score']} {found['value']:+.4g} ({ends}, over groups)"
+        yield f"best minus base settings: {found['score']} {found['value']:+.4g} ({ends}, over groups)"
         yield (
             "these are two trained networks: `repeat` both settings with several seeds, and `compare` them, before you "
             "believe a small difference"

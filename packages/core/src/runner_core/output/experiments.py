@@ -9,6 +9,7 @@ runs/PROJECT/crossval-TIME/
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,7 +68,8 @@ class ExperimentFolder:
             found = json.loads(refuse_special_file(path / FILE).read_text(encoding="utf-8"))
             members = [Member(**member) for member in found["members"]]
             texts = [found["kind"], found["project"], *(text for m in members for text in (m.name, m.fold))]
-            if all(isinstance(text, str) for text in texts) and all(_is_name(m.name) for m in members):
+            named = all(isinstance(text, str) for text in texts) and all(_is_name(path, m.name) for m in members)
+            if named and all(map(_are_settings, (m.settings for m in members))):
                 return cls(path, found["kind"], found["project"], members, dict(found["about"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
@@ -102,6 +104,11 @@ class ExperimentFolder:
         return self.run(member).read_summary()
 
 
-def _is_name(name: str) -> bool:
-    """Return whether a member's name is the name of a folder inside the experiment's."""
-    return Path(name).name == name and not name.startswith(".")
+def _is_name(path: Path, name: str) -> bool:
+    """Return whether a member's name is that of a folder inside the experiment's, and leads nowhere else."""
+    return Path(name).name == name and name[:1] not in ("", ".") and not (path / name).is_symlink()
+
+
+def _are_settings(found: Any) -> bool:
+    """Return whether all keys are dotted names, so that none is an option of the command line."""
+    return isinstance(found, dict) and all(re.fullmatch(r"\w+(\.\w+)+", str(name)) for name in found)

@@ -115,6 +115,9 @@ def _every(values: Sequence[Mapping[str, float]], show: Callable[[Any], str], pr
 
 def verdicts(runs: Sequence[Run]) -> tuple[list[Verdict], list[str]]:
     """Return which runs are better than the first one, with remarks."""
+    data = dict.fromkeys(str(run.about.get("data")) for run in runs)
+    if len(data) > 1:
+        return [], [f"no verdict: the runs are on different data ({', '.join(data)}), where equal names mean nothing"]
     arms = [Arm(f"run {number}", run.networks) for number, run in enumerate(runs, 1)]
     directions = {run.direction for run in runs}
     return judge(arms, directions.pop() if len(directions) == 1 else "")

@@ -150,9 +150,9 @@ def _read_experiment(path: Path) -> Run:
     experiment = ExperimentFolder.open(path)
     if experiment.kind == "sweep":
         raise BadInput(f"{path} is a sweep, whose runs have different settings: name the folders of its runs")
-    runs = [_read(experiment.run(m), m.fold) for m in experiment.members if experiment.begun(m)]
+    runs = [_read(experiment.run(m), m.fold) for m in experiment.members if experiment.done(m)]
     if not runs:
-        raise BadInput(f"{path}: none of its runs has begun")
+        raise BadInput(f"{path}: none of its runs is done")
     done = sum(map(experiment.done, experiment.members))
     whole = done == len(experiment.members)
     first = runs[0]

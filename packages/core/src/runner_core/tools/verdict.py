@@ -242,7 +242,7 @@ class Verdict:
         if not self.paired.by_record:
             yield "there are no scores of single records: this is about these records, and says nothing of others"
         elif len(set(self.paired.groups)) < _FEW:
-            yield f"{counted(len(set(self.paired.groups)), 'group')} say little about others"
+            yield f"with {counted(len(set(self.paired.groups)), 'group')}, the result says little about other groups"
 
 
 _FEW = 5

@@ -172,6 +172,13 @@ def predict_with(project: Project, cropped: Cropped, network: Infer | Ensemble) 
     return network.predict(cropped) if isinstance(network, Ensemble) else project.predict(cropped, network)
 
 
+def baseline_with(project: Project, cropped: Cropped, network: Infer | Ensemble) -> Any | None:
+    """Return the trivial method's prediction, fitted on the records of a network that did not train on this one."""
+    if isinstance(network, Ensemble):
+        project = network.members_for(cropped.record)[0].project
+    return project.baseline(cropped)
+
+
 def _mean(outputs: Iterator[Arrays]) -> Arrays:
     """Return the mean of arrays by name, in their own types; the first output's arrays are overwritten."""
     count, sums = 0, Arrays()

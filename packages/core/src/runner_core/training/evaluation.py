@@ -26,7 +26,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
-from runner_core.training.ensembles import Ensemble, counting, predict_with
+from runner_core.training.ensembles import Ensemble, baseline_with, counting, predict_with
 
 FIGURES = 6
 SCORES_FILE = "scores.json"
@@ -124,7 +124,7 @@ def evaluate(
                 found = Predicted(
                     record,
                     predict_with(project, cropped, infer),
-                    project.baseline(cropped),
+                    baseline_with(project, cropped, infer),
                     None if untrained is None else project.predict(cropped, untrained),
                     not trained_on(record),
                 )
