@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from runner_core.cli import main
+from runner_core.output.report.charts import COLOURS
 from runner_core.output.runfolder import RunFolder
-from runner_core.tools.compare import COLOURS
 
 Said = Callable[..., str]
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,10 +82,10 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
     left = [member for member in own if not folder.done(member)]
     if len(left) < len(own):
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
-    trainer = Runner(folder, shared_words(started), lambda words: _train(name, words), started.setup, print)
+    trainer = Runner(folder, shared_words(started), started.setup, print)
     with going_on(folder):
         try:
-            failed = trainer.train_all(left, started.options.at_once)
+            failed = trainer.train_all(left, started.options.at_once, partial(_train, name))
         except (Stopped, KeyboardInterrupt, SystemExit):
             raise
         except RunnerError:

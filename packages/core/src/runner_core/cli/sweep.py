@@ -63,7 +63,7 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
         trials,
         math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes,
     )
-    trainer = Runner(folder, shared_words(started), lambda words: 0, setup, print)
+    trainer = Runner(folder, shared_words(started), setup, print)
 
     def ended(member: Member, problem: str) -> None:
         state = found.ended(member, problem)
@@ -75,8 +75,11 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
 
     with going_on(folder):
         trainer.processes(trainer.count(options.at_once, trials), found.following, ended, found.stops)
-        _keep(found, started, _result(found, setup, {}))  # hours of trials: before anything else can fail
-        result = _result(found, setup, _judged(found, name))
+        result = _result(found, setup)
+        _keep(found, started, result)  # hours of trials: before anything else can fail
+        judged = _judged(found, name)
+        scores = {which: {"records": len(each.rows), "scores": each.means} for which, each in judged.items()}
+        result |= {"judged": scores, "difference": _difference(judged)}
     return _conclude(found, started, result)
 
 
@@ -142,8 +145,8 @@ def _judged(found: Sweep, name: str) -> Mapping[str, Scores]:
     return scores
 
 
-def _result(found: Sweep, setup: Setup, judged: Mapping[str, Scores]) -> dict[str, Any]:
-    """Return what summary.json holds."""
+def _result(found: Sweep, setup: Setup) -> dict[str, Any]:
+    """Return what summary.json holds before the best trial is judged."""
     best = found.best()
     rows = found.table()
     return {
@@ -157,15 +160,15 @@ def _result(found: Sweep, setup: Setup, judged: Mapping[str, Scores]) -> dict[st
         "best": None if best is None else best.name,
         "settings": {} if best is None else {n: v for n, v in best.settings.items() if n in found.space},
         "importance": found.importance(),
-        "judged": {which: {"records": len(scores.rows), "scores": scores.means} for which, scores in judged.items()},
-        "difference": _difference(judged, setup),
+        "judged": {},
+        "difference": None,
         "trials": [
             {"name": m.name, "state": state, "value": value, "settings": dict(m.settings)} for m, state, value in rows
         ],
     }
 
 
-def _difference(judged: Mapping[str, Scores], setup: Setup) -> dict[str, Any] | None:
+def _difference(judged: Mapping[str, Scores]) -> dict[str, Any] | None:
     """Return the difference of the headline score, best less base, with its interval over groups."""
     if len(judged) < 2:
         return None

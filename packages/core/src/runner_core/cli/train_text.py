@@ -11,9 +11,10 @@ from typing import Any
 
 from runner_core.base.calling import runner
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted, decimal
+from runner_core.base.text import counted
 from runner_core.contract.setup import Setup
 from runner_core.output.display import Display, duration, speed
+from runner_core.output.report.page import decimal_or_dash
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import differences, from_preset
 
@@ -118,7 +119,7 @@ def _importance(item: tuple[str, Any]) -> int:
 
 
 def _number(value: Any) -> str:
-    return f"{decimal(value) if isinstance(value, (int, float)) and value - value == 0 else '–':>9}"
+    return f"{decimal_or_dash(value):>9}"
 
 
 def _text(value: Any) -> str:

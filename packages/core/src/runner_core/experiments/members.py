@@ -73,23 +73,24 @@ class _Running:
 class Runner:
     """Trains members of `experiment`.
 
-    `train` runs `runner PROJECT train WORDS` in this process. `shared` are words that every member gets, besides the
-    experiment's settings file: extensions, weights to start from.
+    `shared` are words that every member gets, besides the experiment's settings file: extensions, weights to start
+    from.
     """
 
     experiment: ExperimentFolder
     shared: Words
-    train: Callable[[Words], int]
     setup: Setup
     say: Say
 
-    def train_all(self, members: Sequence[Member], at_once: int | None) -> list[str]:
+    def train_all(self, members: Sequence[Member], at_once: int | None, train: Callable[[Words], int]) -> list[str]:
         """Train members, `at_once` at a time (None: one on each GPU); return a message for each that failed.
+
+        `train` runs `runner PROJECT train WORDS` in this process, for members that are trained one by one.
 
         Raises BadInput if `at_once` does not suit the devices.
         """
         count = self.count(at_once, len(members))
-        return self._one_by_one(members) if count == 1 else self._several(members, count)
+        return self._one_by_one(members, train) if count == 1 else self._several(members, count)
 
     def count(self, at_once: int | None, members: int) -> int:
         """Return how many members train at a time. Raises BadInput if `at_once` does not suit the devices."""
@@ -119,7 +120,7 @@ class Runner:
         own = [word for name, value in settings.items() for word in _flag(name, value)]
         return ["--config", str(self.experiment.settings_file), "--run-dir", str(run.path), *self.shared, *own]
 
-    def _one_by_one(self, members: Sequence[Member]) -> list[str]:
+    def _one_by_one(self, members: Sequence[Member], train: Callable[[Words], int]) -> list[str]:
         """Train in this process; return a message for each member that a health rule stopped."""
         failed = []
         for number, member in enumerate(members, 1):
@@ -127,7 +128,7 @@ class Runner:
             try:
                 with undisturbed() as framework:
                     framework(self.setup.project.framework)
-                    self.train(self.words(member))
+                    train(self.words(member))
             except (Unhealthy, OutOfSpace) as error:
                 self.say(f"{member.name} was stopped: {error}")
                 failed.append(f"{member.name}: {error}")

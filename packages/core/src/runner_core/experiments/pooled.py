@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.output.experiments import ExperimentFolder
-from runner_core.training.evaluation import Row, Scores, goodness, over_set, read_scores
+from runner_core.training.evaluation import Row, Scores, goodness, means, over_set, read_scores
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,14 @@ def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
     own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
     tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
     errors = [error for content in contents.values() for error in content.get("errors") or ()]
-    means, baseline = over_set(judging, own), over_set(judging, trivial)
-    for name in dict.fromkeys(name for content in contents.values() for name in content.get("means") or {}):
-        if name not in means:  # a score that only a whole validation set has
-            means[name] = _mean([c["means"].get(name) for c in contents.values()])
-            baseline[name] = _mean([(c.get("baseline") or {}).get(name) for c in contents.values()])
+    # scores that only a whole validation set has are means over the members
+    whole, whole_baseline = (means([c.get(of) or {} for c in contents.values()]) for of in ("means", "baseline"))
+    own_means = over_set(judging, own)
+    only_whole = {name: value for name, value in whole_baseline.items() if name in whole and name not in own_means}
+    baseline = {**over_set(judging, trivial), **only_whole}
     baseline = {name: value for name, value in baseline.items() if math.isfinite(value)}
-    scores = Scores(rows, means, baseline, errors, tables, shown=judging.shown)
+    further = {name: value for name, value in whole.items() if name not in own_means}
+    scores = Scores(rows, own_means | further, baseline, errors, tables, shown=judging.shown)
     return Pooled(
         scores,
         [len(found[row.record.key]) for row in rows],
@@ -60,15 +59,4 @@ def _row(key: str, entries: Sequence[Mapping[str, Any]]) -> Row:
     """Return the row of a record: the mean of its scores over the members that scored it."""
     scores = [entry.get("scores") or {} for entry in entries]
     baselines = [entry.get("baseline") or {} for entry in entries]
-    return Row(Record(key, entries[0]["group"], {}), _means(scores), _means(baselines))
-
-
-def _means(values: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in values for name in each)
-    return {name: _mean([each.get(name) for each in values]) for name in names}
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the numbers among `values`; NaN if there is none."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return float(np.mean(known)) if known else math.nan
+    return Row(Record(key, entries[0]["group"], {}), means(scores), means(baselines))

@@ -17,15 +17,12 @@ from runner_core.experiments.pooled import Pooled, pool
 from runner_core.output.display import duration
 from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.output.report import score_blocks
-from runner_core.output.report.charts import Series, line_chart
-from runner_core.output.report.page import Block, Markup, Note, Page, html, is_number, lines
+from runner_core.output.report.charts import Series, line_chart, line_class
+from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html, is_number, lines
 from runner_core.tools.uncertainty import mean
 from runner_core.training.evaluation import Row, Scores, over_set, write_scores
 
 SUMMARY_FILE = "summary.json"
-_COLOURS = "abdefg"
-"""Line classes in the style sheet; further members reuse them."""
-
 Say = Callable[[str], None]
 
 
@@ -135,7 +132,7 @@ def _tables(experiment: ExperimentFolder, summary: Mapping[str, Any], pooled: Po
             (
                 member["name"],
                 member["status"] + (f", {counted(member['warnings'], 'warning')}" if member["warnings"] else ""),
-                *(_number(member["scores"].get(name)) for name in shown),
+                *(decimal_or_dash(member["scores"].get(name)) for name in shown),
                 duration(member["wall_seconds"]) if member["wall_seconds"] else "–",
             )
             for member in summary["members"]
@@ -145,11 +142,7 @@ def _tables(experiment: ExperimentFolder, summary: Mapping[str, Any], pooled: Po
 
 def _score_row(name: str, found: Mapping[str, Any], baseline: Mapping[str, float]) -> Sequence[str]:
     ends = "–" if found["low"] is None else f"{decimal(found['low'])} to {decimal(found['high'])}"
-    return (name, _number(found["mean"]), ends, *([_number(baseline.get(name))] if baseline else []))
-
-
-def _number(value: Any) -> str:
-    return decimal(value) if is_number(value) else "–"
+    return (name, decimal_or_dash(found["mean"]), ends, *([decimal_or_dash(baseline.get(name))] if baseline else []))
 
 
 def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
@@ -209,7 +202,7 @@ def _curves(experiment: ExperimentFolder, project: Project) -> Iterator[Block]:
                 if e.get("event") == "validation" and is_number(e.get(name))
             ]
             if points:
-                series.append(Series(member.name, _COLOURS[number % len(_COLOURS)], points))
+                series.append(Series(member.name, line_class(number), points))
         if series:
             charts.append(line_chart(f"{name}, validation", series))
     if charts:

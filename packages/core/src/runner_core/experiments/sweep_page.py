@@ -1,15 +1,15 @@
-"""What a sweep shows: its trials, what mattered, and how the best settings did on records that it never looked at."""
+"""The page of a sweep: trials, what mattered, and the best settings on records that it never looked at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner_core.base.text import counted, decimal
+from runner_core.base.text import counted
 from runner_core.contract.records import Table
 from runner_core.experiments.sweep import MATTERED_FROM, Sweep
 from runner_core.output.report.charts import Bar, Series, bar_chart, line_chart
-from runner_core.output.report.page import Block, Markup, Note, Page, html
+from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html
 
 _SHOWN = 30
 Result = Mapping[str, Any]
@@ -43,7 +43,7 @@ def tables(found: Sweep, result: Result) -> Iterator[Table]:
         (
             trial["name"],
             trial["state"],
-            "–" if trial["value"] is None else decimal(trial["value"]),
+            decimal_or_dash(trial["value"]),
             *(_text(trial["settings"].get(name)) for name in names),
         )
         for trial in result["trials"][:_SHOWN]
@@ -55,7 +55,7 @@ def tables(found: Sweep, result: Result) -> Iterator[Table]:
     if judged:
         scores = dict.fromkeys(name for which in judged.values() for name in which["scores"])
         title = f"on {counted(judged['best']['records'], 'record')} that the search did not look at"
-        cells = [(n, *(_number(judged[which]["scores"].get(n)) for which in judged)) for n in scores]
+        cells = [(n, *(decimal_or_dash(judged[which]["scores"].get(n)) for which in judged)) for n in scores]
         yield Table("judged", title, ("score", *(f"{which} settings" for which in judged)), cells)
 
 
@@ -92,10 +92,6 @@ def _charts(found: Sweep, result: Result) -> Iterator[Block]:
         charts.append(line_chart(f"{result['metric']} by trial", series))
     if charts:
         yield Markup(f'<div class="charts">{"".join(charts)}</div>')
-
-
-def _number(value: Any) -> str:
-    return "–" if value is None or value != value else decimal(value)  # noqa: PLR0124
 
 
 def _text(value: Any) -> str:

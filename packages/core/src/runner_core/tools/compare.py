@@ -12,7 +12,7 @@ from runner_core.base.text import decimal
 from runner_core.contract import Json
 from runner_core.contract.records import Table
 from runner_core.output.display import duration, speed
-from runner_core.output.report.charts import Series, line_chart
+from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Blocks, Markup, Note, Page, html
 from runner_core.tools.runs import Run, numbers
 from runner_core.tools.verdict import Arm, Verdict, judge
@@ -164,10 +164,6 @@ def _setting(value: Json) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
 
 
-COLOURS = "abdefg"
-"""Line classes in the style sheet; further runs reuse them."""
-
-
 def render(runs: Sequence[Run], judged: Blocks, tables: Sequence[Compared], notes: Sequence[str]) -> str:
     """Return the page as HTML text."""
     project = runs[0].project
@@ -188,8 +184,8 @@ def render(runs: Sequence[Run], judged: Blocks, tables: Sequence[Compared], note
 
 def _runs(runs: Sequence[Run]) -> Block:
     rows = "".join(
-        f'<tr><th><i class="{_colour(number)}"></i>run {number + 1}</th><td><code>{escape(str(run.folder.path))}</code>'
-        f"</td><td>{escape(run.state)}</td></tr>"
+        f'<tr><th><i class="{line_class(number)}"></i>run {number + 1}</th>'
+        f"<td><code>{escape(str(run.folder.path))}</code></td><td>{escape(run.state)}</td></tr>"
         for number, run in enumerate(runs)
     )
     return Markup(f'<div class="wide"><table class="plain legend">{rows}</table></div>')
@@ -200,14 +196,10 @@ def _curves(runs: Sequence[Run]) -> Iterator[Block]:
     charts = []
     for name in names:
         series = [
-            Series(str(number + 1), _colour(number), run.curves[name])
+            Series(str(number + 1), line_class(number), run.curves[name])
             for number, run in enumerate(runs)
             if name in run.curves
         ]
         charts.append(line_chart(name, series, log=not name.startswith("learning_rate")))
     if charts:
         yield Markup(f'<div class="charts">{"".join(charts)}</div>')
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]

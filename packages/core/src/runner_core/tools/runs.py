@@ -22,7 +22,7 @@ from runner_core.output.report.page import is_number
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
 from runner_core.tools.verdict import Network
-from runner_core.training.evaluation import read_scores
+from runner_core.training.evaluation import means, read_scores
 from runner_core.training.seen import SavedSplit, read_split
 
 _NO_CURVES = ("event", "step", "epoch", "timing", "best", "precision_seen")
@@ -165,10 +165,10 @@ def _read_experiment(path: Path) -> Run:
             **{name: first.summary.get(name) for name in ("device", "peak_memory_bytes")},
             "status": "done" if whole else "unfinished",
             "reason": f"{experiment.kind}, {done} of {counted(len(experiment.members), 'run')} done",
-            "metrics": _means([run.metrics for run in runs]),
+            "metrics": numbers(means([run.metrics for run in runs])),
             "best_step": None,
-            "scores": _means([numbers(run.summary.get("scores") or {}) for run in runs]),
-            "baseline": _means([numbers(run.summary.get("baseline") or {}) for run in runs]),
+            "scores": numbers(means([run.summary.get("scores") or {} for run in runs])),
+            "baseline": numbers(means([run.summary.get("baseline") or {} for run in runs])),
             "wall_seconds": sum(run.summary.get("wall_seconds") or 0.0 for run in runs),
         },
         sides=None,
@@ -185,11 +185,6 @@ def _joined(values: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
         name: found[0] if all(value == found[0] for value in found) else ", ".join(dict.fromkeys(map(str, found)))
         for name, found in every.items()
     }
-
-
-def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in values for name in each)
-    return {name: fmean(each[name] for each in values if name in each) for name in names}
 
 
 def _mean_curves(curves: Sequence[Mapping[str, Points]]) -> dict[str, Points]:

@@ -306,12 +306,14 @@ def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]
 
 
 def over_set(judging: Judging, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return _means(rows) | (dict(judging.pooled(rows)) if rows and judging.pooled is not None else {})
+    return means(rows) | (dict(judging.pooled(rows)) if rows and judging.pooled is not None else {})
 
 
-def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each score over the rows that have a finite value; NaN where none has. JSON's null is NaN."""
     names = dict.fromkeys(name for row in rows for name in row)
-    found = {name: [v for row in rows if math.isfinite(v := row.get(name, math.nan))] for name in names}
+    known = {name: [v for row in rows if (v := row.get(name)) is not None] for name in names}
+    found = {name: [v for v in values if math.isfinite(v)] for name, values in known.items()}
     return {name: float(np.mean(values)) if values else math.nan for name, values in found.items()}
 
 

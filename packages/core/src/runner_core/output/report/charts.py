@@ -38,6 +38,15 @@ class _Axis(NamedTuple):
         return self.begin + (value - low) / (high - low) * (self.end - self.begin)
 
 
+COLOURS = "abdefg"
+"""Classes of lines in the style sheet, for runs."""
+
+
+def line_class(number: int) -> str:
+    """Return the class of the line of a run, by its number; there are few, and further runs reuse them."""
+    return COLOURS[number % len(COLOURS)]
+
+
 def line_chart(
     title: str, series: Sequence[Series], mark: float | None = None, log: bool = True, better: str = ""
 ) -> str:

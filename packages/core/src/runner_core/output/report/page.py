@@ -14,7 +14,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from runner_core.base.text import aligned
+from runner_core.base.text import aligned, decimal
 from runner_core.contract.records import Table
 
 
@@ -102,6 +102,11 @@ def lines(blocks: Blocks) -> Iterator[str]:
 
 def number(value: Any) -> str:
     return f"{value:.4g}" if is_number(value) else "–"
+
+
+def decimal_or_dash(value: Any) -> str:
+    """Return a number as tables of scores show it, – where there is none."""
+    return decimal(value) if is_number(value) else "–"
 
 
 def is_number(value: Any) -> bool:
