@@ -106,7 +106,7 @@ def test_an_interruption_says_what_is_left(stop: BaseException, kept: bool) -> N
 @pytest.mark.parametrize(
     "words, number, code, said",
     [
-        (["profile"], signal.SIGTERM, 143, "stopped by SIGTERM; nothing is kept"),
+        pytest.param(["profile"], signal.SIGTERM, 143, "stopped by SIGTERM; nothing is kept", marks=pytest.mark.torch),
         (["tune"], signal.SIGTERM, 143, "stopped by SIGTERM; nothing is kept"),
         (["ablate"], signal.SIGINT, 130, "interrupted; nothing is kept"),
         (["check"], signal.SIGTERM, 143, "stopped by SIGTERM"),
