@@ -38,8 +38,11 @@ def test_what_is_written_is_a_package_of_that_name(framework: str, task: str, tm
     own = () if task == "segmentation" else ("labels", "objective")
     assert set(files) == {
         *(".github/workflows/ci.yml", ".gitignore", ".python-version", "README.md", "pyproject.toml"),
-        *(f"src/runner_cells/{n}.py" for n in ("__init__", "config", "files", "network", "phantom", "project", *own)),
-        *("tests/test_cells.py", "tests/test_network.py"),
+        *(
+            f"src/runner_cells/{n}.py"
+            for n in ("__init__", "config", "files", "images", "network", "phantom", "project", *own)
+        ),
+        *("tests/test_cells.py", "tests/test_images.py", "tests/test_network.py"),
     }
     for path, text in files.items():
         assert not re.search(f"{PLACEHOLDER}|newtask|labelcolumn|labelexample", text, re.IGNORECASE), path

@@ -41,11 +41,11 @@ def test_images_are_read_as_they_are_and_masks_as_classes(project: NewTask, pair
     (record,) = project.records(pair)
     decoded = project.decode(record)
     assert record.group == "ann"
-    assert np.array_equal(decoded.arrays["image"], RAMP)  # all 16 bits of it
+    assert np.array_equal(decoded.arrays["image"][..., 0], RAMP)  # all 16 bits of it
     assert np.array_equal(decoded.arrays["mask"], RAMP > 500)
     stored = project.prepare(decoded)
     grey = stored["image"][:30, :40].ravel().astype(int)
-    assert stored["image"].shape == stored["mask"].shape == (128, 128)
+    assert stored["image"].shape == (*stored["mask"].shape, 1) == (128, 128, 1)
     assert grey[0] < grey[-1], "the picture is still there"
     assert (np.diff(grey) >= 0).all(), "brighter stays brighter: nothing overflows"
 
@@ -60,11 +60,26 @@ def test_a_prediction_that_is_written_can_be_trained_on(project: NewTask, pair: 
     assert set(project.score(again, (prediction + 1) % len(VALUES)).values()) == {0.0}
 
 
+@pytest.mark.parametrize("shape", [(30, 40, 3), (5, 30, 40, 1), (5, 30, 40, 3)])
+def test_colours_and_volumes(shape: tuple[int, ...], project: NewTask, tmp_path: Path) -> None:
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "images" / "ann_1.npy", np.arange(np.prod(shape), dtype=np.uint16).reshape(shape))
+    classes = (np.arange(np.prod(shape[:-1])).reshape(shape[:-1]) % len(VALUES)).astype(np.uint8)
+    project.write(Record("ann_1", "ann", {}), classes, tmp_path / "masks")
+    (record,) = project.records(tmp_path)
+    decoded = project.decode(record)
+    assert np.array_equal(decoded.arrays["mask"], classes)
+    stored = project.prepare(decoded)
+    assert stored["image"].shape == (*((16,) if len(shape) == 4 else ()), 128, 128, shape[-1])
+    assert stored["mask"].shape == stored["image"].shape[:-1]
+
+
 SPOILT = {
     "no partner": lambda root: (root / MASK).unlink(),
     "another size": lambda root: save(root / MASK, np.zeros((30, 41), np.uint8)),
     "no class": lambda root: save(root / MASK, np.full((30, 40), NO_CLASS, np.uint8)),
-    "colours": lambda root: save(root / IMAGE, np.zeros((30, 40, 3), np.uint8)),
+    "a mask in colours": lambda root: save(root / MASK, np.zeros((30, 40, 3), np.uint8)),
     "cut off": lambda root: (root / IMAGE).write_bytes((root / IMAGE).read_bytes()[:90]),
     "twice": lambda root: save((root / IMAGE).with_suffix(".bmp"), np.zeros((30, 40), np.uint8)),
 }

@@ -13,6 +13,8 @@ CLASSES = {"background": 0, "object": 255}
 class PatchConfig(DataConfig):
     patch: int = 128
     """Side of the squares that the network trains on (pixels, a multiple of 4)."""
+    depth: int = 16
+    """Pages of the blocks that the network trains on, if the images are volumes (a multiple of 4)."""
 
 
 @dataclass
@@ -29,8 +31,9 @@ class Settings(RunConfig):
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together, or with one that bounds at its field cannot describe."""
-        if self.data.patch < 4 or self.data.patch % 4:
-            yield f"data.patch is {self.data.patch}; the network halves it twice: choose a multiple of 4"
+        for name, side in {"patch": self.data.patch, "depth": self.data.depth}.items():
+            if side < 4 or side % 4:
+                yield f"data.{name} is {side}; the network halves it twice: choose a multiple of 4"
 
 
 def demo() -> Settings:

@@ -1,15 +1,12 @@
-"""Image files: finding them and reading them as they are. Another format (DICOM, NIfTI, HDF5) begins here."""
+"""Where images and masks lie, and which images belong together."""
 
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from runner_core import Annotation, BadInput, Decoded, walk
 
 from runner_newproject.config import CLASSES
-
-SUFFIXES = (".png", ".tif", ".tiff", ".bmp")
-GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L")  # Pillow's names of grey pixels; not P, whose numbers mean colours
+from runner_newproject.images import SUFFIXES, read
 
 
 def find(folder: Path) -> dict[str, Path]:
@@ -35,25 +32,15 @@ def group(name: str) -> str:
     return name.partition("/")[0] if "/" in name else name.partition("_")[0]
 
 
-def read(path: Path) -> np.ndarray:
-    """Grey values (H, W) as the file has them, uint8 or uint16."""
-    try:
-        with Image.open(path) as file:
-            pages, mode = getattr(file, "n_frames", 1), file.mode
-            image = np.asarray(file.convert("L") if mode == "1" else file)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path}: cannot be read as an image: {error}; repair it, or take it out") from error
-    if pages > 1 or mode not in GREY or not 0 <= image.min() <= image.max() < 2**16:
-        what = f"{pages} pages" if pages > 1 else f"pixels of the kind {mode}"
-        raise BadInput(f"{path}: has {what}; wanted one page of grey values with 8 or 16 bits: convert it")
-    return image.astype(np.uint8 if mode in ("1", "L") else np.uint16)
-
-
 def read_classes(path: Path, values: list[int], shape: tuple[int, ...]) -> np.ndarray:
-    """Return the mask of an image of `shape`: class numbers (H, W) uint8, class k where the file holds `values[k]`."""
+    """Return the mask of an image of `shape`: class numbers (…) uint8, class k where the file holds `values[k]`."""
     mask = read(path)
-    if mask.shape != shape:
-        raise BadInput(f"{path}: has {mask.shape[0]} × {mask.shape[1]} pixels, its image {shape[0]} × {shape[1]}")
+    if mask.shape != (*shape[:-1], 1):
+        found, wanted = (" × ".join(map(str, one[:-1])) for one in (mask.shape, shape))
+        raise BadInput(
+            f"{path}: has {found} pixels and {mask.shape[-1]} channel(s), its image {wanted}; masks are grey"
+        )
+    mask = mask[..., 0]
     if unknown := sorted(set(np.unique(mask).tolist()) - set(values)):
         raise BadInput(f"{path}: holds {unknown[:5]}, which are no class; the classes' grey values are {values}")
     return np.stack([mask == value for value in values]).argmax(0).astype(np.uint8)

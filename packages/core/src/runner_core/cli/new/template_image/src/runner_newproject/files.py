@@ -1,17 +1,13 @@
-"""Image files and the table of labels: finding them and reading them as they are. Other formats begin here."""
+"""Where images and the table of their labels lie; the size that images are brought to."""
 
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from PIL.ImageSequence import Iterator as frames
 from runner_core import BadInput, Record, read_table, walk
 
 from runner_newproject import labels
-
-SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".jpg", ".jpeg")
-AS = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB"}  # Pillow's names of pixels, and what they are read as
-KINDS = ("L", "RGB", "I", "I;16", "I;16B", "I;16L")
+from runner_newproject.images import SUFFIXES
 
 
 def find(folder: Path) -> dict[str, Path]:
@@ -37,24 +33,6 @@ def labelled(root: Path) -> list[Record]:
         values = {labels.COLUMN: labels.read(text, where)}
         records.append(Record(name, group, {"image": files[name]}, split, values=values))
     return records
-
-
-def read(path: Path) -> np.ndarray:
-    """Return an image (H, W, C), or a volume (pages, H, W, C), as the file has it: uint8 or uint16; C is 1 or 3."""
-    try:
-        with Image.open(path) as file:
-            mode = AS.get(file.mode, file.mode)
-            pages = [np.asarray(page.convert(mode) if mode in AS.values() else page) for page in frames(file)]
-        image = np.stack(pages) if len(pages) > 1 else pages[0]
-        deep = mode == "RGB" and path.suffix.lower() == ".png" and path.read_bytes()[24] == 16
-    except (OSError, SyntaxError, ValueError, IndexError, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path}: cannot be read as an image: {error}; repair it, or take it out") from error
-    if mode not in KINDS or deep or not 0 <= image.min() <= image.max() < 2**16:
-        what = "colours with 16 bits" if deep else f"pixels of the kind {mode}"
-        raise BadInput(f"{path}: has {what}; wanted grey values with 8 or 16 bits, or RGB with 8: convert it")
-    if mode == "RGB":
-        return image
-    return image.astype(np.uint8 if mode == "L" else np.uint16)[..., None]
 
 
 def resize(image: np.ndarray, side: int) -> np.ndarray:

@@ -15,7 +15,8 @@ from runner_core import BadInput, Checks, DataSet, Decoded, Judging, Pictures, P
 
 from runner_newproject import labels, phantom
 from runner_newproject.config import Settings, demo
-from runner_newproject.files import find, labelled, read, resize
+from runner_newproject.files import find, labelled, resize
+from runner_newproject.images import one_kind, read
 
 
 class NewTask(Project):
@@ -57,11 +58,7 @@ class NewTask(Project):
     def fit(self, store: Any, training: Sequence[int]) -> dict[str, Any]:
         """Learned from the training images alone: their channels' mean and spread, and those of the labels."""
         images, targets = (store.arrays[name] for name in ("image", "label"))
-        kinds = {(len(shape) - 1, shape[-1]): key for key, shape in zip(store.keys, images.shapes, strict=True)}
-        if len(kinds) > 1:
-            what = ", ".join(f"{key} has {axes} axes and {n} channel{'s'[: n > 1]}" for (axes, n), key in kinds.items())
-            raise BadInput(f"images differ: {what}; convert them to one kind (all grey or all RGB), or take some out")
-        axes = tuple(range(len(images.shapes[0]) - 1))
+        axes = tuple(range(one_kind(store.keys, images.shapes)))
         sums = np.mean([[x.mean(axes), (x.astype(float) ** 2).mean(axes)] for x in map(images.read, training)], axis=0)
         std = np.sqrt(np.maximum(sums[1] - sums[0] ** 2, 1e-6))
         start, spread = labels.start(np.array([targets.read(record)[0] for record in training]))
