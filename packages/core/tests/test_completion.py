@@ -17,7 +17,8 @@ TOY = Path(__file__).parent / "toy" / "project"
 
 BASH = """
 eval "$(runner completion bash)"
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _runner
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 FISH = 'runner completion fish | source; complete -C "$argv"'
@@ -60,6 +61,21 @@ def test_bash(cache_home: Path, folder: Path) -> None:
     assert completed("toy", "train", "--config", "se") == ["settings.yaml"]
 
 
+@pytest.mark.skipif(shutil.which("bash") is None or shutil.which("uv") is None, reason="bash or uv is not installed")
+def test_bash_with_uv_run(cache_home: Path, folder: Path) -> None:
+    """uv's own completion, if it is loaded before, still completes uv's words."""
+    own = "_uv() { COMPREPLY=(sync); }; complete -F _uv uv\n"
+
+    def completed(*words: str, before: str = own) -> list[str]:
+        return shell(cache_home, folder, "bash", "--norc", "-c", before + BASH, "bash", "uv", *words)
+
+    assert completed("run", "--offline", "runner", "toy", "train", "--preset", "=", "d") == ["default", "demo"]
+    assert completed("run", "runner", "toy", "train", "--config", "se") == ["settings.yaml"]
+    assert completed("s") == ["sync"]
+    assert completed("s", before="") == [""]
+    assert not (folder / ".venv").exists()
+
+
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish(cache_home: Path, folder: Path) -> None:
     def completed(line: str) -> list[str]:
@@ -68,6 +84,8 @@ def test_fish(cache_home: Path, folder: Path) -> None:
     assert completed("runner toy train --preset=d") == ["--preset=default", "--preset=demo"]
     assert "--epochs\tshort for --train.epochs" in completed("runner toy train --e")
     assert completed("runner toy train --data sc") == ["scans/"]
+    if shutil.which("uv") is not None:
+        assert "evaluate" in [line.partition("\t")[0] for line in completed("uv run --offline runner toy ev")]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")

@@ -1,8 +1,9 @@
 """`runner completion bash|zsh|fish`: print a script with which the shell completes what is typed after `runner`.
 
-The script calls `runner completion words WORD…` with the words so far; the last may be empty. The answer begins with a
-line that says what else the shell may complete (`files`, `folders` or `none`); then comes a line for each candidate,
-with a tab before its description. Only flags need the project and the extensions; no framework is imported.
+It does so after `uv run … runner` too. The script calls `runner completion words WORD…` with the words so far; the last
+may be empty. The answer begins with a line that says what else the shell may complete (`files`, `folders` or `none`);
+then comes a line for each candidate, with a tab before its description. Only flags need the project and the extensions;
+no framework is imported.
 """
 
 from __future__ import annotations
