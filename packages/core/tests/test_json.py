@@ -69,6 +69,20 @@ def test_evaluate_and_compare(runner: Runner, trained: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.torch
+def test_caches(runner: Runner, trained: Path, cache_home: Path, tmp_path: Path) -> None:
+    shutil.copytree(cache_home / "runner", tmp_path / "cache")
+    matches("cache list and cache verify", found := result(runner("cache", "list", "--dir", "cache", "--json")))
+    listed = next(entry for entry in found["caches"] if entry["project"] == "toy")
+    assert (listed["problem"], listed["in_use"]) == (None, False)
+    file = max((tmp_path / listed["folder"]).rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    damaged = runner("cache", "verify", "--dir", "cache", "--json")
+    assert damaged.returncode == 2
+    found = json.loads(damaged.stdout)
+    assert [file.name in entry["problem"] for entry in found["caches"] if entry["problem"]] == [True]
+
+
+@pytest.mark.torch
 def test_a_refusal_leaves_stdout_empty(runner: Runner) -> None:
     done = runner("toy", "check", "--data", "nowhere", "--json")
     assert (done.returncode, done.stdout) == (2, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runner_core.tools.verify_resume import Difference, differences
 from runner_core.tools.verify_resume.campaign import PHASES, Campaign, Campaigns, Kill, Moment, choose
 from runner_core.training.assembly import TrainingSpec
 
+JSON_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "json.md"
 STEP, VALIDATION, CHECKPOINT = range(len(PHASES))
 LINES = [
     {"event": "start", "step": 0, "steps": 4, "timing": {"device": "cpu"}},
@@ -229,12 +231,15 @@ def forgetful(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 
 @pytest.mark.torch
-def test_a_run_that_was_killed_is_equal(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify-resume", "toy", *SMALL, "--times", "1", "--seed", "1"]) == 0
-    said = capsys.readouterr().out
+def test_a_run_that_was_killed_is_equal(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify-resume", "toy", *SMALL, "--times", "1", "--seed", "1", "--json"]) == 0
+    printed, said = capfd.readouterr()
     assert "2 epochs of 3 steps, a checkpoint after every 1 epoch and every 2 steps" in said
     assert "equal: 1 run, killed 2 times and resumed" in said
     facts = json.loads((here / "out" / "verify-resume.json").read_text())
+    assert json.loads(printed) == {"folder": "out", **facts}
+    keys = JSON_PAGE.read_text(encoding="utf-8").partition("\n## verify-resume\n")[2].partition("\n## ")[0]
+    assert {"folder", *facts} == set(re.findall(r"^\| `(\w+)` \|", keys, re.MULTILINE))
     assert facts["equal"]
     assert facts["steps"] == 6
     assert facts["kills"] == 2

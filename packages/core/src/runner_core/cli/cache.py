@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import size_text
 from runner_core.base.text import counted
 from runner_core.cli.arguments import Parser
+from runner_core.cli.json_output import show_json
 from runner_core.data.cache import manage
 from runner_core.data.cache.manage import Entry
 
@@ -33,6 +35,8 @@ def _list(options: argparse.Namespace) -> int:
     for entry in found:
         print(_line(entry))
     print(f"{counted(len(found), 'cache')}, {size_text(sum(e.bytes for e in found))}")
+    if options.json:
+        show_json({"caches": [_facts(entry, entry.problem) for entry in found]})
     return 0
 
 
@@ -44,6 +48,9 @@ def _verify(options: argparse.Namespace) -> int:
     print(f"{counted(len(found), 'cache')} read, {len(damaged)} damaged")
     if damaged:
         print("`runner cache prune` removes damaged caches; runner builds them again when it needs them")
+    if options.json:
+        problems = {entry.folder: problem for entry, problem in damaged}
+        show_json({"caches": [_facts(entry, problems.get(entry.folder)) for entry in found]})
     return BadInput.exit_code if damaged else 0
 
 
@@ -61,6 +68,11 @@ def _prune(options: argparse.Namespace) -> int:
         print(f"kept, {why}: {_line(entry)}")
     print(f"{counted(len(done.removed), 'cache')} removed, {size_text(done.bytes)} freed")
     return 0
+
+
+def _facts(entry: Entry, problem: str | None) -> dict[str, object]:
+    used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.last_used))
+    return asdict(entry) | {"project": entry.project or None, "last_used": used, "problem": problem or None}
 
 
 def _line(entry: Entry) -> str:
@@ -81,8 +93,10 @@ def _parser() -> Parser:
     )
     common.add_argument("--project", help="only caches of this project")
     common.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    commands.add_parser("list", parents=[common], help="list all caches, the most recently used first")
-    commands.add_parser("verify", parents=[common], help="read every byte and compare it with its checksum")
+    json = Parser(add_help=False)
+    json.add_argument("--json", action="store_true", help="print the result on stdout as JSON, the rest on stderr")
+    commands.add_parser("list", parents=[common, json], help="list all caches, the most recently used first")
+    commands.add_parser("verify", parents=[common, json], help="read every byte and compare it with its checksum")
     prune = commands.add_parser("prune", parents=[common], help="remove damaged caches, and others that you choose")
     prune.add_argument(
         "--older-than-days", type=float, metavar="DAYS", help="remove caches that were not used for this long"

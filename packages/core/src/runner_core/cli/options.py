@@ -177,7 +177,7 @@ class CheckOptions(PresetOptions, JsonOptions):
 
 
 @dataclass(kw_only=True)
-class VerifyResumeOptions(PresetOptions):
+class VerifyResumeOptions(PresetOptions, JsonOptions):
     """Kill trainings at random moments, resume them, and compare each with an uninterrupted training, bit for bit.
 
     Kills (kill -9) hit steps, validations and saves. Compared are weights, optimizer, random generators, metrics and

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
+from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.measure import base_of
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
@@ -18,7 +19,8 @@ from runner_core.output.runfolder import claimed
 from runner_core.plugins.discovery import find_project
 from runner_core.tools.verify_resume.campaign import Campaigns, Result
 
-_USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [flags of `train`]
+FACTS = "verify-resume.json"
+_USAGE = """usage: runner verify-resume PROJECT [--times N] [--kills N] [--seed N] [--out DIR] [--json] [flags of train]
 
 Kill trainings at random moments, resume them, and compare each bit for bit with an uninterrupted one.
 `runner verify-resume PROJECT --help` shows the common settings, `--help-all` all."""
@@ -40,10 +42,12 @@ def verify_resume(arguments: Sequence[str]) -> int:
         print(_described(setup))
         campaigns = Campaigns(base_of(started), folder, setup.checkpoint_format.read, print)
         result = campaigns.run(options.times, options.kills, options.seed)
-        replace_json(folder / "verify-resume.json", _facts(setup, result))
+        replace_json(folder / FACTS, _facts(setup, result))
         replace_text(folder / "report.html", _page(setup, result))
         print(_verdict(result))
         print(f"report: {folder / 'report.html'}")
+    if options.json:
+        show_json({"folder": folder, **read_json(folder / FACTS)})
     return 0 if result.equal else Unhealthy.exit_code
 
 

@@ -62,14 +62,18 @@ def test_a_prediction_that_is_written_can_be_trained_on(project: NewTask, pair: 
 
 @pytest.mark.parametrize("shape", [(30, 40, 3), (5, 30, 40, 1), (5, 30, 40, 3)])
 def test_colours_and_volumes(shape: tuple[int, ...], project: NewTask, tmp_path: Path) -> None:
-    for folder in ("images", "masks"):
-        (tmp_path / folder).mkdir()
-    np.save(tmp_path / "images" / "ann_1.npy", np.arange(np.prod(shape), dtype=np.uint16).reshape(shape))
+    image, mask = ((tmp_path / path).with_suffix(".npy") for path in (IMAGE, MASK))
+    for path in (image, mask):
+        path.parent.mkdir(exist_ok=True)
     classes = (np.arange(np.prod(shape[:-1])).reshape(shape[:-1]) % len(VALUES)).astype(np.uint8)
-    project.write(Record("ann_1", "ann", {}), classes, tmp_path / "masks")
+    np.save(image, np.arange(np.prod(shape), dtype=np.uint16).reshape(shape))
+    np.save(mask, np.array(VALUES, np.uint8)[classes])
     (record,) = project.records(tmp_path)
     decoded = project.decode(record)
     assert np.array_equal(decoded.arrays["mask"], classes)
+    (written,) = project.write(record, classes, tmp_path / "out")
+    again = Record("again", "ann", {"image": image, "mask": written})
+    assert np.array_equal(project.decode(again).arrays["mask"], classes)
     stored = project.prepare(decoded)
     assert stored["image"].shape == (*((16,) if len(shape) == 4 else ()), 128, 128, shape[-1])
     assert stored["mask"].shape == stored["image"].shape[:-1]
