@@ -10,8 +10,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from runner_core.base.calling import with_extra
 
 PRINTS = f"#!{sys.executable}\nfrom runner_core.base.calling import runner\nprint(runner())\n"
+
+
+def test_an_extra_is_named_as_the_installed_project_passes_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, extras in (("heads", "Provides-Extra: wandb\n"), ("hearts", "")):
+        info = tmp_path / f"my_{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: my-{name}\nVersion: 1\n{extras}")
+        (info / "entry_points.txt").write_text(f"[runner.projects]\n{name} = {name}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert with_extra("wandb", "heads") == "my-heads[wandb]"
+    assert with_extra("mlflow", "heads") == with_extra("mlflow", "hearts") == "runner-core[mlflow]"
 
 
 @pytest.fixture

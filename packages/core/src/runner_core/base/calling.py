@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 _NAME = "runner"
@@ -18,6 +19,14 @@ def runner() -> str:
     if os.path.basename(called) != _NAME or os.sep not in called or _is_on_path(called):
         return _NAME
     return shlex.quote(called)
+
+
+def with_extra(extra: str, project: str) -> str:
+    """Return the package to install for an extra of the core: the project's own, if it passes the extra on."""
+    for entry in entry_points(group="runner.projects", name=project):
+        if entry.dist is not None and extra in (entry.dist.metadata.get_all("Provides-Extra") or ()):
+            return f"{entry.dist.name}[{extra}]"
+    return f"runner-core[{extra}]"
 
 
 def _uv_run() -> list[str]:

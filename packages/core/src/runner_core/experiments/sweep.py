@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from runner_core.base.calling import with_extra
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay_named
@@ -46,7 +47,7 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
 
     Raises BadInput for a setting that does not exist or that may not have such a value, and if Optuna is missing.
     """
-    from_optuna = _optuna()
+    from_optuna = _optuna(project.name)
     known = flat(config)
     space = {}
     for word in words:
@@ -69,13 +70,11 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
     return space
 
 
-def _optuna() -> Any:
+def _optuna(project: str) -> Any:
     try:
         import optuna
     except ImportError:
-        raise BadInput(
-            "a sweep needs Optuna: install the extra `sweep` of the project (runner-PROJECT[sweep])"
-        ) from None
+        raise BadInput(f"a sweep needs the package optuna: install {with_extra('sweep', project)}") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -147,7 +146,7 @@ class Sweep:
     _given_up: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        optuna = _optuna()
+        optuna = _optuna(self.experiment.project)
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 

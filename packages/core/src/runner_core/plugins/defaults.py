@@ -114,7 +114,7 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
     if config.log.tensorboard:
         from runner_core.output.sinks.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink(folder / "tensorboard"))
+        sinks.append(TensorBoardSink(folder / "tensorboard", project.name))
     if config.log.wandb != "off":
         from runner_core.output.sinks.wandb import wandb_sink
 
