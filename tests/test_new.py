@@ -65,9 +65,10 @@ def test_a_project_for_whole_images_trains_on_a_folder_with_a_table(
     do("runner", "cells", "export", "run", "--out", "network")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize(
+    "framework", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("keras", marks=pytest.mark.weekly)]
+)
 def test_a_new_project_installs_passes_its_tests_and_beats_its_baseline(framework: str, tmp_path: Path) -> None:
     folder, do = installed(framework, tmp_path, "segmentation")
     do("ruff", "check")

@@ -20,6 +20,8 @@ LIBRARIES = {"runner_core", "numpy", "nibabel", "tifffile"}
 """What notebooks import: the face, and what their project installs."""
 TINY = {"epochs": 1, "train.steps_per_epoch": 2}
 FASTER = {"brainunet": {"predict.flip": False}}
+DAILY = {"ssmunet", "openkbp"}
+"""One of each framework; the others run once a week."""
 
 notebooks = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -62,8 +64,11 @@ def _calls(tree: ast.AST) -> list[ast.Call]:
     return [call for call in calls if isinstance(call.func.value, ast.Name) and call.func.value.id == "runner"]
 
 
-@pytest.mark.slow
-@notebooks
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in DAILY else pytest.mark.weekly) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_it_runs_and_ends_with_pictures(path: Path, tmp_path: Path, cache_home: Path) -> None:
     settings = TINY | FASTER.get(path.stem, {})
     done = subprocess.run(

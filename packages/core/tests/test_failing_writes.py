@@ -26,10 +26,10 @@ FAULTS = {
     "broken": Fault(0, errno.EIO),
     "broken from then on": Fault(0, errno.EIO, lasting=True),
 }
-SLOW = ("full", "broken from then on")
+MARKS = {"full": pytest.mark.weekly, "broken from then on": pytest.mark.slow}
 
 
-@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW)) for f in FAULTS])
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=MARKS.get(f, ())) for f in FAULTS])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_operation_that_fails_loses_nothing(name: str, fault: str, tmp_path: Path) -> None:
     scenario = SCENARIOS[name]()

@@ -178,8 +178,13 @@ def test_kill_9(tmp_path):
     toy.assert_equal_runs(tmp_path / "whole", tmp_path / "killed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [LONG, {**BLOCKS, "train__epochs": 20, "log__every": 1}], ids=["steps", "blocks"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(LONG, id="steps", marks=pytest.mark.weekly),
+        pytest.param({**BLOCKS, "train__epochs": 20, "log__every": 1}, id="blocks", marks=pytest.mark.slow),
+    ],
+)
 def test_kill_9_again_and_again(tmp_path, settings):
     assert run(tmp_path / "whole", False, settings).wait(timeout=300) == 0
     killed_and_resumed(tmp_path / "killed", settings, [1, 7, 19, 31, 44, 58])

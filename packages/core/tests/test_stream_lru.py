@@ -285,7 +285,7 @@ def test_processes_that_are_killed(tmp_path):
     killing(tmp_path, 7)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_processes_that_are_killed_for_long(tmp_path):
     killing(tmp_path, 100)
 
