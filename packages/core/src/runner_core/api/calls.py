@@ -118,7 +118,7 @@ def _train_together(started: Started[Any]) -> Run:
 
 def check(
     project: str, *, data: AnyPath | None = None, preset: str | None = None, fit: bool = False,
-    out: AnyPath | None = None, **settings: Any,
+    out: AnyPath | None = None, with_: AnyPath | list[AnyPath] | None = None, **settings: Any,
 ) -> DataCheck:  # fmt: skip
     """Audit data as `runner PROJECT check` does, and return what was found. Settings: as for `train`.
 
@@ -128,21 +128,21 @@ def check(
         preset: Named defaults.
         fit: Also find how much memory and disk a training takes.
         out: A new or empty folder for the report. Default: runs/PROJECT/check-TIME.
+        with_: Runs, or the folder of a cross-validation, that judge the labels of records they never saw.
         settings: Settings, by dotted or short name.
 
     Raises:
         BadInput: There are no such data. Faulty records are findings; then `ready` is False.
     """
-    from runner_core.cli.check import check_with
+    from runner_core.cli.check import check_with, start_check
     from runner_core.cli.options import CheckOptions
-    from runner_core.cli.start import start_new
 
-    given = {"data": data, "preset": preset, "fit": fit, "out": out, **settings}
+    given = {"data": data, "preset": preset, "fit": fit, "out": out, "with_": with_, **settings}
     with undisturbed() as framework:
-        started = start_new(project, "check", CheckOptions, keywords(CheckOptions, given))
-        if fit:
-            framework(started.setup.project.framework)
-        return DataCheck(*check_with(started))
+        members = start_check(project, keywords(CheckOptions, given))
+        if fit or members[0].options.with_:
+            framework(members[0].setup.project.framework)
+        return DataCheck(*check_with(members))
 
 
 def phantom(project: str, folder: AnyPath | None = None) -> Path:

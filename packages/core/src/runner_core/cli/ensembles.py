@@ -10,10 +10,15 @@ from runner_core.base.errors import BadInput
 from runner_core.base.text import counted, first_few
 from runner_core.cli.options import Parsed
 from runner_core.cli.start import Arguments, Started, load_network, seen_flags, start_from_run
+from runner_core.contract.records import AnyRecord
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import Identities
+from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.runfolder import RunFolder
 from runner_core.training.ensembles import Ensemble, Member
+from runner_core.training.seen import History, Seen
 
 
 def start_from_runs(name: str, command: str, kind: type[Parsed], arguments: Arguments) -> list[Started[Parsed]]:
@@ -24,7 +29,14 @@ def start_from_runs(name: str, command: str, kind: type[Parsed], arguments: Argu
     seen = seen_flags(arguments)
     if seen.run is None or seen.help:
         return [start_from_run(name, command, kind, arguments)]
-    runs = [run for named in (seen.run, *seen.with_) for run in runs_of(named)]
+    return start_each(name, command, kind, arguments, (seen.run, *seen.with_))
+
+
+def start_each(
+    name: str, command: str, kind: type[Parsed], arguments: Arguments, named: Sequence[Path]
+) -> list[Started[Parsed]]:
+    """Start a command with each of these runs, and those of the experiments among them."""
+    runs = [run for one in named for run in runs_of(one)]
     places = [RunFolder.open(run).path.resolve() for run in runs]
     if twice := [str(run) for run, place in zip(runs, places, strict=True) if places.count(place) > 1]:
         raise BadInput(f"{twice[0]} is named twice: name each run once")
@@ -60,6 +72,21 @@ def label(members: Sequence[Started[Any]], checkpoints: Sequence[str]) -> str:
 def run_of(started: Started[Any]) -> RunFolder:
     assert started.run is not None
     return started.run
+
+
+def seen_by(
+    members: Sequence[Started[Any]], everything: Sequence[AnyRecord], records: Sequence[AnyRecord]
+) -> tuple[dict[str, str | None], list[Seen]]:
+    """Return the digests of the data's records, and for each run which of them it was trained on."""
+    source = str(members[0].head["source"])
+    histories = [
+        History.of(run_of(member).path, str(member.head["source"]) if member.own_data else "") for member in members
+    ]
+    index = Identities(cache_root(members[0].setup.config.cache.dir))
+    digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
+    read = everything if any(history.foreign(source) for history in histories) else records
+    digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
+    return digests, [history.seen(everything, [*digests.values()], source) for history in histories]
 
 
 def load_ensemble(members: Sequence[Started[Any]]) -> tuple[Ensemble, list[str]]:

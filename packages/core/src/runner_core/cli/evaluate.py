@@ -12,7 +12,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs
+from runner_core.cli.ensembles import label, load_ensemble, run_of, seen_by, start_from_runs
 from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks
@@ -20,9 +20,6 @@ from runner_core.contract import Infer
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
-from runner_core.data.cache.folder import cache_root
-from runner_core.data.cache.identity import Identities
-from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.experiments import ExperimentFolder
@@ -32,7 +29,7 @@ from runner_core.training.data import data_folder, read_records
 from runner_core.training.ensembles import Ensemble
 from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, figures_count, write_scores
 from runner_core.training.evaluation import evaluate as score_records
-from runner_core.training.seen import SPLIT_FILE, History, SavedSplit, Seen, joined_split, read_split
+from runner_core.training.seen import SPLIT_FILE, SavedSplit, joined_split, read_split
 
 SPLITS = ("validation", "train", "test", "all")
 SCORED = "scored"
@@ -56,7 +53,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     # before the records are read: `records` may use statistics
     network, untrained, checkpoints = _networks(members)
     everything, records = _records(started, side, sides)
-    digests, seen = _trained_on(members, everything, records)
+    digests, seen = seen_by(members, everything, records)
     trained_on: Callable[[AnyRecord], bool] = seen[0]
     if isinstance(network, Ensemble):
         network = network.knowing(seen)
@@ -103,21 +100,6 @@ def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ense
         return ensemble, None, checkpoints
     trained, untrained, checkpoint = load_networks(members[0], members[0].named, print)
     return trained.infer, untrained, [checkpoint]
-
-
-def _trained_on(
-    members: Sequence[Started[EvaluateOptions]], everything: Sequence[Record], records: Sequence[Record]
-) -> tuple[dict[str, str | None], list[Seen]]:
-    """Return the digests of the data's records, and for each run which of them it was trained on."""
-    source = str(members[0].head["source"])
-    histories = [
-        History.of(run_of(member).path, str(member.head["source"]) if member.own_data else "") for member in members
-    ]
-    index = Identities(cache_root(members[0].setup.config.cache.dir))
-    digests = dict(zip((record.key for record in everything), known_digests(index, everything), strict=True))
-    read = everything if any(history.foreign(source) for history in histories) else records
-    digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
-    return digests, [history.seen(everything, [*digests.values()], source) for history in histories]
 
 
 @contextmanager

@@ -168,12 +168,17 @@ class CheckOptions(PresetOptions, JsonOptions):
 
     Shows faulty records, duplicates, the split, grey values, classes, and the size of the cache. Exit code 2 if
     training would refuse the data. With streamed data two files, or 1 % if that is more, may be unreadable.
+
+    With trained runs (--with), it also ranks the labels that are probably wrong. It never changes a label.
     """
 
     out: Path | None = None
     """A new or empty folder for the report. Default: runs/PROJECT/check-TIME."""
     fit: FlagCreatePairsOff[bool] = False
     """Also build the network, try a few samples, and report how much RAM, device memory and disk training needs."""
+    with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
+    """Judge each label by those of these runs that were not trained on its record: the folder of a cross-validation, or
+    runs (may be given several times). Their settings and data are the default. Also writes wrong-labels.csv."""
 
 
 @dataclass(kw_only=True)

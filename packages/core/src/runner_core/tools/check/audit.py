@@ -21,6 +21,7 @@ from runner_core.data.stream.bad import too_many, too_many_text
 from runner_core.tools.check.facts import DECODE, Checked, Examined, examine
 from runner_core.tools.check.rules import set_rules
 from runner_core.tools.check.tables import fits, memory_plan, other_files, prepared_already, tables
+from runner_core.tools.labels.judge import WrongLabels
 from runner_core.training.data import describe_plan, describe_split, set_faults
 from runner_core.training.memory import MemoryPlan
 
@@ -53,6 +54,8 @@ class Audit:
     """None if no record is usable, or if the plan failed."""
     memory: MemoryPlan | None = None
     """The memory and disk that a training takes, or None if unknown."""
+    wrong_labels: WrongLabels | None = None
+    """Labels as networks judge them, or None if none were asked."""
 
     def levels(self) -> Counter[str]:
         """Return the number of findings of each level."""
@@ -87,6 +90,7 @@ class Audit:
             "classes": {name: _balance(checked, numbers) for name, numbers in self._parts().items()},
             "cache": None if self.cache is None else _cache(self.cache),
             "memory": None if self.memory is None else self.memory.json(),
+            "wrong_labels": None if self.wrong_labels is None else self.wrong_labels.to_json(),
             "prepared_bytes": sum(found.prepared_bytes for found in checked.found),
             "each": [
                 {

@@ -18,14 +18,14 @@ _FINDINGS = 50
 _STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "training refuses it")}
 
 
-def write_audit(audit: Audit, folder: Path, pictures: Sequence[Block] = ()) -> Path:
+def write_audit(audit: Audit, folder: Path, pictures: Sequence[Block] = (), wrong_labels: Sequence[Block] = ()) -> Path:
     """Write check.json and report.html into `folder`, each whole or not at all; return the page's path."""
     replace_json(folder / "check.json", audit.to_json())
-    replace_text(folder / "report.html", render(audit, pictures))
+    replace_text(folder / "report.html", render(audit, pictures, wrong_labels))
     return folder / "report.html"
 
 
-def render(audit: Audit, pictures: Sequence[Block] = ()) -> str:
+def render(audit: Audit, pictures: Sequence[Block] = (), wrong_labels: Sequence[Block] = ()) -> str:
     """Return the page as HTML text."""
     groups = counted(len({record.group for record in audit.records}), "group")
     where = f"{audit.data}: {counted(len(audit.records), 'record')} in {groups} · preset {audit.preset}"
@@ -36,6 +36,7 @@ def render(audit: Audit, pictures: Sequence[Block] = ()) -> str:
             [Note(where)],
             [
                 ("Findings", [*_findings(audit)]),
+                ("Wrong labels", wrong_labels),
                 ("Pictures", pictures),
                 ("The data", audit.tables),
                 ("Split and cache", [Note(line) for line in audit.lines]),

@@ -37,7 +37,7 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
             try:
                 decoded = setup.project.decode(record)
                 if _is_image(decoded):
-                    drawn = _drawn(decoded, setup.project.dataset.labels, _is_nifti(record))
+                    drawn = _drawn(decoded, setup.project.dataset.labels, is_nifti(record))
                     yield picture(png_bytes(drawn), f"{record.key}: {why}")
             except (BadInput, OSError):  # the findings say what is wrong with it
                 pass
@@ -95,11 +95,14 @@ def _drawn(decoded: Decoded, labels: Sequence[str], upright: bool) -> Array:
         image = np.take(image, place, across)
         label = None if label is None else np.take(label, place, across)
     spacing = [mm for axis, mm in enumerate(decoded.spacing) if axis != across]
-    rgb = image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8
-    grey = image if rgb else np.repeat(_grey(image)[..., None], 3, 2)
-    panels = [grey] if label is None else [grey, _coloured(grey, label)]
-    zoom = _SIDE / max(n * mm for n, mm in zip(grey.shape, spacing, strict=False))
-    size = [max(1, round(n * mm * zoom)) for n, mm in zip(grey.shape, spacing, strict=False)]
+    ground = grey(image)
+    return side_by_side([ground] if label is None else [ground, coloured(ground, label)], spacing, upright)
+
+
+def side_by_side(panels: Sequence[Array], spacing: Sequence[float], upright: bool) -> Array:
+    """Return pictures (H, W, 3) of one grid side by side, in true proportions; `upright` ones are turned."""
+    zoom = _SIDE / max(n * mm for n, mm in zip(panels[0].shape, spacing, strict=False))
+    size = [max(1, round(n * mm * zoom)) for n, mm in zip(panels[0].shape, spacing, strict=False)]
     turned = [np.rot90(panel) for panel in panels] if upright else panels
     wanted = (size[0], size[1]) if upright else (size[1], size[0])
     gap = np.full((wanted[1], _GAP, 3), 255, np.uint8)
@@ -136,25 +139,28 @@ def _most_common(label: Array) -> int:
     return int(np.unique(label, return_counts=True)[1].max())
 
 
-def _grey(image: Array) -> Array:
-    """Return the mean of the channels as uint8, from the 1st to the 99th percentile."""
+def grey(image: Array) -> Array:
+    """Return a slice as (H, W, 3) uint8: RGB as it is, else the mean of the channels, 1st to 99th percentile."""
+    if image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
+        return image
     plane = image.reshape(*image.shape[:2], -1).mean(2, dtype=np.float32)
     plane = np.nan_to_num(plane, posinf=0, neginf=0)
     low, high = np.percentile(plane, (1, 99))
-    return np.asarray(np.clip((plane - low) / max(float(high - low), 1e-12), 0, 1) * 255, np.uint8)
+    scaled = np.asarray(np.clip((plane - low) / max(float(high - low), 1e-12), 0, 1) * 255, np.uint8)
+    return np.repeat(scaled[..., None], 3, 2)
 
 
-def _coloured(grey: Array, label: Array) -> Array:
+def coloured(ground: Array, label: Array) -> Array:
     """Return the picture with labels over it: a colour for each of few values, else darker to brighter."""
     if label.dtype.kind in "biu" and _distinct(label) <= GREY:
         colours, weight = _COLOURS[(label.astype(np.int64) - 1) % len(_COLOURS)], 0.5 * (label != 0)
     else:
         values = np.nan_to_num(label.astype(np.float32))
         colours, weight = _COLOURS[np.zeros(label.shape, int)], 0.7 * values / max(float(values.max()), 1e-12)
-    mixed = grey * (1 - weight[..., None]) + colours * weight[..., None]
+    mixed = ground * (1 - weight[..., None]) + colours * weight[..., None]
     return np.clip(mixed, 0, 255).astype(np.uint8)
 
 
-def _is_nifti(record: Record) -> bool:
+def is_nifti(record: Record) -> bool:
     """Return whether rows of its arrays run from left to right, and columns upwards."""
     return any(".nii" in file.name for file in record.files.values())

@@ -1,0 +1,1 @@
+"""Rank labels by how much the networks that never saw them disagree."""

@@ -1,0 +1,232 @@
+"""Judge the labels of records by networks that never saw them; nothing is changed.
+
+Each record is predicted once. Its outputs lie in a temporary folder until thresholds are known from all records, so
+one record is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from runner_core.base.errors import BadInput
+from runner_core.base.progress import RecordBar
+from runner_core.contract import Array, Json
+from runner_core.contract.records import AnyRecord
+from runner_core.data.pipeline import CroppedRecord, local
+from runner_core.tools.labels.confident import IGNORED, Classes, Values, probabilities
+from runner_core.tools.labels.evidence import compared, evidence, signs, text, total
+from runner_core.tools.labels.regions import Region, regions
+from runner_core.training.ensembles import Ensemble
+
+FEW = 10
+"""Number of records below which it is hardly known what is usual."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the networks said of a record, and its label, in a file."""
+
+    record: AnyRecord
+    file: Path
+    origin: tuple[int, ...]
+    """Place of the arrays in the grid of the decoded record."""
+    networks: int
+
+    def arrays(self) -> tuple[Array, Array, Array | None]:
+        """Return the soft output, the labels, and how much several networks disagree."""
+        with np.load(self.file) as found:
+            names = [*found.files]
+            soft, labels = found["soft"], found["labels"]
+            spread = found["spread"].astype(np.float32) if "spread" in names else None
+        soft = soft if soft.dtype == np.uint8 else soft.astype(np.float32)
+        return soft, labels if labels.dtype.kind == "i" else labels.astype(np.float32), spread
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A record, and how far its label lies from what the networks say, compared with the other records."""
+
+    record: AnyRecord
+    score: float
+    why: str
+    regions: Sequence[Region]
+    networks: int
+    """Number of networks that judged: those that never saw the record."""
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True)
+class WrongLabels:
+    """Judged records, the most suspicious first, and why others were not judged."""
+
+    judged: Sequence[Judged]
+    seen: Sequence[str] = ()
+    """Keys of the records that all networks were trained on."""
+    unlabelled: Sequence[str] = ()
+    errors: Sequence[str] = field(default_factory=list)
+
+    def to_json(self) -> Json:
+        return {
+            "records": [
+                {
+                    "record": one.record.key,
+                    "group": one.record.group,
+                    "rank": rank,
+                    "score": one.score,
+                    "why": one.why,
+                    "networks": one.networks,
+                    "regions": [
+                        {
+                            "start": list(r.start),
+                            "stop": list(r.stop),
+                            "voxels": r.size,
+                            "score": r.score,
+                            "labelled": r.labelled,
+                            "networks_say": r.said,
+                        }
+                        for r in one.regions
+                    ],
+                }
+                for rank, one in enumerate(self.judged, 1)
+            ],
+            "seen_by_all_networks": list(self.seen),
+            "without_labels": list(self.unlabelled),
+            "errors": list(self.errors),
+        }
+
+
+Usual = Classes | Values
+"""What is usual for the networks, known from all records."""
+
+
+def refuse_unable(ensemble: Ensemble) -> None:
+    """Raise BadInput if the project does not say what its labels are, in the grid of its predictions."""
+    combining = ensemble.combining
+    if combining.labels is None or combining.kind == "embeddings":
+        name = ensemble.members[0].project.name
+        raise BadInput(
+            f"project {name} does not say which labels belong to its predictions (`labels` of its `combining`), so "
+            "networks cannot judge them: leave out --with"
+        )
+
+
+class Judging:
+    """The search for wrong labels: `observe` every record, then `conclude`."""
+
+    def __init__(self, ensemble: Ensemble, folder: Path) -> None:
+        """Keep outputs in `folder`."""
+        self.ensemble, self.folder = ensemble, folder
+        combining = ensemble.combining
+        of_classes = combining.kind == "probabilities"
+        self.usual: Usual = Classes(combining.classes) if of_classes else Values(combining.unit)
+        self.stored: list[Stored] = []
+        self.seen: list[str] = []
+        self.unlabelled: list[str] = []
+        self.errors: list[str] = []
+
+    def observe(self, record: AnyRecord) -> None:
+        """Predict a record by the networks that never saw it."""
+        if self.ensemble.trained_on(record):
+            self.seen.append(record.key)
+            return
+        members = self.ensemble.members_for(record)
+        project = members[0].project
+        try:
+            with local(project, record) as here:
+                cropped = CroppedRecord(members[0].pipeline, here)
+                wanted = members[0].combining.labels
+                labels = None if wanted is None else wanted(here, cropped)
+                if labels is None:
+                    self.unlabelled.append(record.key)
+                    return
+                spread = None
+                if len(members) > 1:
+                    found, spread = self.ensemble.soft_and_spread(cropped)
+                else:
+                    found = self.ensemble.soft(cropped)
+                self._keep(record, cropped.box.start, next(iter(found.values())), labels, spread, len(members))
+        except BadInput as error:
+            self.errors.append(str(error))
+
+    def _keep(
+        self, record: AnyRecord, origin: tuple[int, ...], soft: Array, labels: Array, spread: Array | None, count: int
+    ) -> None:
+        kept = Stored(record, self.folder / f"{len(self.stored)}.npz", origin, count)
+        packed: dict[str, Any] = {
+            "soft": soft if soft.dtype == np.uint8 else soft.astype(np.float16),
+            "labels": labels.astype(np.int16 if labels.dtype.kind == "i" else np.float16),
+        }
+        if spread is not None:
+            packed["spread"] = spread.astype(np.float16)
+        np.savez_compressed(kept.file, **packed)
+        self.stored.append(kept)
+        self.usual.observe(*kept.arrays())
+
+    def conclude(self) -> WrongLabels:
+        """Compare each record with the others."""
+        rows, found = [], []
+        of = signs(0)
+        for kept in self.stored:
+            soft, labels, spread = kept.arrays()
+            row, worst = measured(self.usual, soft, labels, spread)
+            of = signs(labels.ndim)
+            rows.append(row)
+            found.append([moved(region, kept.origin) for region in worst])
+        if not rows:
+            return WrongLabels((), self.seen, self.unlabelled, self.errors)
+        far = compared(rows, of)
+        middle = np.median(np.stack(rows), axis=0)
+        judged = [
+            Judged(kept.record, total(own), text(of, own, row - middle), worst, kept.networks, kept)
+            for kept, own, row, worst in zip(self.stored, far, rows, found, strict=True)
+        ]
+        judged.sort(key=lambda one: -one.score)
+        return WrongLabels(judged, self.seen, self.unlabelled, self.errors)
+
+
+def measured(usual: Usual, soft: Array, labels: Array, spread: Array | None) -> tuple[Array, list[Region]]:
+    """Return a record's evidence and its worst regions."""
+    margins, kind = usual.wrong(soft, labels, spread)
+    worst = regions(margins, kind, usual.kinds())
+    known = labels != IGNORED if labels.dtype.kind == "i" else np.isfinite(labels)
+    pairs = _pairs(usual, soft, labels)
+    return evidence(pairs, known, margins, worst[0].score if worst else 0.0), worst
+
+
+def _pairs(usual: Usual, soft: Array, labels: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield what the networks and the label say, class by class; the most common class is what the others leave."""
+    if isinstance(usual, Values):
+        yield soft, np.nan_to_num(labels)
+        return
+    found = probabilities(soft)
+    for k in usual.foreground:
+        yield found[k], (labels == k).astype(np.float32)
+
+
+def moved(region: Region, origin: tuple[int, ...]) -> Region:
+    start, stop = (tuple(a + b for a, b in zip(end, origin, strict=False)) for end in (region.start, region.stop))
+    return Region(start, stop, region.size, region.score, region.labelled, region.said)
+
+
+@contextmanager
+def judged(
+    ensemble: Ensemble, records: Sequence[AnyRecord], folder: Path, bar: RecordBar
+) -> Iterator[tuple[WrongLabels, Usual]]:
+    """Yield the judged records, and what is usual; what the networks said of them is gone afterwards.
+
+    It lies in `folder` until then.
+    """
+    with TemporaryDirectory(dir=folder, prefix="predictions-") as place:
+        judging = Judging(ensemble.counting(bar), Path(place))
+        for record in records:
+            bar.begin(record.key)
+            judging.observe(record)
+            bar.done()
+        yield judging.conclude(), judging.usual
