@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((ROOT / "examples/notebooks").glob("*.ipynb"))
 LIBRARIES = {"runner_core", "numpy", "nibabel", "tifffile"}
 """What notebooks import: the face, and what their project installs."""
 TINY = {"epochs": 1, "train.steps_per_epoch": 2}
-FASTER = {"brainunet": {"predict.flip": False}}
+FASTER = {"brainunet": {"predict.views": ()}}
 DAILY = {"ssmunet", "openkbp"}
 """One of each framework; the others run once a week."""
 

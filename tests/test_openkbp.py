@@ -14,7 +14,7 @@ from workspace import Runner, documented_keys
 
 TINY = (
     "--preset demo --data.size 32 --train.epochs 1 --train.steps-per-epoch 3 --train.batch-size 1 "
-    "--predict.no-flip --health.mode warn"
+    "--predict.views none --health.mode warn"
 ).split()
 
 

@@ -173,7 +173,7 @@ def test_views_are_fused(project, write_head) -> None:
     project.predict(cropped(project, record), infer)
     three = sum(asked)
     asked.clear()
-    project.config.predict.flip = False
+    project.config.predict.views = ()
     project.predict(cropped(project, record), infer)
     assert three == 2 * sum(asked)
 
@@ -200,7 +200,7 @@ def test_the_prepared_mask_is_the_truth(project, write_head) -> None:
     def infer(arrays: Arrays) -> Arrays:
         return {"prediction": np.stack([next(rows) for _ in arrays["image"]])[:, None]}
 
-    project.config.predict.flip = False
+    project.config.predict.views = ()
     image_rows = prepared(project, record).arrays["image"]
     rows = iter((prepared(project, record).arrays["mask"].astype(np.float32) * 20 - 10)[image_rows.any(axis=(1, 2))])
     assert project.score(record, project.predict(cropped(project, record), infer))["dice"] > 0.97

@@ -15,7 +15,7 @@ import pytest
 import runner_core as api
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core import BadInput, Combining, Record, RunConfig
+from runner_core import BadInput, Combining, Record, RunConfig, View
 from runner_core.cli import main
 from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.training import ensembles
@@ -221,3 +221,49 @@ def test_the_command_line_predicts_together(crossvalidated: Path, runner: Callab
     assert ended.returncode == 0, ended.stderr
     assert len(list((tmp_path / "out").glob("*_disagreement.npy"))) == 10
     assert "--with" in runner("toy", "predict", "--help").stdout
+
+
+@pytest.mark.torch
+def test_views_are_averaged_and_undone(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the same network's predictions of files that were turned by hand."""
+    image = np.load(sorted(Path("data").glob("*_a.npy"))[0])
+    ways = {"none": lambda a: a, "mirror-x": lambda a: a[..., ::-1], "turn-90": lambda a: np.rot90(a, 1, (1, 2))}
+    back = {**ways, "turn-90": lambda a: np.rot90(a, -1, (1, 2))}
+    for name, way in ways.items():
+        np.save(f"{name}_a.npy", way(image))
+        assert main(["toy", "predict", "cv/fold-1", f"{name}_a.npy", "--out", "alone", "--scaled"]) == 0
+    alone = predictions("alone")
+    wanted = np.mean([back[name](alone[f"{name}_a_probability"]) for name in ways], axis=0)
+    assert np.abs(wanted - alone["none_a_probability"]).max() > 1e-4, "the network is equivariant"
+    words = ["none_a.npy", "--scaled", "--predict.views", "turn-90", "mirror-x"]
+    assert main(["toy", "predict", "cv/fold-1", *words, "--out", "seen"]) == 0
+    assert "averaged over 3 views (turn-90, mirror-x and none)" in capsys.readouterr().out
+    np.testing.assert_allclose(predictions("seen")["none_a_probability"], wanted, atol=1e-6)
+    # of several networks: how much they disagree is not how much the views do
+    for n in (1, 2, 3):
+        assert main(["toy", "predict", f"cv/fold-{n}", *words, "--out", f"seen{n}"]) == 0
+    assert main(["toy", "predict", "cv", *words, "--out", "together", "--disagreement"]) == 0
+    each = np.stack([predictions(f"seen{n}")["none_a_probability"] for n in (1, 2, 3)])
+    np.testing.assert_allclose(predictions("together")["none_a_probability"], each.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(predictions("together")["none_a_disagreement"], each.std(0, ddof=1), atol=1e-5)
+    settings = Path("views.yaml")
+    settings.write_text("predict:\n  views: [mirror-x, turn-90]\n", encoding="utf-8")
+    assert main(["toy", "evaluate", "cv", "--config", str(settings), "--out", "scored"]) == 0
+    assert "averaged over 3 views" in capsys.readouterr().out
+    assert main(["toy", "predict", "cv/fold-1", "data", "--out", "no", "--predict.views", "miror-x"]) == 2
+    assert "there is no view 'miror-x'; did you mean 'mirror-x'? (all, none, or: mirror-y," in capsys.readouterr().err
+    assert main(["toy", "export", "cv/fold-1", "--out", "exported", "--predict.views", "all"]) == 0
+    assert "averaged over 8 views" in capsys.readouterr().out
+
+
+def test_views_that_do_not_lead_back_and_projects_without_any_are_refused() -> None:
+    turned = View("turn", lambda cropped: cropped.prepared, lambda soft: {"a": soft["a"].T})
+    one = member("A", np.zeros((2, 3), np.float32), views=(turned,))
+    one.project.config.predict.views = ("turn",)
+    seen = SimpleNamespace(record=Record("k", "g", {}), decoded=None, box=None, prepared={})
+    with pytest.raises(BadInput, match=r"k: the view 'turn' does not lead back .* a \(3, 2\) in place of a \(2, 3\)"):
+        Ensemble([one]).predict(seen)  # type: ignore[arg-type]
+    bare = member("A", np.zeros((2, 3), np.float32))
+    bare.project.config.predict.views = ("all",)
+    with pytest.raises(BadInput, match="fake declares no views of a record"):
+        Ensemble([bare]).predict(seen)  # type: ignore[arg-type]

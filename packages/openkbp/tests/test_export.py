@@ -86,8 +86,8 @@ def test_the_description_suffices(tmp_path: Path, cascade: bool) -> None:
     assert written[1].stat().st_size < 20_000
     assert json.loads(written[1].read_text("utf-8"))["mirrored_average"]["used"]
     doses = {}
-    for name, flip in (("both", True), ("straight", False)):
-        config.predict.flip = flip
+    for name, views in (("both", ("left-right",)), ("straight", ())):
+        config.predict.views = views
         doses[name] = project.predict(cropped(project, record), infer)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_RUNNER], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -146,7 +146,7 @@ def test_mirrored_patients_are_mirrored_back(write_boxes: Callable[..., Path]) -
         right = unpack(arrays["masks"][:, 0], "RightParotid")
         return {"prediction": (40.0 * right + arrays["ct"][:, 0] / 100).astype(np.float32)[..., None]}
 
-    projects = [project(predict__flip=flip) for flip in (False, True)]
+    projects = [project(predict__views=views) for views in ((), ("left-right",))]
     doses = [own.predict(cropped(own, record), infer) for own in projects]
     assert shapes == [dict.fromkeys(("ct", "masks"), (1, 1, 32, 32, 32))] * 3
     stored = project().prepare(project().decode(record))

@@ -10,7 +10,7 @@ import tifffile
 from runner_core import Arrays, BadInput, Record
 from runner_core.testing import cropped
 from runner_vesuvius import outputs, postprocess
-from runner_vesuvius.config import PredictConfig
+from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.outputs import Detected
 from runner_vesuvius.project import ScrollPredictOptions, Vesuvius
 from runner_vesuvius.volumes import write_tif
@@ -107,7 +107,7 @@ def probability() -> np.ndarray:
 
 
 def test_without_any_post_processing_the_threshold_decides() -> None:
-    settings = PredictConfig(threshold=0.5, seed_threshold=0.5, min_size=0, fill_holes=0)
+    settings = ScrollPredictConfig(threshold=0.5, seed_threshold=0.5, min_size=0, fill_holes=0)
     found = postprocess.surface(probability(), settings)
     assert found.dtype == np.uint8
     assert np.array_equal(found, probability() >= 128)
@@ -115,12 +115,12 @@ def test_without_any_post_processing_the_threshold_decides() -> None:
 
 def test_a_probability_at_the_threshold_is_surface() -> None:
     volume = np.full((3, 3, 3), 102, np.uint8)  # 0.4 exactly
-    assert postprocess.surface(volume, PredictConfig(threshold=0.4, seed_threshold=0.4, min_size=0)).all()
-    assert not postprocess.surface(volume, PredictConfig(threshold=0.41, seed_threshold=0, min_size=0)).any()
+    assert postprocess.surface(volume, ScrollPredictConfig(threshold=0.4, seed_threshold=0.4, min_size=0)).all()
+    assert not postprocess.surface(volume, ScrollPredictConfig(threshold=0.41, seed_threshold=0, min_size=0)).any()
 
 
 def test_components_without_a_seed_go_and_the_others_stay() -> None:
-    settings = PredictConfig(threshold=0.5, seed_threshold=0.9, min_size=0, fill_holes=0)
+    settings = ScrollPredictConfig(threshold=0.5, seed_threshold=0.9, min_size=0, fill_holes=0)
     found = postprocess.surface(probability(), settings)
     assert not found[12:16, 12:16, 12:16].any()
     assert found[2, 2, 2]
@@ -128,10 +128,10 @@ def test_components_without_a_seed_go_and_the_others_stay() -> None:
 
 
 def test_crumbs_go_and_cavities_are_filled() -> None:
-    found = postprocess.surface(probability(), PredictConfig(min_size=20, fill_holes=8))
+    found = postprocess.surface(probability(), ScrollPredictConfig(min_size=20, fill_holes=8))
     assert not found[18, 2, 2]
     assert found[2:8, 2:8, 2:8].all()
-    left = postprocess.surface(probability(), PredictConfig(min_size=20, fill_holes=7))
+    left = postprocess.surface(probability(), ScrollPredictConfig(min_size=20, fill_holes=7))
     assert not left[4:6, 4:6, 4:6].any()
 
 

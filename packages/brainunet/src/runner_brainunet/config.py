@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, Between, MoreThan, PairsConfig, RunConfig, Within
+from runner_core import AtLeast, Between, MoreThan, PairsConfig, PredictConfig, RunConfig, Within
 
 View = Literal["axial", "coronal", "sagittal"]
 
@@ -85,9 +85,10 @@ class AugmentConfig:
 
 
 @dataclass
-class PredictConfig:
-    flip: bool = True
-    """Average with the prediction for the mirrored head, which takes twice the time."""
+class BrainPredictConfig(PredictConfig):
+    views: tuple[str, ...] = ("left-right",)
+    """Average with predictions of other views of the head. left-right: the mirrored head, which takes twice the time.
+    none: the head alone."""
     fill_holes: bool = True
     """Fill holes inside the mask."""
     threshold: Annotated[float, Between(0, 1)] = 0.5
@@ -102,7 +103,7 @@ class BrainConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
+    predict: BrainPredictConfig = field(default_factory=BrainPredictConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""

@@ -37,4 +37,5 @@ def _description(config: BrainConfig) -> dict[str, Any]:
         },
         "output": "logits of the middle slice; brain where the mean sigmoid over the views exceeds the threshold",
         "threshold": config.predict.threshold,
+        "averaged_with": [name for name in config.predict.views if name != "none"],
     }

@@ -38,6 +38,7 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    View,
 )
 
 from runner_brainunet import baseline, checks, files, nifti, outputs, sizes, slices, statistics, whole
@@ -189,10 +190,16 @@ class BrainUNet(Project):
 
     def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
         """Return the probability of brain (1, x, y, z) on the network's grid."""
-        data, settings = self.config.data, self.config.predict
         layout = self._layout(cropped.decoded.arrays["image"].shape)
         size = self.config.validate.batch_size or self.config.train.batch_size
-        return {"brain": whole.predict(cropped.prepared, layout, infer, data.neighbours, settings.flip, size)[None]}
+        return {"brain": whole.predict(cropped.prepared, layout, infer, self.config.data.neighbours, size)[None]}
+
+    def _mirrored(self, cropped: Cropped) -> Arrays:
+        layout, prepared = self._layout(cropped.decoded.arrays["image"].shape), cropped.prepared
+        return {**prepared, "image": layout.mirrored_slices(prepared["image"])}
+
+    def _mirrored_back(self, soft: Arrays) -> Arrays:
+        return {"brain": self._layout(soft["brain"].shape[1:]).mirrored(soft["brain"])}
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Array:
         """Return the brain mask (bool) on the scan's own 3-D grid."""
@@ -215,6 +222,11 @@ class BrainUNet(Project):
             classes=("brain",),
             labels=self._labels,
             write_map=lambda cropped, values, stem: outputs.write_map(cropped.record, _on_scan(cropped, values), stem),
+            views=(View("left-right", self._mirrored, self._mirrored_back),),
+            choices={
+                "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9),
+                "predict.fill_holes": (True, False),
+            },
         )
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:

@@ -86,18 +86,30 @@ class Layout:
             kept += part.transpose(np.argsort((axis, row, column))) / len(self.views)
         return out
 
+    def mirrored_slices(self, rows: Array) -> Array:
+        """Return the slices (rows, size, size) of the same head, mirrored left to right."""
+        out = rows.copy()
+        (_, columns), *_ = self._spans()
+        for view, block in self._blocks():
+            if view == "sagittal":
+                out[block] = rows[block][::-1]
+            else:
+                out[block, :, columns] = rows[block, :, columns][..., ::-1]
+        return out
+
+    def mirrored(self, volume: Array) -> Array:
+        """Mirror what the squares hold of the last three axes (x, y, z) left to right."""
+        out = volume.copy()
+        (kept, _), *_ = self._spans()
+        out[..., kept, :, :] = volume[..., kept, :, :][..., ::-1, :, :]
+        return out
+
 
 def windows(rows: Array, neighbours: int) -> Array:
     """Turn (rows, h, w) into (rows, neighbours, h, w): each slice with its neighbours, clamped at the ends."""
     half = neighbours // 2
     index = np.arange(len(rows))[:, None] + np.arange(-half, half + 1)
     return rows[np.clip(index, 0, len(rows) - 1)]
-
-
-def mirror(images: Array, view: Array) -> Array:
-    """Mirror windows (n, neighbours, h, w) left to right; in sagittal ones (`view` (n,)), reverse the neighbours."""
-    sagittal = (view == SAGITTAL)[:, None, None, None]
-    return np.where(sagittal, images[:, ::-1], images[..., ::-1])
 
 
 def to_uint8(volume: Array, foreground: Array | None = None) -> Array:

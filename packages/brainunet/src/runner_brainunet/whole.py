@@ -9,25 +9,19 @@ from scipy import ndimage
 from runner_brainunet import slices
 
 
-def predict(prepared: Arrays, layout: slices.Layout, infer: Infer, neighbours: int, flip: bool, batch: int) -> Array:
-    """Return the probability of brain (x, y, z) float32 on the network's grid, the mean over the views.
+def predict(prepared: Arrays, layout: slices.Layout, infer: Infer, neighbours: int, batch: int) -> Array:
+    """Return the probability of brain (x, y, z) float32 on the network's grid, the mean over the slices' directions.
 
-    `prepared` holds the record's slices (`BrainUNet.prepare`). `batch` slices are predicted at once. With `flip`, the
-    mirrored slices are predicted too, and the two answers averaged. Empty slices are not predicted: they get 0.
+    `prepared` holds the record's slices (`BrainUNet.prepare`). `batch` slices are predicted at once. Empty slices are
+    not predicted: they get 0.
     """
-    rows, view = prepared["image"], prepared["view"][:, 0]
+    rows = prepared["image"]
     out = np.zeros(rows.shape, np.float32)
     seen = np.flatnonzero(rows.any(axis=(1, 2)))
     stack = slices.windows(rows, neighbours)
     for first in range(0, len(seen), batch):
         part = seen[first : first + batch]
-        images = stack[part]
-        answers = [_sigmoid(infer({"image": images})["prediction"][:, 0])]
-        if flip:
-            answer = _sigmoid(infer({"image": slices.mirror(images, view[part])})["prediction"])
-            # the middle slice of a sagittal window stays where it is: only the others change places
-            answers.append(slices.mirror(answer, view[part])[:, 0])
-        out[part] = np.mean(answers, axis=0)
+        out[part] = _sigmoid(infer({"image": stack[part]})["prediction"][:, 0])
     return layout.fuse(out)
 
 

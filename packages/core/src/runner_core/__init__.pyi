@@ -38,6 +38,7 @@ from runner_core.base.writing import whole_file as whole_file
 from runner_core.config import DataConfig as DataConfig
 from runner_core.config import FilesConfig as FilesConfig
 from runner_core.config import PairsConfig as PairsConfig
+from runner_core.config import PredictConfig as PredictConfig
 from runner_core.config import RemoteConfig as RemoteConfig
 from runner_core.config import RunConfig as RunConfig
 from runner_core.config import TrainConfig as TrainConfig
@@ -72,7 +73,6 @@ from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
 from runner_core.contract.facets import PairFiles as PairFiles
 from runner_core.contract.facets import Pictures as Pictures
-from runner_core.contract.facets import View as View
 from runner_core.contract.hooks import hookimpl as hookimpl
 from runner_core.contract.project import Project as Project
 from runner_core.contract.records import Annotation as Annotation
@@ -110,6 +110,9 @@ from runner_core.contract.values import Progress as Progress
 from runner_core.contract.values import Scalar as Scalar
 from runner_core.contract.values import Step as Step
 from runner_core.contract.values import Tensors as Tensors
+from runner_core.contract.views import View as View
+from runner_core.contract.views import mirrors as mirrors
+from runner_core.contract.views import mirrors_and_turns as mirrors_and_turns
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache
 from runner_core.data.cache.storage import Layout as Layout
 from runner_core.data.cache.storage import PreparedStore as PreparedStore

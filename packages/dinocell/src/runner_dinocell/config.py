@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, BadInput, DataConfig, RunConfig, TrainConfig, Within, location
+from runner_core import AtLeast, BadInput, DataConfig, PredictConfig, RunConfig, TrainConfig, Within, location
 
 
 @dataclass
@@ -147,7 +147,7 @@ class CellTrainConfig(TrainConfig):
 
 
 @dataclass
-class PredictConfig:
+class CellPredictConfig(PredictConfig):
     unit: Literal["field", "window"] = "field"
     """Unit of an embedding: a field (the mean over its windows), or each window."""
     stride: Annotated[float, Within(0.05, 1)] = 1.0
@@ -169,7 +169,7 @@ class CellConfig(RunConfig):
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
+    predict: CellPredictConfig = field(default_factory=CellPredictConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""

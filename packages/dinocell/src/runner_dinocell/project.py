@@ -35,6 +35,7 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    mirrors_and_turns,
 )
 
 from runner_dinocell import checks, fields, files, judgement, outputs, schedules, statistics, whole
@@ -195,21 +196,30 @@ class DinoCell(Project):
     # ------------------------------------------------------------ whole fields
 
     def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
-        """Embed windows that cover the field: (n, D) float32."""
+        """Embed windows that cover the field: (rows, columns, D) float32."""
         settings = self.config.predict
         size = self.config.validate.batch_size or self.config.train.batch_size
         record, prepared = cropped.record, cropped.prepared
         prepared = prepared | {"levels": self._levels(record, prepared["levels"])}
-        return {"windows": whole.predict(prepared, infer, side(self.config), settings.stride, size, record.key)}
+        window = side(self.config)
+        vectors = whole.predict(prepared, infer, window, settings.stride, size, record.key)
+        rows = len(np.unique(whole.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
+        return {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Embedded:
         """Return the windows' embeddings with their places."""
-        shape, stride = cropped.prepared["image"].shape[1:], self.config.predict.stride
-        return Embedded(soft["windows"], whole.corners(shape, side(self.config), stride))
+        shape, stride, windows = cropped.prepared["image"].shape[1:], self.config.predict.stride, soft["windows"]
+        return Embedded(windows.reshape(-1, windows.shape[-1]), whole.corners(shape, side(self.config), stride))
 
     def combining(self) -> Combining:
-        """Return the embeddings; networks of an ensemble read the same channels."""
-        return Combining("embeddings", self._soft, self._decide, must_match={"channels": list(self._channels)})
+        """Return the embeddings, whose views are averaged; networks of an ensemble read the same channels."""
+        return Combining(
+            "embeddings",
+            self._soft,
+            self._decide,
+            must_match={"channels": list(self._channels)},
+            views=mirrors_and_turns({"image": (1, 2)}, {"windows": (0, 1)}),
+        )
 
     def _levels(self, record: Record, own: Array) -> Array:
         """Return the grey values of each channel that become 0 and 1.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, Between, FilesConfig, RunConfig, ShareBelow, Within
+from runner_core import AtLeast, Between, FilesConfig, PredictConfig, RunConfig, ShareBelow, Within
 
 
 @dataclass
@@ -81,9 +81,10 @@ class AugmentConfig:
 
 
 @dataclass
-class PredictConfig:
-    flip: bool = True
-    """Average with the prediction of the mirrored patient. This takes twice the time."""
+class DosePredictConfig(PredictConfig):
+    views: tuple[str, ...] = ("left-right",)
+    """Average with predictions of other views of the patient. left-right: the mirrored patient, whose parotids change
+    places; it takes twice the time. none: the patient alone."""
 
 
 @dataclass
@@ -94,7 +95,7 @@ class OpenKBPConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
+    predict: DosePredictConfig = field(default_factory=DosePredictConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield faults that the bounds of a single field cannot express."""

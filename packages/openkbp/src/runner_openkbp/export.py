@@ -58,7 +58,7 @@ def description(config: OpenKBPConfig) -> dict[str, Json]:
             "use": "the second of the two outputs" if config.model.cascade else "the output",
         },
         "mirrored_average": {
-            "used": config.predict.flip,
+            "used": config.predict.views not in ((), ("none",)),
             "axis": 2,
             "exchange_channels": [1 + ROIS.index("RightParotid"), 1 + ROIS.index("LeftParotid")],
             "how": "mirror the input along `axis` (0 is the batch's), exchange the two channels, mirror the output "

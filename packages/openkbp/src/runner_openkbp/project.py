@@ -35,6 +35,7 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    View,
 )
 
 from runner_openkbp.config import PRESETS, DosePredictOptions, OpenKBPConfig
@@ -207,7 +208,7 @@ class OpenKBP(Project):
         from runner_openkbp import outputs, whole
 
         outputs.refuse(self.predict_options, self._asked)  # once more: `inputs` saw one path at a time
-        return {"dose": whole.predict(cropped.prepared, infer, self.config.predict.flip)}
+        return {"dose": whole.predict(cropped.prepared, infer)}
 
     def combining(self) -> Combining:
         """Return the dose of `_soft`; `decide` leaves none outside the possible-dose mask."""
@@ -225,6 +226,7 @@ class OpenKBP(Project):
             write_map=lambda cropped, dose, stem: outputs.write_map(
                 inside(cropped, dose), np.array(cropped.decoded.meta["voxel_mm"]), stem, self.predict_options
             ),
+            views=(View("left-right", _mirrored, lambda soft: {"dose": soft["dose"][:, ::-1]}),),
         )
 
     def _labels(self, record: Record, cropped: Cropped) -> Array | None:
@@ -317,6 +319,14 @@ class OpenKBP(Project):
         from runner_openkbp.phantom import write_phantom
 
         write_phantom(folder, rng)
+
+
+def _mirrored(cropped: Cropped) -> Arrays:
+    """Return the prepared arrays of the mirrored patient."""
+    from runner_openkbp.mirror import mirrored
+
+    rows = mirrored({name: cropped.prepared[name][None] for name in ("ct", "masks")})
+    return cropped.prepared | {name: row[0] for name, row in rows.items()}
 
 
 def _doses(output: Any) -> list[Any]:

@@ -1,26 +1,19 @@
-"""Prediction of a whole patient: averaged with the mirrored patient's, and brought back to the patient's grid."""
+"""Prediction of a whole patient, brought back to the patient's grid."""
 
 from __future__ import annotations
 
 import numpy as np
 from runner_core import Array, Arrays, Infer
 
-from runner_openkbp.mirror import mirrored
 from runner_openkbp.rois import POSSIBLE, SIDE, unpack
 
 
-def predict(prepared: Arrays, infer: Infer, flip: bool) -> Array:
+def predict(prepared: Arrays, infer: Infer) -> Array:
     """Return the dose (128, 128, 128) float32 in Gy, also where no dose is possible.
 
-    Args:
-        prepared: the patient's ct and masks on the network's grid, one row each.
-        flip: average with the prediction of the mirrored patient.
+    `prepared` holds the patient's ct and masks on the network's grid, one row each.
     """
-    batch = {name: prepared[name][None] for name in ("ct", "masks")}
-    dose = infer(batch)["prediction"][0, ..., 0]
-    if flip:
-        turned = infer(mirrored(batch))["prediction"][0, ..., 0]
-        dose = (dose + turned[:, ::-1]) / 2
+    dose = infer({name: prepared[name][None] for name in ("ct", "masks")})["prediction"][0, ..., 0]
     return upsample(dose, SIDE)
 
 

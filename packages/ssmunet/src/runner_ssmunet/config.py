@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, MoreThan, PairsConfig, RunConfig, ShareBelow
+from runner_core import AtLeast, MoreThan, PairsConfig, PredictConfig, RunConfig, ShareBelow
 
 POLYNOMIAL = 3
 """Order of the Savitzky–Golay polynomial."""
@@ -120,7 +120,7 @@ class AugmentConfig:
 
 
 @dataclass
-class PredictConfig:
+class SpectraPredictConfig(PredictConfig):
     overlap: Annotated[float, ShareBelow(1)] = 0.5
     """Share of its side by which a patch overlaps the next; overlaps are blended with a smooth window."""
 
@@ -133,7 +133,7 @@ class SSMConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
+    predict: SpectraPredictConfig = field(default_factory=SpectraPredictConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""

@@ -39,6 +39,7 @@ from runner_core import (
     Store,
     Tensors,
     TileSamples,
+    mirrors_and_turns,
 )
 
 from runner_ssmunet import (
@@ -343,6 +344,8 @@ class SSMUNet(Project):
         return np.asarray(labels.learned(cropped.box.crop(truth), tissue, self.config.data.ignore))
 
     def combining(self) -> Combining:
+        """Return probabilities; with frozen features there are no views, as prepared arrays then hold no spectra."""
+        pixels = {"spectra": (0, 1), "tissue": (0, 1)}
         return Combining(
             kind="probabilities",
             soft=self._soft,
@@ -350,6 +353,7 @@ class SSMUNet(Project):
             classes=self.outputs,
             labels=self._labels,
             write_map=lambda cropped, values, stem: outputs.write_map(cropped.box.restore(values), stem),
+            views=mirrors_and_turns(pixels, {"probabilities": (1, 2)}) if self.frozen is None else (),
         )
 
     def _refuse_other_axis(self, cropped: Cropped) -> None:

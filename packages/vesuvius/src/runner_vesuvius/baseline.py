@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from runner_core import Array, Box
 
-from runner_vesuvius.config import PredictConfig
+from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.outputs import Detected
 from runner_vesuvius.postprocess import tidied
 
 
-def baseline(image: Array, box: Box, threshold: float, settings: PredictConfig) -> Detected:
+def baseline(image: Array, box: Box, threshold: float, settings: ScrollPredictConfig) -> Detected:
     """Return the voxels of intensity `threshold` or more, post-processed as a prediction is.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from runner_core import AboveUpTo, AtLeast, Between, PairsConfig, RunConfig, ShareBelow, Within
+from runner_core import AboveUpTo, AtLeast, Between, PairsConfig, PredictConfig, RunConfig, ShareBelow, Within
 
 LARGEST_TAU = 15
 """Voxels; the cache keeps squared distances in one byte."""
@@ -136,7 +136,7 @@ class AugmentConfig:
 
 
 @dataclass
-class PredictConfig:
+class ScrollPredictConfig(PredictConfig):
     threshold: Annotated[float, Between(0, 1)] = 0.5
     """Voxels with at least this probability are surface."""
     seed_threshold: Annotated[float, ShareBelow(1)] = 0.5
@@ -157,7 +157,7 @@ class ScrollConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    predict: PredictConfig = field(default_factory=PredictConfig)
+    predict: ScrollPredictConfig = field(default_factory=ScrollPredictConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""

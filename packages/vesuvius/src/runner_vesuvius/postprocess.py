@@ -8,16 +8,16 @@ import numpy as np
 from runner_core import Array
 
 from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
-from runner_vesuvius.config import PredictConfig
+from runner_vesuvius.config import ScrollPredictConfig
 
 
-def surface(probability: Array, settings: PredictConfig) -> Array:
+def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
     """Return the surface (D, H, W) uint8, 0 or 1, of a probability (D, H, W) uint8, 255 for certain."""
     low, high = _steps(settings.threshold), _steps(settings.seed_threshold)
     return tidied(hysteresis(probability, low, high), settings)
 
 
-def tidied(mask: Array, settings: PredictConfig) -> Array:
+def tidied(mask: Array, settings: ScrollPredictConfig) -> Array:
     """Remove small components of a mask (D, H, W) bool, then fill small cavities: uint8, 0 or 1.
 
     Takes 6 bytes per voxel, including the mask's, unless the caller keeps the mask.

@@ -38,6 +38,7 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    mirrors,
     shape_text,
 )
 
@@ -246,6 +247,13 @@ class Vesuvius(Project):
             classes=("surface",),
             labels=self._labels,
             write_map=lambda cropped, values, stem: outputs.write_map(cropped.box, values, stem),
+            views=mirrors({"image": (0, 1, 2)}, {"surface": (1, 2, 3)}, "zyx"),
+            choices={
+                "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+                "predict.seed_threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
+                "predict.min_size": (0, 100, 300, 1000, 3000, 10_000, 30_000),
+                "predict.fill_holes": (0, 100, 1000, 10_000),
+            },
         )
 
     def baseline(self, cropped: Cropped) -> Detected:

@@ -10,6 +10,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.text import counted, first_few
 from runner_core.cli.options import Parsed
 from runner_core.cli.start import Arguments, Started, load_network, seen_flags, start_from_run
+from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
@@ -67,6 +68,14 @@ def label(members: Sequence[Started[Any]], checkpoints: Sequence[str]) -> str:
         return f"{checkpoints[0]} of {run_of(members[0]).path}"
     names = [f"{run_of(m).path} ({checkpoint})" for m, checkpoint in zip(members, checkpoints, strict=True)]
     return f"{len(names)} runs together: {', '.join(names)}"
+
+
+def views_text(project: Project) -> str:
+    """Return text that says which views each prediction is averaged over, empty if over none."""
+    views = views_of(project)
+    return (
+        f", averaged over {len(views) + 1} views ({', '.join(view.name for view in views)} and none)" if views else ""
+    )
 
 
 def run_of(started: Started[Any]) -> RunFolder:

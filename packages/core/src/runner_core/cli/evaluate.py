@@ -12,7 +12,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, seen_by, start_from_runs
+from runner_core.cli.ensembles import label, load_ensemble, run_of, seen_by, start_from_runs, views_text
 from runner_core.cli.json_output import read_json, show_json
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks
@@ -70,7 +70,9 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     done: list[Path] = []
     place = options.run if ExperimentFolder.at(options.run) else run.path
     with _folder(setup.name, options.out, place, found, done) as out:
-        print(f"{counted(len(records), 'record')} ({side}) with {label(members, checkpoints)}")
+        print(
+            f"{counted(len(records), 'record')} ({side}) with {label(members, checkpoints)}{views_text(setup.project)}"
+        )
         if isinstance(network, Ensemble) and any(network.left_out(record) for record in records):
             print("each record is predicted by the runs that were not trained on it")
         scores, written = _score(setup, network, untrained, records, trained_on, out)

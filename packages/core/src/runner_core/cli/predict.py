@@ -15,12 +15,12 @@ from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs
+from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import Started, load_network, load_state, refuse_url
 from runner_core.contract import Array, Infer
-from runner_core.contract.project import Project
+from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
@@ -47,7 +47,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         return _exit_code(failed) or BadInput.exit_code
     make_folder(options.out)
     remove_leftovers(options.out)
-    print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}")
+    print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
     files: list[Path] = []
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
     with record_bar("predicting", len(records), sys.stdout) as bar:
@@ -166,6 +166,7 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     about = {
         "project": ensemble.members[0].project.name,
         "how": ensemble.how,
+        "views": [view.name for view in views_of(ensemble.members[0].project)],
         "members": [
             {"folder": name, "run": str(run_of(member).path), "checkpoint": checkpoint}
             for name, member, checkpoint in zip(names, members, checkpoints, strict=True)
@@ -182,6 +183,8 @@ def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
     with restoring(checkpoint):
         written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
     print(f"{checkpoint.name}: {', '.join(str(path) for path in written)}")
+    if text := views_text(started.setup.project):
+        print(f"NOTE: `predict` and `evaluate` use this network{text}; the export is the network alone")
     return written
 
 

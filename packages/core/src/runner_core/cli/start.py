@@ -23,7 +23,7 @@ from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
-from runner_core.contract.project import Project
+from runner_core.contract.project import Project, views_of
 from runner_core.contract.setup import Setup
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins import discovery
@@ -248,7 +248,9 @@ def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
     """
     state, checkpoint = load_state(started, named)
     with restoring(checkpoint):
-        return started.setup.engine.load(started.setup, state), checkpoint.name
+        trained = started.setup.engine.load(started.setup, state)
+    views_of(started.setup.project)  # refuses unknown ones: it may need the checkpoint's statistics
+    return trained, checkpoint.name
 
 
 def load_networks(started: Started[Any], named: Path, say: Callable[[str], None]) -> tuple[Trained, Infer | None, str]:
@@ -272,6 +274,7 @@ def load_networks(started: Started[Any], named: Path, say: Callable[[str], None]
             setup.start = start
     with restoring(checkpoint):
         trained = setup.engine.load(setup, state)
+        views_of(setup.project)
         return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
 
 
@@ -368,8 +371,8 @@ def _without_removed(saved: SettingsFile, settings: RunConfig) -> SettingsFile:
     """Return a run's settings without those that projects had when it was trained and have no more."""
     sections = deepcopy(saved.sections)
     for section, key in (name.split(".") for name in removed(flat(settings))):
-        if isinstance(sections.get(section), dict):
-            sections[section].pop(key, None)
+        if isinstance(sections.get(section), dict) and sections[section].pop(key, None) is False and key == "flip":
+            sections[section]["views"] = []
     return replace(saved, sections=sections)
 
 

@@ -227,6 +227,16 @@ class LogConfig:
 
 
 @dataclass
+class PredictConfig:
+    """Settings of whole-record prediction; a project's section `predict` subclasses it."""
+
+    views: tuple[str, ...] = ()
+    """Test-time augmentation: average each prediction over these views of the record too, by their names (mirrors,
+    turns). all: every view that the project declares. none: the record alone. Takes as many times longer as there are
+    views. `runner PROJECT select` measures whether it is worth that."""
+
+
+@dataclass
 class RunConfig:
     """All settings of a run."""
 
@@ -242,6 +252,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
 
     def faults(self) -> Iterable[str]:
         """Yield a message for each combination of settings that cannot work, in a project's own class.

@@ -24,6 +24,7 @@ from runner_core.contract.data import Cropped
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
 from runner_core.contract.run import Finding, Remedy
 from runner_core.contract.values import Array, Arrays, Infer, Json, Progress, Scalar, Tensors
+from runner_core.contract.views import View, averaged
 
 
 @dataclass(frozen=True)
@@ -205,18 +206,6 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class View:
-    """One way to look at a record, for test-time augmentation: a mirror or a turn, as its two functions."""
-
-    name: str
-    """A short name that users read: "mirror x"."""
-    apply: Callable[[Arrays], Arrays]
-    """`apply(prepared)` returns the record's prepared arrays as this view shows them; it changes none in place."""
-    undo: Callable[[Arrays], Arrays]
-    """`undo(soft)` brings the soft arrays of the view back into the grid of the record itself."""
-
-
-@dataclass(frozen=True)
 class Combining:
     """A prediction in two steps, of which the first can be averaged: `Project.combining`.
 
@@ -232,7 +221,7 @@ class Combining:
     - values: quantities such as a dose, in `unit`. They are averaged.
     - embeddings: vectors along the last axis. The axes of two networks have nothing to do with each other, so members
       of an ensemble are not averaged: their vectors are scaled to length 1 and joined. The cosine of two joined vectors
-      is the mean of the members' cosines."""
+      is the mean of the members' cosines. Views of one network are averaged."""
     soft: Callable[[Cropped, Infer], Arrays]
     """`soft(cropped, infer)` returns what may be averaged, before any decision: new float32 arrays by name.
 
@@ -261,13 +250,13 @@ class Combining:
 
     It restores the record's own grid and writes the field's format; `stem` is the file's path without its ending."""
     views: tuple[View, ...] = ()
-    """Views beside the record itself that test-time augmentation may average."""
+    """Views beside the record itself that test-time augmentation may average: `predict.views` chooses among them."""
     choices: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     """Settings that `decide` reads and that may be chosen on predictions: dotted name → values to try."""
 
-    def predict(self, cropped: Cropped, infer: Infer) -> Any:
-        """Return the prediction of one network."""
-        return self.decide(cropped, self.soft(cropped, infer))
+    def predict(self, cropped: Cropped, infer: Infer, views: Sequence[View] = ()) -> Any:
+        """Return the prediction of one network, averaged over the record itself and `views` of it."""
+        return self.decide(cropped, averaged(self.soft, cropped, infer, views))
 
 
 @dataclass(frozen=True)

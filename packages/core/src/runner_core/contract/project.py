@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from runner_core.base.errors import BadInput
+from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import faults
@@ -35,6 +35,7 @@ from runner_core.contract.facets import Checks, Combining, DataSet, Health, Judg
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
 from runner_core.contract.run import Metric, Precision
 from runner_core.contract.values import Arrays, Infer, Json, Progress, Step, Tensors
+from runner_core.contract.views import View
 
 
 class Project:
@@ -193,12 +194,12 @@ class Project:
         `cropped.prepared` are the arrays as the cache would hold them; `infer` runs the network on such arrays, in
         batches of any length. `cropped.box.restore` leads from the cropped grid to the record's. The result must be the
         same each time. `write`, `score`, `checks` and `pictures` get what is returned. Default: the two steps of
-        `combining`.
+        `combining`, with the mean over the views of `predict.views` between them.
         """
         combining = self.combining()
         if combining is None:
             raise _not_written(self, "predict")
-        return combining.predict(cropped, infer)
+        return combining.predict(cropped, infer, views_of(self))
 
     def combining(self) -> Combining | None:
         """Return the two steps of `predict`: what may be averaged, and the decision. Without it, no ensembles."""
@@ -250,6 +251,27 @@ def _not_written(project: Project, method: str) -> Exception:
 def predicts(project: Project) -> bool:
     """Return whether the project can predict whole records."""
     return overrides(project, "predict") or project.combining() is not None
+
+
+def views_of(project: Project) -> tuple[View, ...]:
+    """Return the views that `predict.views` chooses. Raises BadInput if the project declares no such view."""
+    names = tuple(getattr(getattr(project.config, "predict", None), "views", ()))
+    if names in ((), ("none",)):
+        return ()
+    combining = project.combining()
+    declared = {} if combining is None else {view.name: view for view in combining.views}
+    if not declared:
+        raise BadInput(
+            f"predict.views is {', '.join(names)}, but project {project.name} declares no views of a record: leave it "
+            "out"
+        )
+    if names == ("all",):
+        return tuple(declared.values())
+    for name in names:
+        if name not in declared:
+            hint = did_you_mean(name, declared)
+            raise BadInput(f"predict.views: there is no view {name!r}{hint} (all, none, or: {', '.join(declared)})")
+    return tuple(declared[name] for name in dict.fromkeys(names))
 
 
 def overrides(project: Project, method: str) -> bool:

@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (
     learning.killed_and_resumed_equals_never_killed,
     using.prediction_is_repeatable,
     using.soft_output_can_be_combined,
+    using.views_lead_back,
     using.prediction_is_written_in_its_own_grid,
     using.scores_fit_together,
     using.judgement_fits_together,

@@ -13,6 +13,7 @@ from runner_core.contract import Array
 from runner_core.contract.facets import Combining
 from runner_core.contract.project import Project, predicts
 from runner_core.contract.records import Predicted, Table
+from runner_core.contract.views import averaged
 from runner_core.data.pipeline import CroppedRecord
 from runner_core.engines import returned
 from runner_core.output.pictures import write_pictures, write_png
@@ -69,6 +70,27 @@ def soft_output_can_be_combined(case: Case) -> None:
         written = combining.write_map(cropped, values, folder / "map")
         assert written, "write_map wrote nothing"
         assert all(path.is_file() and folder in path.parents for path in written), f"write_map: {written}"
+
+
+def views_lead_back(case: Case) -> None:
+    """Check that each view changes no array in place, and that what is predicted in it comes back into the grid."""
+    infer = case.network.infer
+    combining = case.project.combining()
+    if combining is None or not combining.views:
+        raise SkipTest(f"{case.kind.name} declares no views")
+    names = [view.name for view in combining.views]
+    assert len({*names} - {"all", "none"}) == len(names), (
+        f"names of views must differ, and be none of all, none: {names}"
+    )
+    assert all(name.split() == [name] for name in names), f"users type the names of views: no spaces in {names}"
+    cropped = case.cropped()
+    kept = {name: array.copy() for name, array in cropped.prepared.items()}
+    for view in combining.views:
+        shown = view.apply(cropped)
+        assert {*shown} == {*kept}, f"view {view.name!r}: apply returns the arrays {[*shown]}, not {[*kept]}"
+        assert any(not np.array_equal(shown[name], kept[name]) for name in kept), f"view {view.name!r} changes nothing"
+        averaged(combining.soft, cropped, infer, [view])  # refuses what does not lead back
+        assert_equal(dict(cropped.prepared), kept, f"prepared, after view {view.name!r},")
 
 
 def _assert_labels_fit(case: Case, combining: Combining, cropped: CroppedRecord, soft: Array) -> None:

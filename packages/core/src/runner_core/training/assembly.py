@@ -16,7 +16,7 @@ from runner_core.base.location import location
 from runner_core.config import TrainConfig
 from runner_core.config.values import overlay, overlay_named
 from runner_core.contract import Json, Trainer, is_streamed
-from runner_core.contract.project import Project
+from runner_core.contract.project import Project, views_of
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader, epoch_length
 from runner_core.data.samples import refuse_differing_fields
@@ -117,6 +117,7 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     data.samples = samples(setup.project, data, validates)
     cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
     trainer = setup.engine.trainer(setup, data, cadence.steps)
+    views_of(setup.project)  # refuses unknown ones before the first step
     drawn, snapshots = setup.project.pictures().snapshot_samples, None
     if drawn:
         default = cadence.snapshot_period(drawn, setup.config.train.batch_size * setup.team.count)

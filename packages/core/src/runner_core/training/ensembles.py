@@ -18,8 +18,9 @@ from runner_core.base.progress import RecordBar
 from runner_core.config.values import flat
 from runner_core.contract import Array, Arrays, Cropped, Infer
 from runner_core.contract.facets import Combining
-from runner_core.contract.project import Project
+from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord
+from runner_core.contract.views import averaged, mean
 from runner_core.data.pipeline import RecordPipeline
 
 MOST = 256
@@ -112,7 +113,7 @@ class Ensemble:
         outputs = self._outputs(cropped)
         if self.combining.kind == "embeddings":
             return _joined(list(outputs))
-        return _mean(outputs)
+        return mean(outputs)
 
     def soft_and_spread(self, cropped: Cropped) -> tuple[Arrays, Array]:
         """Return the mean, and how much the members disagree: the standard deviation of the first array (n − 1).
@@ -123,7 +124,7 @@ class Ensemble:
         first = next(outputs)
         name = next(iter(first))
         spread = _Spread(first[name])
-        soft = _mean(spread.watching(first, outputs, name))
+        soft = mean(spread.watching(first, outputs, name))
         return soft, spread.map(soft[name], self.combining.kind == "probabilities")
 
     def predict_with_spread(self, cropped: Cropped) -> tuple[Any, Array]:
@@ -151,7 +152,7 @@ class Ensemble:
         """Yield each member's soft output. Raises BadInput if their shapes differ."""
         outline: Mapping[str, Any] = {}
         for member in self.members_for(cropped.record):
-            found = member.combining.soft(cropped, member.infer)
+            found = averaged(member.combining.soft, cropped, member.infer, views_of(member.project))
             own = {name: (array.shape, array.dtype) for name, array in found.items()}
             if own != (outline := outline or own):
                 raise BadInput(
@@ -177,27 +178,6 @@ def baseline_with(project: Project, cropped: Cropped, network: Infer | Ensemble)
     if isinstance(network, Ensemble):
         project = network.members_for(cropped.record)[0].project
     return project.baseline(cropped)
-
-
-def _mean(outputs: Iterator[Arrays]) -> Arrays:
-    """Return the mean of arrays by name, in their own types; the first output's arrays are overwritten."""
-    count, sums = 0, Arrays()
-    for output in outputs:
-        count += 1
-        for name, array in output.items():
-            if count == 1:
-                sums[name] = array.astype(np.uint16) if array.dtype == np.uint8 else array
-            else:
-                sums[name] += array
-        del output, array  # one output is in memory, never two
-    for name, total in sums.items():
-        if total.dtype == np.uint16:
-            total += np.uint16(count // 2)  # rounds instead of cutting off
-            total //= np.uint16(count)
-            sums[name] = total.astype(np.uint8)
-        else:
-            total /= np.float32(count)
-    return sums
 
 
 def _joined(outputs: Sequence[Arrays]) -> Arrays:

@@ -25,12 +25,14 @@ from runner_core import (
     Learning,
     Pictures,
     Precision,
+    PredictConfig,
     Project,
     Record,
     RowSamples,
     RunConfig,
     Step,
     hookimpl,
+    mirrors_and_turns,
 )
 from runner_core.base.location import Location
 from runner_core.config import LogConfig, TrainConfig
@@ -45,10 +47,17 @@ class ModelConfig:
 
 
 @dataclass
+class ToyPredict(PredictConfig):
+    threshold: float = 0.5
+    """Values above it are disc."""
+
+
+@dataclass
 class ToyConfig(RunConfig):
     train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=20, batch_size=8, learning_rate=1e-2))
     log: LogConfig = field(default_factory=lambda: LogConfig(every=5))
     model: ModelConfig = field(default_factory=ModelConfig)
+    predict: ToyPredict = field(default_factory=ToyPredict)
 
 
 def demo() -> ToyConfig:
@@ -181,6 +190,8 @@ class Toy(Project):
             classes=("disc",),
             labels=self._labels,
             write_map=self._write_map,
+            views=mirrors_and_turns({"image": (1, 2)}, {"disc": (2, 3)}),
+            choices={"predict.threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)},
         )
 
     def _soft(self, cropped: Cropped, infer: Any) -> dict[str, Any]:
@@ -198,7 +209,7 @@ class Toy(Project):
         return [path]
 
     def write(self, record: Record, prediction: Any, out: Path) -> Sequence[Path]:
-        written = {out / f"{record.key}_mask.npy": (prediction > 0.5).astype(np.uint8)}
+        written = {out / f"{record.key}_mask.npy": (prediction > self.config.predict.threshold).astype(np.uint8)}
         if self.predict_options.scaled:
             written[out / f"{record.key}_probability.npy"] = prediction.astype(np.float32)
         for path, array in written.items():
@@ -206,7 +217,7 @@ class Toy(Project):
         return list(written)
 
     def score(self, record: Record, prediction: Any) -> Mapping[str, float]:
-        truth, found = self._read(record.files["mask"]) > 0, prediction > 0.5
+        truth, found = self._read(record.files["mask"]) > 0, prediction > self.config.predict.threshold
         return {
             "error": float(np.mean(truth != found)),
             "dice": float(2 * np.sum(truth & found) / max(1, truth.sum() + found.sum())),
