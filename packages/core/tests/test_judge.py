@@ -332,7 +332,7 @@ def test_a_project_without_any_of_it_has_none_of_it(trained: Path) -> None:
     summary = json.loads((trained / "summary.json").read_text(encoding="utf-8"))
     assert "further" not in summary
     content = json.loads((trained / "scores.json").read_text(encoding="utf-8"))
-    assert list(content) == ["means", "baseline", "records", "errors", "shown", "tables"]
+    assert list(content) == ["means", "baseline", "records", "errors", "shown", "tables", "calibration"]
     assert not any(row["trained_on"] for row in content["records"])
     assert all(path.stem[:3].isdigit() for path in (trained / "figures").iterdir())
     assert "Pictures during training" not in (trained / "report.html").read_text(encoding="utf-8")

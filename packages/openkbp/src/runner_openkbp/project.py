@@ -223,6 +223,7 @@ class OpenKBP(Project):
             decide=lambda cropped, soft: inside(cropped, soft["dose"]),
             unit="Gy",
             labels=self._labels,
+            regions=self._regions,
             write_map=lambda cropped, dose, stem: outputs.write_map(
                 inside(cropped, dose), np.array(cropped.decoded.meta["voxel_mm"]), stem, self.predict_options
             ),
@@ -238,6 +239,13 @@ class OpenKBP(Project):
         if patient.dose is None:
             return None
         return np.where(unpack(patient.masks, POSSIBLE), patient.dose, np.float32(np.nan))
+
+    def _regions(self, record: Record, cropped: Cropped) -> Iterator[tuple[str, Array]]:
+        """Yield the masks of the regions of interest that the patient has."""
+        from runner_openkbp.rois import ROIS, unpack
+
+        masks = cropped.decoded.arrays["masks"]
+        yield from ((roi, mask) for roi in ROIS if (mask := unpack(masks, roi)).any())
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write pt_N.csv in the challenge's format; the options add NIfTI, DICOM RTDOSE and a picture."""

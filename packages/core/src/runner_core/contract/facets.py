@@ -245,6 +245,11 @@ class Combining:
     For probabilities: numbers of classes (integers), −1 where nobody annotated; with one class, 1 is that class and 0
     the rest. For values: the true values (float32), NaN where there are none. `record` has its labels, and `cropped` is
     what `soft` got. None if the record has no labels."""
+    regions: Callable[[Record, Cropped], Iterable[tuple[str, Array]]] | None = None
+    """`regions(record, cropped)` yields the names and masks (bool, in the grid of `labels`) of a record's organs.
+
+    `evaluate` says for each how far predicted values are from true ones. Regions may overlap. Give one mask after
+    another, so that not all are in memory. Only for values; probabilities have their classes."""
     write_map: Callable[[Cropped, Array, Path], Sequence[Path]] | None = None
     """`write_map(cropped, values, stem)` writes a float32 map in the grid of the first soft array, and returns files.
 

@@ -103,6 +103,9 @@ def _assert_labels_fit(case: Case, combining: Combining, cropped: CroppedRecord,
     if combining.kind == "probabilities":
         assert found.dtype.kind == "i", f"labels must be numbers of classes, and can be -1: not {found.dtype}"
         assert -1 <= found.min() <= found.max() < max(2, len(soft)), "labels: there is no such class"
+    for name, mask in () if combining.regions is None else combining.regions(case.validation_record, cropped):
+        fits = mask.dtype == bool and mask.shape == grid
+        assert fits, f"regions: {name} is {mask.dtype} {mask.shape}, not bool {grid}"
     bare = replace(case.validation_record, files=cropped.record.files, values=cropped.record.values)
     if case.project.dataset.labels:
         assert combining.labels(bare, cropped) is None, "labels of a record without labels must be None"

@@ -20,12 +20,15 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.progress import RecordBar
 from runner_core.base.writing import replace_csv, replace_json
-from runner_core.contract import Array, Finding, Infer
+from runner_core.contract import Array, Cropped, Finding, Infer
 from runner_core.contract.facets import Checks, Judging
-from runner_core.contract.project import Project
+from runner_core.contract.project import Project, overrides, views_of
 from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
+from runner_core.contract.views import averaged
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
+from runner_core.training.calibration import Calibration
+from runner_core.training.calibration import tables as calibration_tables
 from runner_core.training.ensembles import Ensemble, baseline_with, counting, predict_with
 
 FIGURES = 6
@@ -65,6 +68,8 @@ class Scores:
     """Pictures of the whole set, by name."""
     shown: Sequence[str] = ()
     """Names of the scores that fit into tables, from `Judging.shown`; empty for all."""
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    """Whether soft outputs mean what they say (`Calibration.json`); empty if that is not known."""
 
     @property
     def names(self) -> list[str]:
@@ -116,6 +121,7 @@ def evaluate(
     errors: list[str] = []
     project = pipeline.project
     judging, checks = project.judging(), project.checks()
+    calibration = _calibration(project)
     for number, record in enumerate(records, 1):
         bar.begin(record.key)
         try:
@@ -123,7 +129,7 @@ def evaluate(
                 cropped = CroppedRecord(pipeline, here)
                 found = Predicted(
                     record,
-                    predict_with(project, cropped, infer),
+                    _predict(project, cropped, here, infer, calibration),
                     baseline_with(project, cropped, infer),
                     None if untrained is None else project.predict(cropped, untrained),
                     not trained_on(record),
@@ -147,8 +153,37 @@ def evaluate(
     rows.sort(key=lambda row: goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
-    scores = Scores(rows, over_set(judging, own), over_set(judging, trivial), errors, tables, shown=judging.shown)
+    calibrated = {} if calibration is None else calibration.json()
+    scores = Scores(
+        *(rows, over_set(judging, own), over_set(judging, trivial), errors),
+        tables=(*tables, *calibration_tables(calibrated)),
+        shown=judging.shown,
+        calibration=calibrated,
+    )
     return scores if judging.judge is None or not predicted else _judged(project, judging.judge(predicted), scores)
+
+
+def _calibration(project: Project) -> Calibration | None:
+    """Return empty counts; None if predictions are not made of the project's `combining`, or cannot be calibrated."""
+    return None if overrides(project, "predict") else Calibration.of(project.combining())
+
+
+def _predict(
+    project: Project, cropped: Cropped, here: Record, network: Infer | Ensemble, calibration: Calibration | None
+) -> Any:
+    """Return the prediction of `predict_with`, and count its soft output."""
+    if calibration is None:
+        return predict_with(project, cropped, network)
+    combining, spread, count = calibration.combining, None, 1
+    if not isinstance(network, Ensemble):
+        soft = averaged(combining.soft, cropped, network, views_of(project))
+    elif combining.kind == "values" and (count := len(network.members_for(cropped.record))) > 1:
+        soft, spread = network.soft_and_spread(cropped)
+    else:
+        soft = network.soft(cropped)
+    calibration.add(here, cropped, next(iter(soft.values())), spread, count)
+    del spread
+    return combining.decide(cropped, soft)
 
 
 def _row(project: Project, checks: Checks, found: Predicted, here: Record) -> Row:
@@ -214,6 +249,7 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
     content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
     content |= {"further": scores.further} if scores.further else {}
+    content |= {"calibration": scores.calibration} if scores.calibration else {}
     replace_json(summary, content)
     return [table, *(_write_table(further, folder) for further in scores.tables), summary]
 

@@ -21,6 +21,7 @@ from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.output.display import duration, speed
 from runner_core.output.evaluations import described, listed, title, trained_on_text
 from runner_core.output.progress import Progress, now, progress
+from runner_core.output.report.calibration import calibration
 from runner_core.output.report.charts import Series, line_chart, share_bar
 from runner_core.output.report.page import Block, Code, Markup, Note, Page, html, is_number, number
 from runner_core.output.report.sections import Drawn, memory, pictures, series, snapshots, streaming
@@ -249,6 +250,7 @@ def score_blocks(folder: Path) -> Iterator[Block]:
     if rows:
         yield from _scoretable(content, rows)
     yield from (Table(**found) for found in content.get("tables") or ())
+    yield from calibration(content.get("calibration") or {})
     yield from (Note(text, level, key) for level, key, text in remarks[:_ROWS])
     if len(remarks) > _ROWS:
         yield Note(f"… {len(remarks) - _ROWS} more in scores.json")

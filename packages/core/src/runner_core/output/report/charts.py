@@ -10,6 +10,7 @@ from typing import NamedTuple
 _WIDTH, _HEIGHT = 480, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 28, 48, 44  # room for a phone's larger text
 _MOST_POINTS = 400
+_STEP = "optimizer step"
 _BARS_WIDTH, _BARS_LEFT, _BARS_RIGHT = 720, 190, 150
 _ROW, _BAR, _BARS_TOP = 26, 14, 34
 
@@ -48,9 +49,14 @@ def line_class(number: int) -> str:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], mark: float | None = None, log: bool = True, better: str = ""
+    title: str,
+    series: Sequence[Series],
+    mark: float | None = None,
+    log: bool = True,
+    better: str = "",
+    across: str = _STEP,
 ) -> str:
-    """Return an SVG chart over steps; `mark` is the step of the best checkpoint.
+    """Return an SVG chart over steps, or over the quantity `across`; `mark` is the step of the best checkpoint.
 
     With `log` the y axis is logarithmic for positive values that span more than two decades. `better` is the direction
     of better values: ↑, ↓ or nothing.
@@ -63,7 +69,7 @@ def line_chart(
     x_axis = _Axis(first, last, _LEFT, _WIDTH - _RIGHT)
     low, high = (min(ys) / 1.1, max(ys) * 1.1) if log else _widened(min(ys), max(ys), 0.06)
     y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, log)
-    parts = [*_grid(x_axis, y_axis)]
+    parts = [*_grid(x_axis, y_axis, whole=across == _STEP)]
     if mark is not None and x_axis.low <= mark <= x_axis.high:
         x = x_axis.at(mark)
         parts.append(
@@ -71,9 +77,9 @@ def line_chart(
             f"<title>best checkpoint, step {mark:g}</title></line>"
         )
     for line in thinned:
-        parts.append(_line(line, x_axis, y_axis))
-    parts += [*_titles(title, better, y_axis.log), _legend(thinned)]
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        parts.append(_line(line, x_axis, y_axis, across.removeprefix("optimizer ")))
+    parts += [*_titles(title, across, better, y_axis.log), _legend(thinned)]
+    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" data-across="{escape(across.removeprefix("optimizer "))}"'
     return f'<svg class="chart" {size} role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
@@ -210,12 +216,14 @@ def _widened(low: float, high: float, share: float = 0.0) -> tuple[float, float]
     return low - share * (high - low), high + share * (high - low)
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
+def _grid(x_axis: _Axis, y_axis: _Axis, whole: bool) -> Iterator[str]:
     for value in _log_ticks(y_axis) if y_axis.log else nice_ticks(y_axis.low, y_axis.high):
         y = y_axis.at(value)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
-    for value in filter(float.is_integer, nice_ticks(x_axis.low, x_axis.high)):  # steps
+    for value in nice_ticks(x_axis.low, x_axis.high):
+        if whole and not value.is_integer():  # no step
+            continue
         yield f'<text x="{x_axis.at(value):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{value:,g}</text>'
 
 
@@ -224,14 +232,14 @@ def _log_ticks(axis: _Axis) -> list[float]:
     return [10.0**d for d in decades]
 
 
-def _line(line: Series, x_axis: _Axis, y_axis: _Axis) -> str:
+def _line(line: Series, x_axis: _Axis, y_axis: _Axis, across: str) -> str:
     places = [(x_axis.at(x), y_axis.at(y)) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = ""
     if len(places) <= 60:
         dots = "".join(
             f'<circle class="{line.kind}" cx="{px:.1f}" cy="{py:.1f}" r="2.5"><title>{escape(line.name)}: '
-            f"{y:.5g} at step {x:g}</title></circle>"
+            f"{y:.5g} at {escape(across)} {x:g}</title></circle>"
             for (px, py), (x, y) in zip(places, line.points, strict=True)
         )
     values = " ".join(f"{x:g},{y:.5g}" for x, y in line.points)
@@ -239,14 +247,14 @@ def _line(line: Series, x_axis: _Axis, y_axis: _Axis) -> str:
     return f'<polyline class="{line.kind}" fill="none" stroke="currentColor" points="{path}" {data}/>{dots}'
 
 
-def _titles(title: str, better: str, log: bool) -> Iterator[str]:
+def _titles(title: str, across: str, better: str, log: bool) -> Iterator[str]:
     """Yield the chart's title, the direction of better values, and the titles of both axes."""
     yield f'<text class="title" x="{_LEFT}" y="16">{escape(title)}</text>'
     if better:
         words = "higher is better" if better == "↑" else "lower is better"
         yield f'<text x="{_WIDTH - _RIGHT}" y="16" text-anchor="end">{better} {words}</text>'
-    across, down = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
-    yield f'<text x="{across}" y="{_HEIGHT - 8}" text-anchor="middle">optimizer step</text>'
+    middle, down = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
+    yield f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(across)}</text>'
     name = f"{title}, log scale" if log else title
     yield f'<text x="14" y="{down}" text-anchor="middle" transform="rotate(-90 14 {down})">{escape(name)}</text>'
 

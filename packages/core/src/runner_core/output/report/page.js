@@ -38,7 +38,7 @@ function show(event) {
     mark.setAttribute("class", `at ${line.getAttribute("class")}`);
     chart.append(mark);
     const row = document.createElement("div");
-    row.textContent = `${line.dataset.name}: ${values[1]} at step ${Number(values[0]).toLocaleString("en")}`;
+    row.textContent = `${line.dataset.name}: ${values[1]} at ${chart.dataset.across} ${Number(values[0]).toLocaleString("en")}`;
     row.className = line.getAttribute("class");
     return row;
   });
