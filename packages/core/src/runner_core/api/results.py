@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner_core.base.errors import BadInput
+from runner_core.base.files import read_json
 from runner_core.contract.records import Table
 from runner_core.output.report.page import Markup, Note, fragment
 
@@ -84,13 +83,8 @@ class Scores(dict[str, float]):
     @classmethod
     def read(cls, folder: Path) -> Scores:
         """Read what a training or an evaluation wrote into `folder`; empty if nothing was scored."""
-        file = folder / "scores.json"
-        try:
-            return cls(folder, json.loads(file.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return cls(folder, {})
-        except (ValueError, AttributeError, TypeError) as error:
-            raise BadInput(f"{file} is damaged: it is not what the runner writes; evaluate the run again") from error
+        found = read_json(folder / "scores.json", lambda found: cls(folder, found), "evaluate the run again")
+        return cls(folder, {}) if found is None else found
 
     def table(self) -> Table:
         """Return a table with one row for each score, and one column for each method."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import xxhash
 
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.base.resources import available_ram
+
+Found = TypeVar("Found")
 
 _SPLITS = {"train": "train", "training": "train", "val": "validation", "validation": "validation", "test": "test"}
 """Folder names, and the split that each names."""
@@ -44,6 +48,28 @@ def refuse_special_file(path: Path) -> Path:
     if kind is not None:
         raise BadInput(f"{path}: {kind}, not a file; copy its content into a file, or remove it")
     return path
+
+
+def read_json(path: Path, read: Callable[[Any], Found | None], remedy: str) -> Found | None:
+    """Return what `read` makes of a JSON file that the runner wrote, or None if there is no such file.
+
+    `read` gets the content. If it returns None, or fails because a part is missing or of another kind, the file is
+    damaged.
+
+    Raises:
+        BadInput: the file is damaged or cannot be read. The message ends with `remedy`.
+    """
+    try:
+        found = read(json.loads(refuse_special_file(path).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = None
+    if found is None:
+        raise BadInput(f"{path} is damaged: it is not what the runner writes; {remedy}")
+    return found
 
 
 def is_own_file(path: Path, folder: Path) -> bool:

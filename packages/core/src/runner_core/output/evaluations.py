@@ -12,7 +12,6 @@ between leaves older files of the same names unchanged.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
+from runner_core.base.files import read_json
 from runner_core.base.text import counted
 from runner_core.base.writing import flush, full_disk, lock, make_folder, replace_json, whole_folder
 from runner_core.data.cache.identity import digest_json
@@ -132,27 +131,18 @@ def trained_on_text(trained_on: Sequence[bool]) -> str:
 
 
 def _facts_of(folder: Path) -> dict[str, Any]:
-    path = folder / FACTS_FILE
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(refuse_special_file(path).read_text(encoding="utf-8"))
-        kinds = {
-            "date": str,
-            "data": str,
-            "split": str,
-            "checkpoint": str,
-            "records": int,
-            "settings": dict,
-            "key": str,
-        }
-        right = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
-        right = right and isinstance(found.get("files", []), list)
-        if right and all(isinstance(v, dict) and {"run", "evaluation"} <= v.keys() for v in found["settings"].values()):
-            return dict(found)
-    except (OSError, ValueError, RecursionError):
-        pass
-    raise BadInput(f"{path} is damaged: remove the folder, and evaluate again")
+    return read_json(folder / FACTS_FILE, _facts, "remove the folder, and evaluate again") or {}
+
+
+_KINDS = {"date": str, "data": str, "split": str, "checkpoint": str, "records": int, "settings": dict, "key": str}
+
+
+def _facts(found: Any) -> dict[str, Any] | None:
+    """Return the facts as they are, or None if one is missing or of another kind."""
+    right = all(isinstance(found[name], kind) for name, kind in _KINDS.items())
+    right = right and isinstance(found.get("files", []), list)
+    right = right and all({"run", "evaluation"} <= value.keys() for value in found["settings"].values())
+    return dict(found) if right else None
 
 
 _PREFIX = ".runner-writing-"

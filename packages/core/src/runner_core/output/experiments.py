@@ -8,7 +8,6 @@ runs/PROJECT/crossval-TIME/
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
+from runner_core.base.files import read_json
 from runner_core.base.writing import replace_json
 from runner_core.contract import Json
 from runner_core.output.runfolder import RunFolder
@@ -64,16 +63,18 @@ class ExperimentFolder:
             raise BadInput(f"{path}: there is no such folder")
         if not cls.at(path):
             raise BadInput(f"{path} is not the folder of a cross-validation, repetition or sweep (it has no {FILE})")
-        try:
-            found = json.loads(refuse_special_file(path / FILE).read_text(encoding="utf-8"))
+
+        def read(found: Any) -> ExperimentFolder | None:
             members = [Member(**member) for member in found["members"]]
             texts = [found["kind"], found["project"], *(text for m in members for text in (m.name, m.fold))]
             named = all(isinstance(text, str) for text in texts) and all(_is_name(path, m.name) for m in members)
-            if named and all(map(_are_settings, (m.settings for m in members))):
-                return cls(path, found["kind"], found["project"], members, dict(found["about"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        raise BadInput(f"{path / FILE} is damaged: it is not what the runner writes")
+            right = named and all(map(_are_settings, (m.settings for m in members)))
+            return cls(path, found["kind"], found["project"], members, dict(found["about"])) if right else None
+
+        remedy = "its runs can be named one by one (--with)"
+        experiment = read_json(path / FILE, read, remedy)
+        assert experiment is not None, f"{path / FILE} was there a moment ago"
+        return experiment
 
     def save(self) -> None:
         """Write experiment.json, whole or not at all."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
+from runner_core.base.files import read_json, refuse_special_file
 from runner_core.base.location import shell_word
 from runner_core.base.writing import lock, locked, make_folder, replace_json, replace_text
 
@@ -167,18 +167,11 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Return summary.json, or an empty dict while there is none. Raises BadInput for a damaged one."""
-        try:
-            found = json.loads(refuse_special_file(self.summary_file).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not _is_summary(found):
-            raise BadInput(
-                f"{self.summary_file} is damaged: it is not what the runner writes; remove it (`train --resume` writes "
-                "it anew)"
-            )
-        return found
+
+        def read(found: Any) -> dict[str, Any] | None:
+            return dict(found) if _is_summary(found) else None
+
+        return read_json(self.summary_file, read, "remove it (`train --resume` writes it anew)") or {}
 
 
 _SUMMARY: Mapping[str, type | tuple[type, ...]] = {

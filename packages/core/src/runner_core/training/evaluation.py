@@ -7,7 +7,6 @@ A score of the whole set is its mean over the records that have it, unless `Judg
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
+from runner_core.base.files import read_json
 from runner_core.base.progress import RecordBar
 from runner_core.base.writing import replace_csv, replace_json
 from runner_core.contract import Array, Cropped, Finding, Infer
@@ -256,16 +255,13 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
 
 def read_scores(folder: Path) -> dict[str, Any]:
     """Return the scores.json of a folder, empty if there is none. Raises BadInput for a damaged one."""
-    path = folder / SCORES_FILE
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(refuse_special_file(path).read_text(encoding="utf-8"))
-        if all(isinstance(e["record"], str) and isinstance(e["group"], str) for e in found["records"]):
-            return dict(found)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BadInput(f"{path} is damaged: score the run again with `evaluate`, or remove its folder and --resume")
+
+    def read(found: Any) -> dict[str, Any] | None:
+        named = all(isinstance(e["record"], str) and isinstance(e["group"], str) for e in found["records"])
+        return dict(found) if named else None
+
+    remedy = "score the run again with `evaluate`, or remove its folder and --resume"
+    return read_json(folder / SCORES_FILE, read, remedy) or {}
 
 
 def _write_table(table: Table, folder: Path) -> Path:

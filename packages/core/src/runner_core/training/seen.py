@@ -5,7 +5,6 @@ In other data names say little: "sub-01" is another person there, and a copy und
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import read_json
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract.records import AnyRecord
@@ -93,16 +93,13 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
 
 def read_contents(run: Path) -> dict[str, str]:
     """Return record key → digest of the training records; empty if the run does not record them."""
-    path = run / CONTENTS_FILE
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["train"]
-        if isinstance(found, dict) and all(isinstance(digest, str) for digest in found.values()):
-            return found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BadInput(f"{path} is damaged; remove it, and training records are recognised by their names")
+
+    def read(found: Any) -> dict[str, str] | None:
+        digests = dict(found["train"])
+        return digests if all(isinstance(digest, str) for digest in digests.values()) else None
+
+    remedy = "remove it, and training records are recognised by their names"
+    return read_json(run / CONTENTS_FILE, read, remedy) or {}
 
 
 @dataclass(frozen=True)
@@ -171,17 +168,12 @@ START_FILE = "start.json"
 
 def read_start(run: Path) -> dict[str, Any] | None:
     """Return start.json of a run, or None if it started from no weights."""
-    path = run / START_FILE
-    if not path.exists():
-        return None
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+
+    def read(found: Any) -> dict[str, Any] | None:
         History.from_json(found["trained_on"])
-        if all(isinstance(found[name], str) for name in ("source", "digest", "about")):
-            return found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise BadInput(f"{path} is damaged: start a new run with --from")
+        return dict(found) if all(isinstance(found[name], str) for name in ("source", "digest", "about")) else None
+
+    return read_json(run / START_FILE, read, "start a new run with --from")
 
 
 @dataclass
