@@ -52,7 +52,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     sides = joined_split([read_split(run_of(member).path) for member in members])
     # before the records are read: `records` may use statistics
     network, untrained, checkpoints = _networks(members)
-    everything, records = _records(started, side, sides)
+    everything, records = split_records(started, side, sides)
     digests, seen = seen_by(members, everything, records)
     trained_on: Callable[[AnyRecord], bool] = seen[0]
     if isinstance(network, Ensemble):
@@ -193,8 +193,8 @@ def make_folder(path: Path) -> None:
         raise BadInput(f"{path} cannot be written: {error.strerror}; name another folder with --out") from error
 
 
-def _records(
-    started: Started[EvaluateOptions], side: str, sides: SavedSplit | None
+def split_records(
+    started: Started[Any], side: str, sides: SavedSplit | None
 ) -> tuple[Sequence[Record], Sequence[Record]]:
     """Return all records, and the records of a split as it was in training; newer records belong to no split."""
     setup, run = started.setup, started.run

@@ -297,6 +297,21 @@ class EvaluateOptions(RunOptions, JsonOptions):
 
 
 @dataclass(kw_only=True)
+class SelectOptions(RunOptions, JsonOptions):
+    """Choose what can be chosen without training: settings of the decision, views, and which networks predict.
+
+    Searches by the score of whole records that the networks did not train on, and reports a nested figure: each record
+    is scored under what was chosen on other groups. Settings that are better beyond the noise are written into
+    settings.yaml, which `predict --config` and `evaluate --config` take.
+    """
+
+    data: Place = None
+    """Data to choose on: a folder or a URL. Default: the run's own validation records."""
+    out: Path | None = None
+    """A new or empty folder for the result. Default: select-TIME in the folder of the run or of the experiment."""
+
+
+@dataclass(kw_only=True)
 class PredictOptions(RunOptions):
     """Predict files or folders with the best checkpoint, in their own grid and format."""
 

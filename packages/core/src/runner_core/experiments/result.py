@@ -62,7 +62,7 @@ def _summary(experiment: ExperimentFolder, setup: Setup, pooled: Pooled) -> dict
         "done": done,
         "records": len(pooled.scores.rows),
         "groups": len({row.record.group for row in pooled.scores.rows}),
-        "scores": _intervals(pooled.scores, setup.project.judging()),
+        "scores": intervals(pooled.scores, setup.project.judging()),
         "baseline": pooled.scores.baseline,
         "errors": pooled.scores.errors,
         "members": members,
@@ -84,7 +84,7 @@ def _state(experiment: ExperimentFolder, member: Member, pooled: Pooled) -> dict
     }
 
 
-def _intervals(scores: Scores, judging: Judging) -> dict[str, dict[str, float | None]]:
+def intervals(scores: Scores, judging: Judging) -> dict[str, dict[str, float | None]]:
     """Return each score of the set with the ends of its 95 % interval, None where there is none.
 
     A score that is not the mean of the records' scores has jackknife pseudo-values of the groups in their place (Efron

@@ -186,8 +186,8 @@ def _predict(
 
 
 def _row(project: Project, checks: Checks, found: Predicted, here: Record) -> Row:
-    scores = _score(project, here, found.prediction)
-    baseline = {} if found.baseline is None else _score(project, here, found.baseline)
+    scores = score_record(project, here, found.prediction)
+    baseline = {} if found.baseline is None else score_record(project, here, found.baseline)
     remarks = () if checks.prediction is None else tuple(checks.prediction(here, found.prediction))
     return Row(found.record, scores, baseline, found.prediction, not found.unseen, remarks)
 
@@ -310,7 +310,7 @@ def shown_scores(scores: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
 
 
-def _score(project: Project, record: Record, prediction: Any) -> dict[str, float]:
+def score_record(project: Project, record: Record, prediction: Any) -> dict[str, float]:
     """Return the scores from `Project.score`; raise BadInput if they are not numbers by name."""
     where = f"project {project.name}: `score` must return numbers by name, as in {{'dice': 0.9}}"
     return _numbers(project.score(record, prediction), where)

@@ -1,0 +1,194 @@
+"""`runner PROJECT select RUN`: choose settings of the decision, views and networks on out-of-fold predictions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner_core.base.calling import runner
+from runner_core.base.errors import BadInput
+from runner_core.base.location import shell_word
+from runner_core.base.progress import record_bar
+from runner_core.base.text import counted
+from runner_core.base.writing import replace_json, replace_text, to_json
+from runner_core.cli.ensembles import label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
+from runner_core.cli.evaluate import split_records
+from runner_core.cli.json_output import show_json
+from runner_core.cli.options import SelectOptions
+from runner_core.cli.start import Started
+from runner_core.config.bounds import refuse_out_of_bounds
+from runner_core.config.extensions import faults
+from runner_core.config.values import flat, plain
+from runner_core.contract.facets import Combining
+from runner_core.contract.project import Project, views_of
+from runner_core.contract.records import AnyRecord
+from runner_core.experiments.choosing import Choice, Chooser, Space
+from runner_core.experiments.chosen import choose, page, settings_file, tables
+from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_settings
+from runner_core.output.experiments import ExperimentFolder
+from runner_core.output.report.page import lines
+from runner_core.output.runfolder import claimed, free_path
+from runner_core.training.seen import joined_split, read_split
+
+STORED = "soft"
+"""Folder of the stored outputs, in that of the run or the experiment."""
+_EVERY_SUBSET = 4
+"""Largest number of arms of which every subset is tried."""
+
+
+def select(name: str, arguments: Sequence[str]) -> int:
+    members = start_from_runs(name, "select", SelectOptions, arguments)
+    started = members[0]
+    options = started.options
+    sides = joined_split([read_split(run_of(member).path) for member in members])
+    ensemble, checkpoints = load_ensemble(members)  # first: `records` may use statistics
+    project = ensemble.members[0].project
+    combining = ensemble.combining
+    _refuse_nothing_to_choose(project, combining)
+    everything, records = split_records(started, "all" if options.data else "validation", sides)
+    digests, seen = seen_by(members, everything, records)
+    ensemble = ensemble.knowing(seen)
+    records = [record for record in records if not ensemble.trained_on(record)]
+    if not records:
+        raise BadInput("every run was trained on all of these records: name others with --data")
+    place = options.run if ExperimentFolder.at(options.run) else run_of(started).path
+    arms = _arms(members)
+    paths = [run_of(m).checkpoints / checkpoint for m, checkpoint in zip(members, checkpoints, strict=True)]
+    marks = [mark_of(m, path, [*combining.choices]) for m, path in zip(ensemble.members, paths, strict=True)]
+    outputs = SoftOutputs(place / STORED, ensemble, arms, marks, digests)
+    space = _space(project, combining, arms, records, outputs)
+    print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}, each by runs not trained on it")
+    with record_bar("predicting", len(records), sys.stdout) as bar:
+        errors = outputs.fill(records, space.views, bar)
+    for error in errors.values():
+        print(f"warning: left out: {error}", file=sys.stderr)
+    records = [record for record in records if record.key not in errors]
+    bars = partial(record_bar, "scoring", stream=sys.stdout)
+    groups = {record.key: record.group for record in records}
+    larger = project.monitor[1] == "max"
+    chooser = Chooser(space, Scored(outputs, records, bars), groups, project.judging(), larger)
+    if not chooser.headline:
+        raise BadInput(f"project {name} has no scores of single records here, by which something could be chosen")
+    result = choose(chooser, {views: outputs.seconds(records, views) for views in space.views})
+    with _folder(name, options.out, place) as out:
+        result |= {"project": name, "folder": out, "stored": outputs.folder, "runs": [run_of(m).path for m in members]}
+        result |= {"notes": [*_notes(members, result)], "command": _command(name, members, arms, result, out)}
+        _write(out, result)
+    for table in tables(result):
+        print(f"\n{table.title}")
+        for line in lines([table]):
+            print(line)
+    print(f"\n{result['text']}")
+    for note in result["notes"]:
+        print(f"NOTE: {note}")
+    print(f"use: {result['command']}")
+    print(f"report: {out / 'report.html'}")
+    if options.json:
+        show_json(result)
+    return 0
+
+
+def _refuse_nothing_to_choose(project: Project, combining: Combining) -> None:
+    if not (combining.choices or combining.views):
+        raise BadInput(f"project {project.name} declares neither views nor choices: there is nothing to select")
+    for name in combining.choices:
+        if name not in flat(project.config):
+            raise BadInput(f"project {project.name}: `choices` names {name!r}, which is no setting")
+
+
+def _arms(members: Sequence[Started[SelectOptions]]) -> list[str]:
+    """Return what each run belongs to: what the user named, or of one experiment the seed, if its folds have several.
+
+    Runs of one arm are never parted.
+    """
+    options = members[0].options
+    named = [options.run, *options.with_]
+    if len(named) > 1:
+        return [str(place) for place in named for _ in runs_of(place)]
+    if not ExperimentFolder.at(options.run):
+        return [str(options.run)]
+    found = ExperimentFolder.open(options.run).members
+    if len(found) == len({member.fold for member in found}):
+        return [str(options.run)] * len(found)
+    seeds = sorted({member.seed for member in found})
+    return [f"seed {seeds.index(member.seed) + 1}" for member in found]
+
+
+def _space(
+    project: Project, combining: Combining, arms: Sequence[str], records: Sequence[AnyRecord], outputs: SoftOutputs
+) -> Space:
+    known = flat(project.config)
+    settings = {name: _with_own(known[name], values) for name, values in combining.choices.items()}
+    own = tuple(view.name for view in views_of(project))
+    every = tuple(view.name for view in combining.views)
+    views = list(dict.fromkeys([own, (), every]))
+    names = tuple(dict.fromkeys(arms))
+    sizes = range(1, len(names)) if len(names) <= _EVERY_SUBSET else (1, len(names) - 1)
+    subsets = [some for size in sizes for some in combinations(names, size)]
+    usable = [some for some in subsets if all(outputs.numbers(record, some) for record in records)]
+    current = Choice(tuple((name, known[name]) for name in settings), own, names)
+    return Space(current, settings, views, [names, *usable], partial(_fits, project))
+
+
+def _with_own(own: Any, values: Sequence[Any]) -> list[Any]:
+    """Return the candidates, the current value first."""
+    return [own, *(value for value in values if value != own)]
+
+
+def _fits(project: Project, choice: Choice) -> bool:
+    """Return whether the settings of a choice can be together."""
+    config = with_settings(project, dict(choice.settings)).config
+    try:
+        refuse_out_of_bounds(config)
+    except BadInput:
+        return False
+    return next(iter(faults(config)), None) is None
+
+
+@contextmanager
+def _folder(name: str, out: Path | None, place: Path) -> Iterator[Path]:
+    folder = out or free_path(place / f"select-{time.strftime('%Y-%m-%d-%H%M%S')}")
+    with claimed(name, "select", folder) as path:
+        yield path
+
+
+def _notes(members: Sequence[Started[SelectOptions]], result: Mapping[str, Any]) -> Iterator[str]:
+    if len(members) == 1 and not members[0].options.data:
+        yield ("the run's best checkpoint was chosen on these validation records, so all these figures may be too good")
+    nest = result["nested"]
+    if nest is not None:
+        different = len({str(fold) for fold in nest["folds"]})
+        yield f"the choices of the {counted(len(nest['folds']), 'fold')} were {different} different ones"
+    if len({*result["current"]["runs"]}) > len({*result["recommended"]["runs"]}):
+        yield "fewer networks are recommended; the command below names them"
+    slow, quick = (pick(entry["seconds"] for entry in result["views"]) for pick in (max, min))
+    if len(result["views"]) > 1 and quick > 0:
+        yield f"views cost time: {slow / quick:.1f} times that of the quickest, for a record"
+
+
+def _command(
+    name: str, members: Sequence[Started[SelectOptions]], arms: Sequence[str], result: Mapping[str, Any], out: Path
+) -> str:
+    """Return the command line that predicts as recommended."""
+    options, kept = members[0].options, result["recommended"]["runs"]
+    named = [options.run, *options.with_]
+    if {*kept} != {*arms}:
+        named = [run_of(member).path for member, arm in zip(members, arms, strict=True) if arm in kept]
+    first, *others = map(shell_word, named)
+    further = "".join(f" --with {other}" for other in others)
+    return f"{runner()} {name} predict {first}{further} INPUT… --out DIR --config {shell_word(out / 'settings.yaml')}"
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    head = f"# {result['text']}\n# {result['command']}\n"
+    replace_text(out / "settings.yaml", head + yaml.safe_dump(plain(settings_file(result)), sort_keys=False))
+    replace_json(out / "select.json", to_json(result))
+    replace_text(out / "report.html", page(result))
