@@ -160,6 +160,44 @@ def test_predictions_of_a_crossval_are_the_mean_of_its_runs(cv: Path, capsys: py
     }
     from_python = api.open("cv/fold-1").predict(image, with_=["cv/fold-2", "cv/fold-3"])
     np.testing.assert_array_equal(from_python.array, found[f"{stem}_probability"])
+    np.testing.assert_array_equal(api.open("cv").predict(image).array, found[f"{stem}_probability"])
+
+
+@pytest.mark.torch
+def test_an_experiment_is_opened_from_python_as_a_run_is(cv: Path) -> None:
+    found = api.open("cv")
+    assert isinstance(found, api.Experiment)
+    assert (found.project, found.status, [run.path.name for run in found.runs]) == (
+        *("toy", "done"),
+        ["fold-1", "fold-2", "fold-3"],
+    )
+    pooled = json.loads((cv / "scores.json").read_text("utf-8"))
+    assert found.scores["dice"] == pytest.approx(pooled["means"]["dice"])
+    assert found.evaluate()["dice"] == pytest.approx(pooled["means"]["dice"])
+    assert found.summary["scores"]["dice"]["low"] is not None
+    assert found.settings["train.steps_per_epoch"] == 2
+    assert (
+        {row["run"] for row in found.history} == {row["run"] for row in found.steps} == {"fold-1", "fold-2", "fold-3"}
+    )
+    assert found.figures
+    assert found.report.is_file()
+    assert "crossval of toy, done" in repr(found)
+    assert "dice" in found._repr_html_()
+    with pytest.raises(BadInput, match="several runs, each with its own checkpoints"):
+        found.predict("data", checkpoint="step-00000001")
+    replace(ExperimentFolder.open(cv), kind="sweep").save()
+    with pytest.raises(BadInput, match="is a sweep"):
+        api.open("cv")
+
+
+@pytest.mark.torch
+def test_networks_that_are_the_same_get_no_verdict(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("cv/fold-1", "copy")
+    for other in ("cv/fold-1", "copy"):
+        assert main(["compare", "cv", other, "--out", f"compared-{Path(other).name}"]) == 0
+        assert "no verdict: run 1 and run 2 contain the same network" in capsys.readouterr().out
+    assert main(["compare", "cv/fold-2", "copy", "--out", "others"]) == 0
+    assert "same network" not in capsys.readouterr().out
 
 
 @pytest.mark.torch

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from runner_core.cli import main
 from runner_core.config import DataConfig
 from runner_core.data.splits import split
 from runner_core.experiments.members import write_split
+from runner_core.experiments.result import _notes
 from runner_core.output.experiments import ExperimentFolder, Member
 
 pytestmark = pytest.mark.torch
@@ -45,6 +47,10 @@ def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval:
     found = read(crossval)
     assert (found["status"], found["done"], found["kind"]) == ("done", 3, "crossval")
     records = read(crossval, "scores.json")["records"]
+    pooled = SimpleNamespace(scores=SimpleNamespace(rows=[0]), counts=[1])
+    for groups, few in ((3, True), (5, False)):
+        notes = [*_notes({**found, "groups": groups}, pooled)]  # type: ignore[arg-type]
+        assert any(note.startswith(f"only {groups} groups: the intervals are wide and rough") for note in notes) == few
     keys = [entry["record"] for entry in records]
     assert len(set(keys)) == len(keys) == found["records"]
     for n in (1, 2, 3):

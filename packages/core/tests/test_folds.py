@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput, Record
-from runner_core.experiments.folds import make_folds
+from runner_core.experiments.folds import make_folds, refuse_ambiguous
 
 
 def records(sizes: dict[str, int], **values: dict[str, str]) -> list[Record]:
@@ -83,6 +83,13 @@ def test_a_column_that_divides_a_group_is_refused() -> None:
         make_folds(found, "column:day", 0)
     with pytest.raises(BadInput, match="--group-by day: group a"):
         make_folds(found, "2", 0, group_by="day")
+
+
+def test_a_record_with_the_name_of_another_group_is_refused_before_anything_trains() -> None:
+    own = [Record("p1", "p1", {}), Record("a", "p2", {})]
+    refuse_ambiguous(own)
+    with pytest.raises(BadInput, match="record p1 of group p2 has the name of another group"):
+        refuse_ambiguous([*own, Record("p1", "p2", {})])
 
 
 def test_test_records_and_records_seen_before_validate_nowhere() -> None:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from runner_core.api.experiment import opened
 from runner_core.api.keywords import keywords
 from runner_core.api.results import DataCheck
 from runner_core.api.run import Run
@@ -23,9 +24,10 @@ AnyPath = str | os.PathLike[str]
 def open(run: AnyPath) -> Run:
     """Return a run, given its folder (or one of its checkpoints, which it then uses in place of the best).
 
-    Raises BadInput if there is no run.
+    The folder of a cross-validation or a repetition gives an `Experiment`, whose networks predict together. Raises
+    BadInput if there is no run.
     """
-    return Run(Path(run).expanduser())
+    return opened(Path(run).expanduser())
 
 
 def train(

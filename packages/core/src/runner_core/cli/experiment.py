@@ -34,7 +34,7 @@ from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.splits import SPLITS, split
-from runner_core.experiments.folds import make_folds
+from runner_core.experiments.folds import make_folds, refuse_ambiguous
 from runner_core.experiments.members import Runner, Words, progress, write_split
 from runner_core.experiments.result import SUMMARY_FILE, conclude
 from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member
@@ -252,6 +252,7 @@ def _plugin_words(chosen: Sequence[str], without: Sequence[str]) -> list[str]:
 
 def _folds(started: Started[CrossvalOptions], records: Sequence[AnyRecord]) -> Plan:
     """Return a member for each fold and seed."""
+    refuse_ambiguous(records)
     setup, options = started.setup, started.options
     if setup.config.data.split not in ("auto", "none"):
         raise BadInput(
@@ -305,6 +306,7 @@ def _voxels(setup: Setup, records: Sequence[AnyRecord]) -> dict[str, int]:
 
 def _seeds(started: Started[RepeatOptions], records: Sequence[AnyRecord]) -> Plan:
     """Return a member for each seed; all have the split of the first, so that their scores can be compared."""
+    refuse_ambiguous(records)
     setup = started.setup
     config, seeds = setup.config, _SEEDS if started.options.seeds is None else started.options.seeds
     _refuse_samples(setup, "repetition")

@@ -58,6 +58,17 @@ def make_folds(
     return folds
 
 
+def refuse_ambiguous(records: Sequence[AnyRecord]) -> None:
+    """Raise BadInput for a record that has the name of a group which is not its own: split files name both."""
+    groups = {record.group for record in records}
+    for record in records:
+        if record.key in groups and record.key != record.group:
+            raise BadInput(
+                f"record {record.key} of group {record.group} has the name of another group, so that a file of a split "
+                "could mean either: rename one of them"
+            )
+
+
 def _by_group(records: Sequence[AnyRecord]) -> Folds:
     found: Folds = {}
     for record in sorted(records, key=lambda r: (r.group, r.key)):

@@ -23,6 +23,7 @@ from runner_core.tools.uncertainty import mean
 from runner_core.training.evaluation import Row, Scores, over_set, write_scores
 
 SUMMARY_FILE = "summary.json"
+_FEW_GROUPS = 5
 Say = Callable[[str], None]
 
 
@@ -153,6 +154,9 @@ def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
     if pooled.scores.rows and summary["groups"] < 2:
         yield "all records are of one group: nothing can be said of other groups, so there is no interval"
     elif summary["records"]:
+        if summary["groups"] < _FEW_GROUPS:
+            groups = counted(summary["groups"], "group")
+            yield f"only {groups}: the intervals are wide and rough, and may contain values that no score can have"
         yield "the intervals are for new groups like these (bootstrap over groups), with networks trained like these"
     few = set(pooled.counts)
     if len(few) > 1:

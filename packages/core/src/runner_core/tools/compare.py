@@ -118,6 +118,13 @@ def verdicts(runs: Sequence[Run]) -> tuple[list[Verdict], list[str]]:
     data = dict.fromkeys(str(run.about.get("data")) for run in runs)
     if len(data) > 1:
         return [], [f"no verdict: the runs are on different data ({', '.join(data)}), where equal names mean nothing"]
+    first = {network.weights for network in runs[0].networks} - {""}
+    for number, run in enumerate(runs[1:], 2):
+        if first & {network.weights for network in run.networks}:
+            return [], [
+                f"no verdict: run 1 and run {number} contain the same network (equal weights in the best checkpoint), "
+                "whose scores cannot differ: name runs of other settings or seeds"
+            ]
     arms = [Arm(f"run {number}", run.networks) for number, run in enumerate(runs, 1)]
     directions = {run.direction for run in runs}
     return judge(arms, directions.pop() if len(directions) == 1 else "")

@@ -22,6 +22,7 @@ from runner_core.output.report.page import is_number
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
 from runner_core.tools.verdict import Network
+from runner_core.training.checkpoints import MANIFEST, Manifest, OtherFormat
 from runner_core.training.evaluation import means, read_scores
 from runner_core.training.seen import SavedSplit, read_split
 
@@ -140,9 +141,19 @@ def _read(folder: RunFolder, fold: str = "") -> Run:
         summary,
         events,
         read_split(folder.path),
-        [Network(scores, fold)] if scores else [],
+        [Network(scores, fold, _weights(folder, summary))] if scores else [],
         monitor[1] if monitor else "",
     )
+
+
+def _weights(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+    """Return a digest of the weights of the best checkpoint, "" if it cannot be read."""
+    file = folder.checkpoints / f"step-{summary.get('best_step') or 0:08d}" / MANIFEST
+    try:
+        files = Manifest.loads(file.read_text(encoding="utf-8")).files
+    except (OSError, ValueError, KeyError, TypeError, OtherFormat):
+        return ""
+    return " ".join(files[name]["xxh3_128"] for name in ("model.safetensors", "ema.safetensors") if name in files)
 
 
 def _read_experiment(path: Path) -> Run:

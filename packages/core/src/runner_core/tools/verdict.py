@@ -28,10 +28,15 @@ Answer = Literal["better", "worse", "cannot tell", ""]
 
 @dataclass(frozen=True)
 class Network:
-    """The scores of one trained network: `content` is its scores.json, `fold` names what it did not train on."""
+    """The scores of one trained network.
+
+    `content` is its scores.json, `fold` names what it did not train on, and `weights` is a digest of its best
+    checkpoint, "" if there is none.
+    """
 
     content: Content
     fold: str = ""
+    weights: str = ""
 
     @cached_property
     def records(self) -> Mapping[str, Content]:
