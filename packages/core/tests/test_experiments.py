@@ -75,6 +75,21 @@ def test_a_member_equals_the_same_training_by_itself(crossval: Path) -> None:
     assert read(crossval / "fold-2")["scores"] == read(Path("alone"))["scores"]
 
 
+def test_a_member_that_was_stopped_while_it_was_scored_is_scored_again(
+    crossval: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, whole, run = weights(crossval), read(crossval), crossval / "fold-2"
+    summary = {name: value for name, value in read(run).items() if name != "scores"}  # as it is before the scoring
+    (run / "summary.json").write_text(json.dumps(summary | {"reason": "scoring did not finish"}))
+    (run / "scores.json").unlink()
+    capsys.readouterr()
+    assert main(["toy", "crossval", "--resume", "cv"]) == 0
+    assert "2 of 3 runs done already" in capsys.readouterr().out
+    assert weights(crossval) == before
+    assert read(crossval)["scores"] == whole["scores"]
+    assert [member["status"] for member in read(crossval)["members"]] == ["done"] * 3
+
+
 def test_a_done_one_is_not_trained_again_and_other_settings_are_refused(
     crossval: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,7 +107,7 @@ def test_a_trial_that_lags_behind_is_given_up(tmp_path: Path) -> None:
             stopped = stopped or sweep.stops(member)
         if good:
             run.config_file.write_text("")
-            run.write_summary({"status": "done"})
+            run.write_summary({"status": "done", "scores": {}})
         states.append((stopped, sweep.ended(member, "" if good else "ended with code 143")))
     assert states == [*[(False, "done")] * 7, (True, "given up")]
     best = sweep.best()

@@ -108,7 +108,7 @@ def experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             run = RunFolder.create(None, "toy", folder.run(member).path)
             head = {"project": "toy", "preset": "demo", "source": "phantom", "plugins": {}}
             run.config_file.write_text(yaml.safe_dump({**head, "train": {"epochs": 3 + round(10 * gain)}}))
-            run.write_summary({"project": "toy", "status": "done", "steps": 10})
+            run.write_summary({"project": "toy", "status": "done", "steps": 10, "scores": {}})
             (run.path / "scores.json").write_text(json.dumps(scores(member.seed, gain)))
             run.starts_file.write_text(json.dumps({"monitor": ["dice", "max"]}) + "\n")
     return tmp_path

@@ -72,12 +72,14 @@ def _summary(experiment: ExperimentFolder, setup: Setup, pooled: Pooled) -> dict
 
 def _state(experiment: ExperimentFolder, member: Member, pooled: Pooled) -> dict[str, Any]:
     summary = experiment.summary(member)
-    status = "done" if experiment.done(member) else summary.get("status") or "not begun"
+    status = summary.get("status") or "not begun"
+    if status == "done" and not experiment.done(member):
+        status = "not scored"
     return {
         "name": member.name,
         "fold": member.fold,
         "seed": member.seed,
-        "status": "not scored" if status == "done" and summary.get("reason") else status,
+        "status": status,
         "reason": summary.get("reason"),
         "scores": dict(pooled.members.get(member.name, {})),
         "wall_seconds": summary.get("wall_seconds"),

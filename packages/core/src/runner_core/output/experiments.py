@@ -97,8 +97,9 @@ class ExperimentFolder:
         return self.run(member).config_file.is_file()
 
     def done(self, member: Member) -> bool:
-        """Return whether a member has been trained to its end and scored."""
-        return self.begun(member) and self.summary(member).get("status") == "done"
+        """Return whether a member has been trained to its end and scored; summary.json has its scores only then."""
+        summary = self.summary(member) if self.begun(member) else {}
+        return summary.get("status") == "done" and "scores" in summary
 
     def summary(self, member: Member) -> dict[str, Any]:
         """Return the member's summary.json, empty while there is none. Raises BadInput for a damaged one."""
