@@ -26,4 +26,6 @@ NAMES = (
     "surface_metric",
     "augment3d",
     "multicrop",
+    "experiments",
+    "verdict",
 )
