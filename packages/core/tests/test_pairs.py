@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, DataErrors
+from runner_core import BadInput, DataErrors, Decoded, Original
 from runner_core.config import PairsConfig, RunConfig
 from runner_core.data.pairs import Pair, Pattern, find_folder_pairs, list_pairs, read_table
+from runner_core.data.pairs.content import holds_classes
 from runner_core.training.data import data_folder
 
 SUFFIXES = (".nii.gz", ".nii", ".zarr")
@@ -50,6 +52,20 @@ def shown(pairs: list[Pair], root: Path) -> list[tuple[object, ...]]:
         )
         for p in pairs
     ]
+
+
+@pytest.mark.parametrize(
+    "values, mask",
+    [([0, 1], True), ([0, 255], True), ([0.0, 1.0, 2.0], True), ([0.0, 0.5], False), ([7], False), (range(9), False)],
+)
+def test_a_mask_is_told_from_an_image_by_its_values(values: Any, mask: bool) -> None:
+    image = np.zeros((80, 40, 40), np.asarray(values).dtype)
+    image.flat[-len(values) :] = values  # few voxels, as in a small lesion
+    image[image == 0] = values[0]
+    assert holds_classes(Decoded({"image": image}, (1.0,) * 3, "image")) is mask
+    resampled = np.linspace(0, 1, 1000).reshape(10, 10, 10)
+    kept = Decoded({"image": resampled}, (1.0,) * 3, "image", original=Original(image, (1.0,) * 3))
+    assert holds_classes(kept) is mask
 
 
 # ---------------------------------------------------------------- tables

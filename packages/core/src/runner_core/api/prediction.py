@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from runner_core.base.text import first_few
 from runner_core.cli.ensembles import label, start_from_runs
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import PredictOptions
-from runner_core.cli.predict import collected, find_inputs, load_predictor, refuse_beside, write_prediction
+from runner_core.cli.predict import (
+    MaskFound,
+    collected,
+    find_inputs,
+    load_predictor,
+    refuse_beside,
+    refuse_mask,
+    write_prediction,
+)
 from runner_core.contract import Array, Arrays, Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
@@ -76,7 +84,10 @@ class Predictor:
         """Predict each record of a path; name those that cannot be predicted, as the command line does."""
         for record in self._records(path):
             try:
-                found = self._predicted(record)
+                found = self._predicted(record, places=(path,))
+            except MaskFound as error:
+                print(f"note: left out: {error}")
+                continue
             except BadInput as error:
                 print(f"warning: not predicted: {error}", file=sys.stderr)
                 continue
@@ -86,12 +97,14 @@ class Predictor:
         with undisturbed():
             return find_inputs(self.setup, location(os.fspath(path)))
 
-    def _predicted(self, record: AnyRecord, folder: Any = None) -> Prediction:
+    def _predicted(self, record: AnyRecord, folder: Any = None, places: Sequence[object] = ()) -> Prediction:
+        """Predict a record; raise MaskFound if it looks like a mask and is not one of `places` itself."""
         check = self.project.checks().prediction
         with undisturbed() as framework, local(self.project, record) as here:
             framework(self.project.framework)
             process_of(self.project.framework).write(self._process)
-            found = predict_with(self.project, CroppedRecord(self._pipeline, here), self._network)
+            cropped = CroppedRecord(self._pipeline, here, partial(refuse_mask, self.project, record, places))
+            found = predict_with(self.project, cropped, self._network)
             remarks = () if check is None else tuple(check(here, found))
         return Prediction(self, record, found, remarks, folder)
 

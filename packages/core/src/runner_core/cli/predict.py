@@ -21,9 +21,10 @@ from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import Started, load_network, load_state, refuse_url
 from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project, views_of
-from runner_core.contract.records import AnyRecord, Record
+from runner_core.contract.records import AnyRecord, Decoded, Record
 from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
+from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.training.checkpoints import restoring
@@ -49,6 +50,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     remove_leftovers(options.out)
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
     files: list[Path] = []
+    masks = 0
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
     with record_bar("predicting", len(records), sys.stdout) as bar:
         network = counting(bar, network)
@@ -56,7 +58,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
             bar.begin(record.key)
             try:
                 with local(setup.project, record) as here:
-                    cropped = CroppedRecord(pipeline, here)
+                    cropped = CroppedRecord(pipeline, here, partial(refuse_mask, setup.project, record, options.inputs))
                     if options.disagreement and isinstance(network, Ensemble):
                         prediction, spread = network.predict_with_spread(cropped)
                         further = partial(write_disagreement, network, cropped, spread)
@@ -65,6 +67,10 @@ def predict(name: str, arguments: Sequence[str]) -> int:
                     del cropped
                     written = write_prediction(setup.project, here, prediction, options.out, further)
                     remarks = () if check is None else tuple(check(here, prediction))
+            except MaskFound as error:
+                masks += 1
+                print(f"note: left out: {error}")
+                continue
             except BadInput as error:
                 failed += 1
                 print(f"warning: not predicted: {error}", file=sys.stderr)
@@ -77,7 +83,25 @@ def predict(name: str, arguments: Sequence[str]) -> int:
                 print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collect:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
+    if masks == len(records):
+        raise BadInput("nothing was predicted: all files found look like masks (see above)")
     return _exit_code(failed)
+
+
+class MaskFound(BadInput):
+    """An image that was found in a folder looks like a mask."""
+
+
+def refuse_mask(project: Project, record: AnyRecord, places: Sequence[object], decoded: Decoded) -> None:
+    """Raise MaskFound if a record looks like a mask; not if the user named the file itself, or a table of files."""
+    pairs, files = project.dataset.pairs, _files(record)
+    if pairs is None or not pairs.labelled:
+        return
+    named = {Path(str(place)).absolute() for place in places}
+    if named.isdisjoint(files) and any(place.is_dir() for place in named) and holds_classes(decoded):
+        raise MaskFound(
+            f"{files[0]} holds only a few whole numbers, as a mask does; if it is an image, name the file itself"
+        )
 
 
 def load_predictor(members: Sequence[Started[Any]]) -> tuple[Infer | Ensemble, list[str]]:

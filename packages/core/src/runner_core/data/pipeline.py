@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -69,11 +69,8 @@ class RecordPipeline:
         with local(self.project, record) as here:
             return self.project.decode(here)
 
-    def decode_cropped(self, record: AnyRecord) -> tuple[Decoded, Box]:
-        """Return the record cut to the cropper's box, and the box, whose `restore` maps back to the record's grid."""
-        return self._cropped(record, self.decode(record))
-
-    def _cropped(self, record: AnyRecord, decoded: Decoded) -> tuple[Decoded, Box]:
+    def cropped(self, record: AnyRecord, decoded: Decoded) -> tuple[Decoded, Box]:
+        """Return a decoded record cut to the cropper's box, and the box: its `restore` maps back to the whole grid."""
         if decoded.guide not in decoded.arrays:
             raise BadInput(
                 f"{record.key}: decode() names '{decoded.guide}' as guide but returned {list(decoded.arrays)}"
@@ -95,7 +92,7 @@ class RecordPipeline:
 
     def prepared(self, record: AnyRecord, decoded: Decoded) -> Prepared:
         """Prepare an already decoded record, like `__call__`."""
-        decoded, box = self._cropped(record, decoded)
+        decoded, box = self.cropped(record, decoded)
         return Prepared(self.stored(record, decoded), decoded.meta | {"box": dataclasses.asdict(box)})
 
     def stored(self, record: AnyRecord, cropped: Decoded) -> Arrays:
@@ -107,17 +104,19 @@ class CroppedRecord:
     """A record without its labels, for `Project.predict` and `baseline` (`runner_core.Cropped`).
 
     It is decoded once, when its arrays are first asked for. Make it inside of `local`, and drop it before the record is
-    scored: it keeps its arrays.
+    scored: it keeps its arrays. `look`, if any, sees it decoded in its own grid, and may refuse it.
     """
 
-    def __init__(self, pipeline: RecordPipeline, record: AnyRecord) -> None:
+    def __init__(
+        self, pipeline: RecordPipeline, record: AnyRecord, look: Callable[[Decoded], None] | None = None
+    ) -> None:
         labels = pipeline.project.dataset.labels
         files, values = (
             {name: value for name, value in mapping.items() if name not in labels}
             for mapping in (record.files, record.values)
         )
         self.record = dataclasses.replace(record, files=files, values=values)
-        self._pipeline = pipeline
+        self._pipeline, self._look = pipeline, look
 
     @property
     def decoded(self) -> Decoded:
@@ -133,7 +132,10 @@ class CroppedRecord:
 
     @cached_property
     def _decoded_and_box(self) -> tuple[Decoded, Box]:
-        return self._pipeline.decode_cropped(self.record)
+        decoded = self._pipeline.decode(self.record)
+        if self._look is not None:
+            self._look(decoded)
+        return self._pipeline.cropped(self.record, decoded)
 
 
 def _storable(record: AnyRecord, name: str, array: Array) -> Array:
