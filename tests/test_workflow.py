@@ -223,6 +223,11 @@ def test_all_versions_are_one() -> None:
     versions = {tomllib.loads(file.read_text())["project"]["version"] for file in files}
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert versions == {cited["version"]}
+    template = ROOT / "packages/core/src/runner_core/cli/new/template/pyproject.toml"
+    projects = [file for file in files if file.parent not in (ROOT, ROOT / "packages" / "core")]
+    for file in [*projects, template]:
+        bounds = re.findall(r'"runner-core\[(?:torch|keras|stream,torch)\](.*?)"', file.read_text(encoding="utf-8"))
+        assert bounds == [f">={cited['version']}"], file
     assert cited["license"] == "Apache-2.0"
 
 
