@@ -498,6 +498,9 @@ def test_a_device_that_is_not_there_is_refused_before_any_record_is_prepared(run
         refused(done, "train.device")
         assert "cache (" not in done.stdout
         assert not (tmp_path / "run").exists()
+    for command in (("toy", "tune"), ("toy", "ablate"), ("verify-resume", "toy")):
+        refused(runner(*command, "--device", "cuda:999"), "train.device cuda:999")
+        assert not (tmp_path / "runs").exists()
 
 
 def test_what_to_type_next_can_be_typed(runner: Runner) -> None:

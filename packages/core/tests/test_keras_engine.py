@@ -206,6 +206,22 @@ def test_weights_in_older_formats_are_not_loaded(state, tmp_path):
             made().engine.read_weights(tmp_path / name)
 
 
+@pytest.mark.parametrize("own", ["lambda", "class"])
+def test_code_in_a_file_is_not_run(own, tmp_path, monkeypatch):
+    class Own(keras.layers.Dense):
+        pass
+
+    ran = str(tmp_path / "ran")
+    image = keras.Input((3,))
+    layer = keras.layers.Lambda(lambda x: (open(ran, "w").close(), x)[1]) if own == "lambda" else Own(2)
+    keras.Model(image, keras.layers.Dense(2)(layer(image))).save(tmp_path / "theirs.keras")
+    Path(ran).unlink(missing_ok=True)
+    with pytest.raises(BadInput, match=r"theirs\.keras needs code of its author \((Python lambda|.*'Own')\)") as said:
+        made().engine.read_weights(tmp_path / "theirs.keras")
+    assert "\n" not in str(said.value)
+    assert not Path(ran).exists()
+
+
 def test_a_damaged_checkpoint(trained, tmp_path):
     newest = max((trained / "checkpoints").glob("step-*"))
     for name in ("state.json", "model.safetensors"):

@@ -44,13 +44,20 @@ def base_of(started: Started[Any]) -> TrainingSpec:
     return TrainingSpec(setup.name, setup.preset, source, plain(setup.config), started.chosen, options.no_extension)
 
 
+def refuse_no_device(setup: Setup) -> None:
+    """Raise BadInput if a device that the user names is not there: else the first child process would find it out."""
+    if setup.config.train.device not in ("auto", "cpu"):  # those are always there
+        _ = setup.device
+
+
 def refuse(command: str, started: Started[Any]) -> None:
-    """Raise BadInput if there is no time, or if there are more devices than can be measured."""
+    """Raise BadInput if there is no time, no such device, or if there are more devices than can be measured."""
     minutes, devices = started.options.minutes, started.setup.config.train.devices
     if not minutes > 0:
         raise BadInput(f"--minutes must be more than 0, not {minutes:g}")
     if devices > 1:
         raise BadInput(f"{command} measures one device: leave out --devices ({counted(devices, 'device')})")
+    refuse_no_device(started.setup)
 
 
 def exit_code(stop: KeyboardInterrupt | SystemExit) -> int:
@@ -73,7 +80,6 @@ def profile(name: str, arguments: Sequence[str]) -> int:
 
 def _profile(started: Started[ProfileOptions], folder: Path) -> None:
     options, setup = started.options, started.setup
-    _ = setup.precision  # a device that is not there is refused before a cache is built
     data = open_data(setup, print)
     facts = profile_run(
         setup,

@@ -8,7 +8,7 @@ from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.json_output import read_json, show_json
-from runner_core.cli.measure import base_of
+from runner_core.cli.measure import base_of, refuse_no_device
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.records import Table
@@ -143,4 +143,5 @@ def start(name: str, arguments: Sequence[str]) -> Started[VerifyResumeOptions]:
         raise BadInput("runs are compared bit for bit, which train.deterministic promises: leave it on")
     if train.devices > 1:
         raise BadInput("resuming is tested on one device: leave --train.devices out")
+    refuse_no_device(started.setup)
     return started

@@ -1,4 +1,4 @@
-"""A toy project for tests of extensions: bright squares in noise, which a tiny network (PyTorch) learns in a second."""
+"""A toy project for tests of extensions: bright squares in noise, which a tiny network (PyTorch) learns in seconds."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def runner_project() -> type[Project]:
 
 
 def train_toy(folder: Path, extension: str, settings: Mapping[str, Any] | None = None) -> Path:
-    """Train a toy project with an installed extension, on the CPU in about a second, and return the run folder.
+    """Train a toy project with an installed extension, on the CPU in a few seconds, and return the run folder.
 
     It is a whole run of 12 steps: preparation, two validations, two checkpoints, scores, report. The extension is found
     through its entry point; no other extension is active. Needs PyTorch (runner-core[torch]).
