@@ -7,17 +7,21 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runner_core import Combining, DataSet, Record, RunConfig
 from runner_core.cli import main
 from runner_core.tools.labels.confident import Classes, Values
 from runner_core.tools.labels.evidence import compared, signs, text, total
 from runner_core.tools.labels.judge import Usual, measured
+from runner_core.tools.labels.neighbours import Neighbours
 from runner_core.tools.labels.regions import components, regions
+from runner_core.training.ensembles import Ensemble, Member
 
 
 @given(st.integers(1, 4), st.integers(0, 2**32 - 1))
@@ -167,6 +171,41 @@ def test_a_wrong_dose_is_the_worst_record(fault: str, balls: list[tuple[Any, Any
     assert worst.size > 50
     assert "Gy" in worst.labelled
     assert not margins[:, :, :4].any()
+
+
+def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
+    rng = np.random.default_rng(0)
+    centres, turn = rng.normal(size=(4, 16)), np.linalg.qr(rng.normal(size=(16, 16)))[0]
+    labels = {f"{plate}{n}": n % 4 for plate in "abc" for n in range(12)}
+    vectors = {key: centres[label] + 0.3 * rng.normal(size=16) for key, label in labels.items()}
+    given = {key: f"drug {label}" for key, label in labels.items()} | {"a5": "drug 2", "b0": "alone"}
+    records = [Record(key, key[0], {}) for key in labels]
+
+    def member(plate: str, axes: Any) -> Member:
+        """A network of its own space, which was trained on two plates."""
+        combining = Combining(
+            "embeddings",
+            lambda cropped, infer: {"windows": (vectors[cropped.record.key] @ axes)[None].astype(np.float32)},
+            lambda cropped, soft: soft,
+            labels=lambda record, cropped: np.array(given[record.key]) if record.key != "c1" else None,
+        )
+        project = SimpleNamespace(name="fake", combining=lambda: combining, config=RunConfig(), dataset=DataSet())
+        pipeline: Any = SimpleNamespace(project=project, settings={})
+        return Member(plate, pipeline, lambda arrays: arrays, lambda record: record.group not in (plate, "c"))
+
+    ensemble = Ensemble([member("a", np.eye(16)), member("b", turn)])
+    judging = Neighbours(ensemble)
+    for record in [*records, Record("d0", "d", {})]:
+        given.setdefault(record.key, "drug 0")
+        vectors.setdefault(record.key, centres[0])
+        judging.observe(record)
+    found = judging.conclude()
+    worst = found.judged[0]
+    assert (worst.record.key, worst.networks) == ("a5", 1)
+    assert (worst.regions[0].labelled, worst.regions[0].said) == ("drug 2", "drug 1")
+    assert worst.score > found.limit > found.judged[1].score
+    assert {one.record.key: one.networks for one in found.judged}["c2"] == 2
+    assert (found.alone, found.unlabelled, found.seen) == (["b0"], ["c1"], ["d0"])
 
 
 @pytest.mark.torch

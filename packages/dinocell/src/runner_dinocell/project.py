@@ -218,8 +218,14 @@ class DinoCell(Project):
             self._soft,
             self._decide,
             must_match={"channels": list(self._channels)},
+            labels=self._label,
             views=mirrors_and_turns({"image": (1, 2)}, {"windows": (0, 1)}),
         )
+
+    def _label(self, record: Record, cropped: Cropped) -> Array | None:
+        """Return the field's label, such as its compound, as an array of one text."""
+        label = record.label if isinstance(record, fields.Field) else None
+        return None if label is None else np.array(label)
 
     def _levels(self, record: Record, own: Array) -> Array:
         """Return the grey values of each channel that become 0 and 1.

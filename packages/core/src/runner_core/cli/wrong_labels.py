@@ -16,7 +16,8 @@ from runner_core.contract import Finding
 from runner_core.output.report.page import Block, lines
 from runner_core.output.runfolder import tool_folder
 from runner_core.tools.check.audit import Auditor
-from runner_core.tools.labels.judge import WrongLabels, judged, refuse_unable
+from runner_core.tools.labels.judge import WrongLabels
+from runner_core.tools.labels.search import judged, refuse_unable
 from runner_core.tools.labels.shown import MAPS, RULE, findings, notes, pictures, table, write_csv
 
 

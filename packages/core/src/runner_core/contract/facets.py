@@ -243,7 +243,8 @@ class Combining:
     """`labels(record, cropped)` returns the truth in the grid of the first soft array, without its axis of classes.
 
     For probabilities: numbers of classes (integers), −1 where nobody annotated; with one class, 1 is that class and 0
-    the rest. For values: the true values (float32), NaN where there are none. `record` has its labels, and `cropped` is
+    the rest. For values: the true values (float32), NaN where there are none. For embeddings: the label of the whole
+    record, as an array of one text, such as its treatment. `record` has its labels, and `cropped` is
     what `soft` got. None if the record has no labels."""
     regions: Callable[[Record, Cropped], Iterable[tuple[str, Array]]] | None = None
     """`regions(record, cropped)` yields the names and masks (bool, in the grid of `labels`) of a record's organs.

@@ -97,6 +97,9 @@ def _assert_labels_fit(case: Case, combining: Combining, cropped: CroppedRecord,
     found = None if combining.labels is None else combining.labels(case.validation_record, cropped)
     if combining.labels is None:
         return
+    if combining.kind == "embeddings":
+        assert found is None or found.shape == (), "labels of embeddings: one text for the whole record, or None"
+        return
     assert found is not None, "labels returned None for a record with labels"
     grid = soft.shape[1:] if combining.kind == "probabilities" else soft.shape
     assert found.shape == grid, f"labels lie in the grid {found.shape}, soft in {grid}"

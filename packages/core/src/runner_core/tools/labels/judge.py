@@ -7,16 +7,13 @@ one record is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.progress import RecordBar
 from runner_core.contract import Array, Json
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, local
@@ -70,7 +67,11 @@ class WrongLabels:
     seen: Sequence[str] = ()
     """Keys of the records that all networks were trained on."""
     unlabelled: Sequence[str] = ()
-    errors: Sequence[str] = field(default_factory=list)
+    errors: Sequence[str] = ()
+    alone: Sequence[str] = ()
+    """Keys of the records whose label no other group has, where labels of whole records are compared."""
+    limit: float = 10.0
+    """Score from which a label is suspicious."""
 
     def to_json(self) -> Json:
         return {
@@ -96,25 +97,16 @@ class WrongLabels:
                 }
                 for rank, one in enumerate(self.judged, 1)
             ],
+            "suspicious_from": self.limit,
             "seen_by_all_networks": list(self.seen),
             "without_labels": list(self.unlabelled),
+            "labels_of_one_group": list(self.alone),
             "errors": list(self.errors),
         }
 
 
 Usual = Classes | Values
 """What is usual for the networks, known from all records."""
-
-
-def refuse_unable(ensemble: Ensemble) -> None:
-    """Raise BadInput if the project does not say what its labels are, in the grid of its predictions."""
-    combining = ensemble.combining
-    if combining.labels is None or combining.kind == "embeddings":
-        name = ensemble.members[0].project.name
-        raise BadInput(
-            f"project {name} does not say which labels belong to its predictions (`labels` of its `combining`), so "
-            "networks cannot judge them: leave out --with"
-        )
 
 
 class Judging:
@@ -213,20 +205,3 @@ def _pairs(usual: Usual, soft: Array, labels: Array) -> Iterator[tuple[Array, Ar
 def moved(region: Region, origin: tuple[int, ...]) -> Region:
     start, stop = (tuple(a + b for a, b in zip(end, origin, strict=False)) for end in (region.start, region.stop))
     return Region(start, stop, region.size, region.score, region.labelled, region.said)
-
-
-@contextmanager
-def judged(
-    ensemble: Ensemble, records: Sequence[AnyRecord], folder: Path, bar: RecordBar
-) -> Iterator[tuple[WrongLabels, Usual]]:
-    """Yield the judged records, and what is usual; what the networks said of them is gone afterwards.
-
-    It lies in `folder` until then.
-    """
-    with TemporaryDirectory(dir=folder, prefix="predictions-") as place:
-        judging = Judging(ensemble.counting(bar), Path(place))
-        for record in records:
-            bar.begin(record.key)
-            judging.observe(record)
-            bar.done()
-        yield judging.conclude(), judging.usual

@@ -29,8 +29,6 @@ MAPS = "wrong-labels"
 RULE = "wrong label"
 WORST = 10
 """Number of records that the screen and the page show."""
-SUSPICIOUS = 10.0
-"""Score from which a record is a finding."""
 _COLUMNS = ("record", "group", "rank", "score", "why", "networks", "region", "start", "stop")
 _OF_REGION = ("voxels", "region_score", "labelled", "networks_say")
 
@@ -45,6 +43,8 @@ def table(found: WrongLabels) -> Table:
 
 
 def _text(region: Region) -> str:
+    if not region.start:  # the whole record
+        return f"labelled {region.labelled}, networks say {region.said}"
     box = ", ".join(f"{a}–{b - 1}" for a, b in zip(region.start, region.stop, strict=True))
     return f"{counted(region.size, 'voxel')} at [{box}]: labelled {region.labelled}, networks say {region.said}"
 
@@ -52,13 +52,14 @@ def _text(region: Region) -> str:
 def notes(found: WrongLabels) -> Iterator[Finding]:
     """Yield what a user must know to read the table."""
     text = "no label was changed: the score says how far a label lies from what the networks say, compared with others"
-    yield Finding(RULE, "note", f"{text} ({SUSPICIOUS:g} is far)")
+    yield Finding(RULE, "note", f"{text} ({found.limit:g} is far)")
     if 0 < len(found.judged) < FEW:
         text = f"{counted(len(found.judged), 'record')} were judged: too few to know what is usual"
         yield Finding(RULE, "note", f"{text}, so scores mean little")
     for keys, why in (
         (found.seen, "not judged, because all networks were trained on it or on its group"),
         (found.unlabelled, "not judged, because it has no label"),
+        (found.alone, "not judged, because no other group has its label"),
     ):
         if keys:
             yield Finding(RULE, "note", f"{counted(len(keys), 'record')} {why}: {first_few(keys)}")
@@ -69,7 +70,7 @@ def notes(found: WrongLabels) -> Iterator[Finding]:
 def findings(found: WrongLabels) -> Iterator[tuple[str, Finding]]:
     """Yield a warning for each of the worst records whose score is high."""
     for one in found.judged[:WORST]:
-        if one.score >= SUSPICIOUS and len(found.judged) >= FEW:
+        if one.score >= found.limit and len(found.judged) >= FEW:
             region = f"; {_text(one.regions[0])}" if one.regions else ""
             text = f"the label may be wrong (score {one.score:.3g}): {one.why}{region}"
             yield one.record.key, Finding(RULE, "warning", text)
@@ -89,13 +90,14 @@ def write_csv(found: WrongLabels, folder: Path) -> Path:
     return folder / CSV
 
 
-def pictures(found: WrongLabels, ensemble: Ensemble, usual: Usual, folder: Path) -> Iterator[Block]:
-    """Yield a picture of each of the worst records, and write maps of them into `folder` for a viewer.
+def pictures(found: WrongLabels, ensemble: Ensemble, usual: Usual | None, folder: Path) -> Iterator[Block]:
+    """Yield pictures of the worst records, and write maps of them into `folder` for a viewer; nothing for embeddings.
 
     Call it while the networks' outputs are stored.
     """
-    for one in found.judged[:WORST]:
+    for one in found.judged[:WORST] if usual is not None else ():
         try:
+            assert usual is not None
             yield from _shown(one, ensemble, usual, folder)
         except (BadInput, OSError):  # the findings say what is wrong with it
             pass
