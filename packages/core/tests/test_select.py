@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -103,6 +104,9 @@ def test_the_command_line_selects_what_evaluate_confirms(
 ) -> None:
     assert main(["toy", "select", "cv", "--out", "chosen", "--json"]) == 0
     result = json.loads(capfd.readouterr().out)
+    documented = (Path(__file__).parents[3] / "docs/reference/json.md").read_text("utf-8").partition("\n## select\n")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", documented.partition("\n## ")[0], re.MULTILINE)
+    assert {key for row in rows for key in re.findall(r"\w+", row)} == {*result}
     assert result["headline"] == "error"
     assert (result["records"], result["groups"]) == (10, 5)
     assert {tuple(entry["views"]) for entry in result["views"]} >= {(), ("mirror-y", "mirror-x", *_TURNS)}
@@ -159,5 +163,7 @@ def test_one_run_and_several_named_runs(cv: Path, capfd: pytest.CaptureFixture[s
     result = json.loads(capfd.readouterr().out)
     assert result["current"]["runs"] == ["cv/fold-1", "same"]
     assert "predict" in result["command"]
+    assert main(["toy", "select", "cv/fold-1", "--out", "two"]) == 2
+    assert "two exists and is not an empty folder" in capfd.readouterr().err
     assert main(["toy", "select", "cv/fold-1", "--predict.views", "sideways"]) == 2
     assert "there is no view 'sideways'" in capfd.readouterr().err

@@ -20,7 +20,7 @@ from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text, to_json
 from runner_core.cli.ensembles import label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
-from runner_core.cli.evaluate import split_records
+from runner_core.cli.evaluate import make_folder, split_records
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import SelectOptions
 from runner_core.cli.start import Started
@@ -46,54 +46,76 @@ _EVERY_SUBSET = 4
 
 def select(name: str, arguments: Sequence[str]) -> int:
     members = start_from_runs(name, "select", SelectOptions, arguments)
+    options = members[0].options
+    if options.out is not None and options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise BadInput(f"{options.out} exists and is not an empty folder; name another with --out")
+    place = options.run if ExperimentFolder.at(options.run) else run_of(members[0]).path
+    outputs, records = _outputs(members, place / STORED)
+    with _going_on(outputs):
+        result = _chosen(outputs, records)
+    with claimed(name, "select", options.out or free_path(place / f"select-{time.strftime('%Y-%m-%d-%H%M%S')}")) as out:
+        result |= {"project": name, "folder": out, "stored": outputs.folder, "runs": [run_of(m).path for m in members]}
+        result |= {"notes": [*_notes(members, result)], "command": _command(name, members, outputs.arms, result, out)}
+        _write(out, result)
+    for table in tables(result):
+        print(f"\n{table.title}")
+        print(*lines([table]), sep="\n")
+    print(f"\n{result['text']}")
+    for note in result["notes"]:
+        print(f"NOTE: {note}")
+    print(f"use: {result['command']}\nreport: {out / 'report.html'}")
+    if options.json:
+        show_json(result)
+    return 0
+
+
+def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[SoftOutputs, Sequence[AnyRecord]]:
+    """Return where soft outputs are stored, and the records that some network did not train on."""
     started = members[0]
-    options = started.options
     sides = joined_split([read_split(run_of(member).path) for member in members])
     ensemble, checkpoints = load_ensemble(members)  # first: `records` may use statistics
-    project = ensemble.members[0].project
-    combining = ensemble.combining
-    _refuse_nothing_to_choose(project, combining)
-    everything, records = split_records(started, "all" if options.data else "validation", sides)
+    choices = ensemble.combining.choices
+    _refuse_nothing_to_choose(ensemble.members[0].project, ensemble.combining)
+    everything, records = split_records(started, "all" if started.options.data else "validation", sides)
     digests, seen = seen_by(members, everything, records)
     ensemble = ensemble.knowing(seen)
     records = [record for record in records if not ensemble.trained_on(record)]
     if not records:
         raise BadInput("every run was trained on all of these records: name others with --data")
-    place = options.run if ExperimentFolder.at(options.run) else run_of(started).path
-    arms = _arms(members)
     paths = [run_of(m).checkpoints / checkpoint for m, checkpoint in zip(members, checkpoints, strict=True)]
-    marks = [mark_of(m, path, [*combining.choices]) for m, path in zip(ensemble.members, paths, strict=True)]
-    outputs = SoftOutputs(place / STORED, ensemble, arms, marks, digests)
-    space = _space(project, combining, arms, records, outputs)
+    marks = [mark_of(m, path, [*choices]) for m, path in zip(ensemble.members, paths, strict=True)]
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}, each by runs not trained on it")
+    make_folder(folder)
+    return SoftOutputs(folder, ensemble, _arms(members), marks, digests), records
+
+
+def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord]) -> dict[str, Any]:
+    """Predict what is not stored yet, search, and return the result."""
+    project = outputs.ensemble.members[0].project
+    space = _space(project, records, outputs)
     with record_bar("predicting", len(records), sys.stdout) as bar:
         errors = outputs.fill(records, space.views, bar)
     for error in errors.values():
         print(f"warning: left out: {error}", file=sys.stderr)
     records = [record for record in records if record.key not in errors]
-    bars = partial(record_bar, "scoring", stream=sys.stdout)
+    if not records:
+        raise BadInput("no record could be read (see above)")
+    scored = Scored(outputs, records, partial(record_bar, "scoring", stream=sys.stdout))
     groups = {record.key: record.group for record in records}
-    larger = project.monitor[1] == "max"
-    chooser = Chooser(space, Scored(outputs, records, bars), groups, project.judging(), larger)
+    chooser = Chooser(space, scored, groups, project.judging(), larger=project.monitor[1] == "max")
     if not chooser.headline:
-        raise BadInput(f"project {name} has no scores of single records here, by which something could be chosen")
-    result = choose(chooser, {views: outputs.seconds(records, views) for views in space.views})
-    with _folder(name, options.out, place) as out:
-        result |= {"project": name, "folder": out, "stored": outputs.folder, "runs": [run_of(m).path for m in members]}
-        result |= {"notes": [*_notes(members, result)], "command": _command(name, members, arms, result, out)}
-        _write(out, result)
-    for table in tables(result):
-        print(f"\n{table.title}")
-        for line in lines([table]):
-            print(line)
-    print(f"\n{result['text']}")
-    for note in result["notes"]:
-        print(f"NOTE: {note}")
-    print(f"use: {result['command']}")
-    print(f"report: {out / 'report.html'}")
-    if options.json:
-        show_json(result)
-    return 0
+        raise BadInput(f"project {project.name} has no scores of single records, by which something could be chosen")
+    return choose(chooser, {views: outputs.seconds(records, views) for views in space.views})
+
+
+@contextmanager
+def _going_on(outputs: SoftOutputs) -> Iterator[None]:
+    """Add to an interruption that the same command goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        stop.add_note(f"the same command goes on: it uses what is stored in {outputs.folder}")
+        raise
 
 
 def _refuse_nothing_to_choose(project: Project, combining: Combining) -> None:
@@ -122,9 +144,8 @@ def _arms(members: Sequence[Started[SelectOptions]]) -> list[str]:
     return [f"seed {seeds.index(member.seed) + 1}" for member in found]
 
 
-def _space(
-    project: Project, combining: Combining, arms: Sequence[str], records: Sequence[AnyRecord], outputs: SoftOutputs
-) -> Space:
+def _space(project: Project, records: Sequence[AnyRecord], outputs: SoftOutputs) -> Space:
+    combining, arms = outputs.ensemble.combining, outputs.arms
     known = flat(project.config)
     settings = {name: _with_own(known[name], values) for name, values in combining.choices.items()}
     own = tuple(view.name for view in views_of(project))
@@ -151,13 +172,6 @@ def _fits(project: Project, choice: Choice) -> bool:
     except BadInput:
         return False
     return next(iter(faults(config)), None) is None
-
-
-@contextmanager
-def _folder(name: str, out: Path | None, place: Path) -> Iterator[Path]:
-    folder = out or free_path(place / f"select-{time.strftime('%Y-%m-%d-%H%M%S')}")
-    with claimed(name, "select", folder) as path:
-        yield path
 
 
 def _notes(members: Sequence[Started[SelectOptions]], result: Mapping[str, Any]) -> Iterator[str]:

@@ -62,7 +62,6 @@ class SoftOutputs:
 
     def fill(self, records: Sequence[AnyRecord], views: Sequence[tuple[str, ...]], bar: RecordBar) -> dict[str, str]:
         """Predict what is missing, one record at a time; return messages for those that cannot be read, by key."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         ensemble, errors = self.ensemble.counting(bar), dict[str, str]()
         for record in records:
             bar.begin(record.key)
