@@ -18,6 +18,7 @@ NAMES = (
     "brain",
     "openkbp",
     "volumes",
+    "ensemble",
     "streaming",
     "targets",
     "losses",
