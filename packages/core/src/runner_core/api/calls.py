@@ -120,7 +120,8 @@ def _train_together(started: Started[Any]) -> Run:
 
 def check(
     project: str, *, data: AnyPath | None = None, preset: str | None = None, fit: bool = False,
-    out: AnyPath | None = None, with_: AnyPath | list[AnyPath] | None = None, **settings: Any,
+    out: AnyPath | None = None, with_: AnyPath | list[AnyPath] | None = None, different: tuple[str, ...] = (),
+    **settings: Any,
 ) -> DataCheck:  # fmt: skip
     """Audit data as `runner PROJECT check` does, and return what was found. Settings: as for `train`.
 
@@ -131,6 +132,7 @@ def check(
         fit: Also find how much memory and disk a training takes.
         out: A new or empty folder for the report. Default: runs/PROJECT/check-TIME.
         with_: Runs, or the folder of a cross-validation, that judge the labels of records they never saw.
+        different: Keys of records, in pairs, that look like copies of one scan but are known to be different.
         settings: Settings, by dotted or short name.
 
     Raises:
@@ -139,7 +141,7 @@ def check(
     from runner_core.cli.check import check_with, start_check
     from runner_core.cli.options import CheckOptions
 
-    given = {"data": data, "preset": preset, "fit": fit, "out": out, "with_": with_, **settings}
+    given = {"data": data, "preset": preset, "fit": fit, "out": out, "with_": with_, "different": different, **settings}
     with undisturbed() as framework:
         members = start_check(project, keywords(CheckOptions, given))
         if fit or members[0].options.with_:

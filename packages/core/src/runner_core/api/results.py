@@ -109,7 +109,7 @@ class DataCheck:
 
     @property
     def ready(self) -> bool:
-        """True if training accepts these data."""
+        """True if there is no error."""
         return self.audit.status == "ready"
 
     @property
@@ -123,7 +123,7 @@ class DataCheck:
         return f"<check of {self.audit.data}: {self.audit.status}, {len(self.audit.findings)} findings>"
 
     def _repr_html_(self) -> str:
-        status = Note("ready to train", "good") if self.ready else Note("training refuses these data", "error")
+        status = Note("ready to train", "good") if self.ready else Note("there are errors", "error")
         return fragment([status, *([self.findings.table("Findings")] if self.findings else []), *self.audit.tables])
 
 

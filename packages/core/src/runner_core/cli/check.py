@@ -51,13 +51,15 @@ def check_with(members: Sequence[Started[CheckOptions]]) -> tuple[Audit, Path | 
 
 def _check(members: Sequence[Started[CheckOptions]]) -> tuple[Audit, Path | None]:
     setup, options = members[0].setup, members[0].options
+    if len(options.different) % 2:
+        raise BadInput("--different takes keys of records in pairs: --different KEY KEY [KEY KEY …]")
     folder = data_folder(setup, print)
     with collect_left_out() as left_out:
         records = read_records(setup, folder, print)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
     auditor = Auditor(setup, records, left_out)
     auditor.each()
-    auditor.together()
+    auditor.together(options.different)
     if options.fit:
         auditor.fit()
     wrong = find_wrong_labels(members, auditor) if options.with_ else None

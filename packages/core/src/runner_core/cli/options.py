@@ -167,7 +167,8 @@ class CheckOptions(PresetOptions, JsonOptions):
     """Audit the data, on screen and as report.html and check.json.
 
     Shows faulty records, duplicates, the split, grey values, classes, and the size of the cache. Exit code 2 if
-    training would refuse the data. With streamed data two files, or 1 % if that is more, may be unreadable.
+    training would refuse the data, or if two groups hold copies of one scan. With streamed data two files, or 1 % if
+    that is more, may be unreadable.
 
     With trained runs (--with), it also ranks the labels that are probably wrong. It never changes a label.
     """
@@ -176,6 +177,8 @@ class CheckOptions(PresetOptions, JsonOptions):
     """A new or empty folder for the report. Default: runs/PROJECT/check-TIME."""
     fit: FlagCreatePairsOff[bool] = False
     """Also build the network, try a few samples, and report how much RAM, device memory and disk training needs."""
+    different: tuple[str, ...] = ()
+    """Keys of records, in pairs, that look like copies of one scan but are known to differ: KEY KEY [KEY KEY …]."""
     with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
     """Judge each label by those of these runs that were not trained on its record: the folder of a cross-validation, or
     runs (may be given several times). Their settings and data are the default. Also writes wrong-labels.csv."""

@@ -4,7 +4,7 @@ A record's main file is the first of its `files` (the image, before its mask). D
 that a split by group cannot prevent. A training finds equal files; a scan that was compressed again is a different
 file. Files at URLs are compared by their ETags, if a listing returned them. If nothing has read the files (streaming),
 only files with equal size and equal middle are read. `check`, which decodes every record, compares decoded data.
-Neither finds a resampled scan.
+Neither finds a resampled scan; `near_duplicates` does, in `check` only.
 """
 
 from __future__ import annotations

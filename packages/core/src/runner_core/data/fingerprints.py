@@ -22,7 +22,7 @@ _CHANNELS = 16
 _FLAT = 0.05
 """Variation of a plane, relative to the most varied one, below which it is margin."""
 _DENSE = 4
-"""Voxels of a large image that are read along an axis, for each one of the picture from which the fingerprint is made."""
+"""Of a large image so many voxels are read along each axis for every one of the picture that it is first reduced to."""
 _BINS = 4096
 
 

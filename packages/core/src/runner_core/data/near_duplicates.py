@@ -7,6 +7,7 @@ other more than fields of cells do, so a copy must be nearer to its original tha
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runner_core.base.text import shape_text
+from runner_core.base.errors import BadInput
+from runner_core.base.text import first_few, shape_text
+from runner_core.contract import Finding
+from runner_core.contract.records import AnyRecord
 from runner_core.contract.values import Array
 from runner_core.data.fingerprints import SIDES, Fingerprint, interpolated
 
@@ -27,7 +31,7 @@ _RESERVE = 10
 """With fewer records than this, their mean is hardly known, and hardly subtracted."""
 _FLOOR = 0.5
 """Correlation at that side below which a pair is never a copy."""
-_PARTNERS = 3
+_PARTNERS = 4
 """Number of most similar records that each record may be compared with in detail."""
 _PAIRS = 1500
 """Largest number of pairs that are compared in detail; the most similar ones come first."""
@@ -47,10 +51,10 @@ _HOPELESS = 0.6
 """Likeness at half the resolution below which a pair is not looked at more closely."""
 _MOVED = 0.02
 """Shift, or change of a side, that is worth a word."""
-_STRICT, _USUAL, _LAX = 0.06, 0.12, 0.2
+_STRICT, _USUAL, _LAX = 0.035, 0.12, 0.2
 """Largest difference of a copy: if all records resemble each other, if nothing is known of that, if none do."""
-_NEARER = 3.0
-"""How many times nearer a copy must be than the records that usually resemble one another most."""
+_CLOSE, _NEARER = 0.1, 2.0
+"""How many times nearer a copy must be than the second most similar record is, for this share of the records."""
 
 
 class Orientation(NamedTuple):
@@ -61,6 +65,40 @@ class Orientation(NamedTuple):
 
     def of(self, array: Array) -> Array:
         return np.transpose(array, self.axes)[tuple(slice(None, None, -1 if back else 1) for back in self.reversed)]
+
+
+LEAK = "near copies"
+"""Rule of records in two groups that hold the same scan."""
+_SHOWN = 20
+
+
+def find_near_duplicates(
+    records: Sequence[AnyRecord],
+    fingerprints: Sequence[Fingerprint | None],
+    digests: Sequence[str | None],
+    different: Sequence[str],
+) -> list[Finding]:
+    """Return an error for each pair of records in two groups that hold the same scan, stored in another way.
+
+    Equal `digests` are exact duplicates, reported elsewhere. `different` holds pairs of keys that are no duplicates.
+    """
+    keys = {record.key for record in records}
+    if unknown := sorted({*different} - keys):
+        raise BadInput(f"--different {first_few(unknown)}: no usable record has this key")
+    known = {frozenset(pair) for pair in zip(different[::2], different[1::2], strict=True)}
+    files = [str(next(iter(record.files.values()), record.key)) for record in records]
+    found = [
+        f"{one.key} (group {one.group}) and {other.key} (group {other.group}) hold the same scan, {pair.likeness:.0%} "
+        f"alike; the second is {pair.how}. If a split parts the groups, scores are those of data seen in training. Put "
+        f"both into one group, or remove one. If they are different scans: "
+        f"--different {shlex.quote(one.key)} {shlex.quote(other.key)}"
+        for pair in near_duplicates(fingerprints, [[record.group for record in records], files, digests])
+        for one, other in [(records[pair.first], records[pair.second])]
+        if frozenset((one.key, other.key)) not in known
+    ]
+    if len(found) > _SHOWN:
+        found[_SHOWN:] = [f"{len(found) - _SHOWN:,} more pairs of records in different groups hold the same scan"]
+    return [Finding(LEAK, "error", text) for text in found]
 
 
 @dataclass(frozen=True)
@@ -116,20 +154,19 @@ def _copies(fingerprints: Sequence[Fingerprint], labels: Array) -> Iterator[tupl
     others, similar = _partners(fingerprints, labels)
 
     @cache
-    def compared(one: int, rank: int) -> _Pair | None:
-        if similar[one, rank] < _FLOOR:
-            return None
+    def compared(one: int, rank: int) -> _Pair:
         return _compared(fingerprints[one].picture, fingerprints[others[one, rank]].picture)
 
     most = _USUAL
-    if others.shape[1] == _PARTNERS:  # the first may be a copy; the last is one only where many are
-        some = [compared(n, _PARTNERS - 1) for n in range(0, len(others), max(1, len(others) // _SAMPLE))]
-        usual = np.median([1.0 if pair is None else 1 - pair.likeness for pair in some])
-        most = min(_LAX, max(_STRICT, float(usual) / _NEARER))
+    if others.shape[1] > 1:  # the first may be a copy; the second is one only where many are
+        half = range(0, (len(others) + 1) // 2, max(1, len(others) // 2 // _SAMPLE))  # these have many later records
+        usual = [1 - compared(one, 1).likeness for one in half if similar[one, 1] > -1]
+        most = min(_LAX, max(_STRICT, float(np.quantile(usual, _CLOSE)) / _NEARER)) if usual else _USUAL
     for place in np.argsort(-similar, axis=None)[:_PAIRS]:
         one, rank = divmod(int(place), others.shape[1])
-        pair = compared(one, rank)
-        if pair is not None and 1 - pair.likeness <= most:
+        if similar[one, rank] < _FLOOR:
+            break
+        if 1 - (pair := compared(one, rank)).likeness <= most:
             yield (one, int(others[one, rank])), pair
 
 

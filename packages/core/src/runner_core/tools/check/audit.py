@@ -15,6 +15,7 @@ from runner_core.contract.records import AnyRecord, Table
 from runner_core.contract.setup import Setup
 from runner_core.data.cache import is_streaming
 from runner_core.data.duplicates import find_duplicates
+from runner_core.data.near_duplicates import LEAK, find_near_duplicates
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.splits import split, spread
 from runner_core.data.stream.bad import too_many, too_many_text
@@ -40,7 +41,7 @@ class Audit:
     preset: str
     data: str
     status: Status
-    """"ready" if training would accept these data."""
+    """"refused" if there is an error, "ready" otherwise."""
     records: Sequence[AnyRecord]
     found: Mapping[str, Examined]
     checked: Checked
@@ -166,14 +167,20 @@ class Auditor:
             usable, [self.found[record.key] for record in usable], {}, len(self.records) - len(usable)
         )
 
-    def together(self) -> None:
-        """Check the usable records together: their split, cache and duplicates, and the rules for the set."""
+    def together(self, different: Sequence[str] = ()) -> None:
+        """Check the usable records together: their split, cache and duplicates, and the rules for the set.
+
+        `different` holds keys in pairs: records that look alike, and that the user knows to be different.
+        """
         project, usable = self.setup.project, self.checked.records
         if usable:
             self._or_error("split", self._split)
             self._or_error("cache", self._plan)
         self._refuse_unreadable()
-        duplicates = find_duplicates(usable, _digests(self.checked), self.checked.splits)
+        digests = _digests(self.checked)
+        duplicates = find_duplicates(usable, digests, self.checked.splits)
+        fingerprints = [found.fingerprint for found in self.checked.found]
+        duplicates += find_near_duplicates(usable, fingerprints, digests, different)
         set_findings = [*set_faults(project, usable), *set_rules(project, self.checked)]
         if set_findings and self.faulty:
             text = f"checks of the whole set leave out {counted(self.faulty, 'faulty record')}"
@@ -205,7 +212,7 @@ class Auditor:
             project=self.setup.name,
             preset=self.setup.preset,
             data=str(folder),
-            status="refused" if self._refusals() else "ready",
+            status="refused" if any(finding.level == "error" for _, finding in self.findings) else "ready",
             records=self.records,
             found=self.found,
             checked=self.checked,
@@ -218,7 +225,7 @@ class Auditor:
         )
 
     def conclude(self, result: Audit) -> None:
-        """Print the counts, and below them why training refuses the data, if it does."""
+        """Print the counts, and below them the errors: what training refuses, and leaks that it does not look for."""
         levels = result.levels()
         counts = [counted(levels[level], level) for level in ("error", "warning", "note")]
         print(", ".join([counted(self.faulty, "faulty record"), *counts]))
@@ -229,6 +236,8 @@ class Auditor:
             print(f"training refuses: {text}")
         if len(refusals) > _REFUSALS:
             print(f"training refuses: {counted(len(refusals) - _REFUSALS, 'more error')}, above")
+        if leaks := sum(finding.rule == LEAK for _, finding in self.findings):
+            print(f"leak: {counted(leaks, 'error')} about near copies, above. Training does not look for them")
 
     @property
     def faulty(self) -> int:
@@ -260,7 +269,7 @@ class Auditor:
 
     def _refusals(self) -> list[str]:
         """Return why training refuses the data: the first line of each error of the set, all faulty records in one."""
-        errors = [(key, finding) for key, finding in self.findings if finding.level == "error"]
+        errors = [(key, found) for key, found in self.findings if found.level == "error" and found.rule != LEAK]
         alone = list(dict.fromkeys(key for key, _ in errors if key is not None))
         found = [finding.message.partition("\n")[0] for key, finding in errors if key is None]
         if alone:

@@ -22,6 +22,7 @@ from runner_core.contract.records import Annotation, AnyRecord, Decoded, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.cache.build import run_all
 from runner_core.data.cache.identity import files_below
+from runner_core.data.fingerprints import Fingerprint, fingerprint
 from runner_core.data.pipeline import RecordPipeline, local
 
 _SAMPLE = 1 << 17
@@ -163,12 +164,13 @@ DECODE = "decode"
 
 @dataclass(frozen=True)
 class Examined:
-    """Findings about a record; `facts` is None if it could not be decoded."""
+    """Findings about a record; `facts` is None if it could not be decoded, `fingerprint` if its image has none."""
 
     findings: list[Finding]
     facts: RecordFacts | None
     prepared_bytes: int = 0
     """Bytes that the cache keeps of it without compression."""
+    fingerprint: Fingerprint | None = None
 
     @property
     def usable(self) -> bool:
@@ -196,11 +198,13 @@ class Examine:
             with local(project, record) as here:
                 decoded = project.decode(here)
                 facts = record_facts(here, decoded, None if own.annotation is None else own.annotation(decoded))
+                image = next(iter(decoded.arrays.values()), None)
+                picture = None if image is None else fingerprint(image, len(decoded.spacing))
                 decoded.original = None  # preparing needs the memory, but not the file's own array
                 prepared = self.pipeline.prepared(here, decoded)
                 size = sum(array.nbytes for array in prepared.arrays.values())
-                del decoded, prepared  # the project's check reads the files once more
-                return number, Examined([] if own.record is None else list(own.record(here)), facts, size)
+                del decoded, image, prepared  # the project's check reads the files once more
+                return number, Examined([] if own.record is None else list(own.record(here)), facts, size, picture)
         except (BadInput, OSError) as error:
             return number, Examined([Finding(DECODE, "error", str(error))], facts)
 

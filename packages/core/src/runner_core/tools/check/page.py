@@ -15,7 +15,7 @@ from runner_core.tools.check.audit import Audit
 _ROWS = 200
 _FINDINGS = 50
 """Largest number of findings of each level."""
-_STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "training refuses it")}
+_STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "has errors")}
 
 
 def write_audit(audit: Audit, folder: Path, pictures: Sequence[Block] = (), wrong_labels: Sequence[Block] = ()) -> Path:

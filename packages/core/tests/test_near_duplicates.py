@@ -1,0 +1,129 @@
+"""A scan that was mirrored, resampled or saved with other grey values is found in another group."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runner_core import BadInput, Record
+from runner_core.contract.values import Array
+from runner_core.data.fingerprints import SIDES, Fingerprint, fingerprint, resized
+from runner_core.data.near_duplicates import LEAK, find_near_duplicates, near_duplicates
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def scan(seed: int, axes: int = 3, side: int = 60) -> Array:
+    """Return an object with details, in a margin of air."""
+    rng = np.random.default_rng(seed)
+    detail = resized(rng.normal(size=(side // 6,) * axes)[..., None], (side,) * axes)[..., 0]
+    grid = np.meshgrid(*[np.linspace(-1, 1, side)] * axes, indexing="ij")
+    sizes, middle = rng.uniform(0.6, 0.85, axes), rng.uniform(-0.1, 0.1, axes)
+    inside = sum(((g - m) / size) ** 2 for g, m, size in zip(grid, middle, sizes, strict=True)) < 1
+    return ((detail * 300 + 1000) * inside).astype(np.float32)
+
+
+def resampled(image: Array) -> Array:
+    sides = [round(side * share) for side, share in zip(image.shape, (0.8, 1.2, 0.9), strict=False)]
+    return resized(image[..., None], tuple(sides))[..., 0]
+
+
+def noisy(image: Array) -> Array:
+    return image + np.random.default_rng(0).normal(size=image.shape) * 0.05 * image.std()
+
+
+CHANGES: dict[str, tuple[Callable[[Array], Array], str]] = {
+    "mirrored": (lambda image: image[::-1], "mirrored along axis 0"),
+    "turned": (np.rot90, "turned (axes 1, 0"),
+    "resampled": (resampled, "resampled or cut (4"),
+    "8 bit": (lambda image: np.rint(image * (255 / image.max())).astype(np.uint8), "with other grey values"),
+    "gain": (lambda image: image * 3 - 500, "with other grey values"),
+    "gamma": (lambda image: (image / image.max()) ** 2, "with other grey values"),
+    "noise": (noisy, "with other grey values"),
+    "cut": (lambda image: image[tuple(slice(6, None) for _ in image.shape)], ""),
+    "all": (lambda image: np.sqrt(resampled(image[:, ::-1])), "mirrored along axis 1, resampled or cut"),
+}
+
+
+@pytest.fixture(scope="module")
+def originals() -> dict[int, list[Fingerprint | None]]:
+    return {axes: [fingerprint(scan(n, axes), axes) for n in range(6)] for axes in SIDES}
+
+
+@pytest.mark.parametrize("axes", SIDES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_copy_is_found_and_nothing_else(
+    change: str, axes: int, originals: dict[int, list[Fingerprint | None]]
+) -> None:
+    changed, how = CHANGES[change]
+    copy = fingerprint(changed(scan(2, axes)), axes)
+    found = near_duplicates([*originals[axes], copy], [range(7)])
+    assert [(pair.first, pair.second) for pair in found] == [(2, 6)]
+    assert how in found[0].how
+    assert near_duplicates([*originals[axes], copy], ["abcdefc", range(7)]) == []  # in one group
+
+
+def test_images_without_content_have_no_fingerprint() -> None:
+    assert fingerprint(np.zeros((40, 40, 40)), 3) is None
+    assert fingerprint(scan(0, 2, 28), 2) is None  # too small
+    assert fingerprint(np.full((40, 40, 40), np.nan), 3) is None
+    assert fingerprint(scan(0).astype(complex), 3) is None
+    channels = np.stack([scan(n, 2) for n in range(3)])  # an axis of three counts as channels
+    assert (known := fingerprint(channels, 3)) is not None
+    assert known.picture.shape == (SIDES[2],) * 2
+    assert near_duplicates([None, None, known], [range(3)]) == []
+
+
+def test_pairs_known_to_be_different_are_left_out() -> None:
+    records = [Record(key, key, {"image": Path(key)}) for key in ("a", "b c")]
+    pictures = [fingerprint(scan(1), 3), fingerprint(scan(1) * 2, 3)]
+    (found,) = find_near_duplicates(records, pictures, [None, None], [])
+    assert (found.level, found.rule) == ("error", LEAK)
+    assert found.message.endswith("--different a 'b c'")
+    assert find_near_duplicates(records, pictures, [None, None], ["b c", "a"]) == []
+    assert find_near_duplicates(records, pictures, ["same", "same"], []) == []  # reported as exact duplicates
+    with pytest.raises(BadInput, match="--different x: no usable record has this key"):
+        find_near_duplicates(records, pictures, [None, None], ["a", "x"])
+
+
+def test_of_many_alike_records_only_so_many_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[object] = []
+
+    def count(first: Array, second: Array) -> object:
+        compared.append(first)
+        return original(first, second)
+
+    from runner_core.data import near_duplicates as module
+
+    original = module._compared
+    monkeypatch.setattr(module, "_compared", count)
+    monkeypatch.setattr(module, "_PAIRS", 5)
+    monkeypatch.setattr(module, "_SAMPLE", 4)
+    pictures = [fingerprint(noisy(scan(n // 2, 2)) if n % 2 else scan(n // 2, 2), 2) for n in range(24)]
+    assert 1 <= len(near_duplicates(pictures, [range(24)])) <= 5
+    assert len(compared) <= 5 + 4 + 3
+
+
+def test_check_reports_a_near_copy_in_another_group(runner: Runner, tmp_path: Path) -> None:
+    assert runner("toy", "phantom", "data").returncode == 0
+    data = tmp_path / "data"
+    images = {f"p{n}_a": scan(n, side=24) for n in range(4)} | {"q0_a": scan(0, side=24)[:, ::-1] * 2}
+    for key, image in images.items():
+        np.save(data / f"{key}.npy", np.ascontiguousarray(image))
+        np.save(data / f"{key}_mask.npy", (image > 900).astype(np.uint8))
+    command = ["toy", "check", "--data", "data", "--cache.dir", "cache"]
+    checked = runner(*command)
+    assert checked.returncode == 2, checked.stdout
+    assert "error    p0_a (group p0) and q0_a (group q0) hold the same scan" in checked.stdout
+    assert "the second is mirrored along axis 1" in checked.stdout
+    assert "leak: 1 error about near copies, above. Training does not look for them" in checked.stdout
+    assert "training refuses" not in checked.stdout
+    known = runner(*command, "--different", "p0_a", "q0_a")
+    assert known.returncode == 0, known.stdout
+    assert "same scan" not in known.stdout
+    odd = runner(*command, "--different", "p0_a")
+    assert odd.returncode == 2
+    assert "--different takes keys of records in pairs" in odd.stderr
