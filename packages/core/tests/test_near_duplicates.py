@@ -121,6 +121,8 @@ def test_check_reports_a_near_copy_in_another_group(runner: Runner, tmp_path: Pa
     assert "the second is mirrored along axis 1" in checked.stdout
     assert "leak: 1 error about near copies, above. Training does not look for them" in checked.stdout
     assert "training refuses" not in checked.stdout
+    page = Path(checked.stdout.rpartition("report: ")[2].strip())
+    assert "has copies in two groups" in (tmp_path / page).read_text()
     known = runner(*command, "--different", "p0_a", "q0_a")
     assert known.returncode == 0, known.stdout
     assert "same scan" not in known.stdout

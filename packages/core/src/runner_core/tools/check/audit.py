@@ -62,6 +62,11 @@ class Audit:
         """Return the number of findings of each level."""
         return Counter(finding.level for _, finding in self.findings)
 
+    @property
+    def only_leaks(self) -> bool:
+        """True if there are errors, and training would not notice any of them."""
+        return {finding.rule for _, finding in self.findings if finding.level == "error"} == {LEAK}
+
     def split_of(self, key: str) -> str:
         """Return the split of a usable record, or ""."""
         return self._splits().get(key, "")

@@ -15,7 +15,7 @@ from runner_core.tools.check.audit import Audit
 _ROWS = 200
 _FINDINGS = 50
 """Largest number of findings of each level."""
-_STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "has errors")}
+_STATUS = {"ready": ("done", "ready to train"), "refused": ("failed", "training refuses it")}
 
 
 def write_audit(audit: Audit, folder: Path, pictures: Sequence[Block] = (), wrong_labels: Sequence[Block] = ()) -> Path:
@@ -42,7 +42,7 @@ def render(audit: Audit, pictures: Sequence[Block] = (), wrong_labels: Sequence[
                 ("Split and cache", [Note(line) for line in audit.lines]),
                 ("Records", [*_records(audit)]),
             ],
-            _STATUS[audit.status],
+            ("failed", "has copies in two groups") if audit.only_leaks else _STATUS[audit.status],
         )
     )
 
