@@ -6,16 +6,20 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from runner_core import Judging
+from runner_core import BadInput, Combining, Judging, View
 from runner_core.cli import main
+from runner_core.cli.select import _refuse_nothing_to_choose
 from runner_core.experiments.choosing import Choice, Chooser, Space
+from runner_core.experiments.chosen import settings_file
 from runner_core.experiments.soft import SoftOutputs
 
 THRESHOLDS, SIZES = (0.5, 0.3, 0.7), (0, 10)
@@ -167,3 +171,47 @@ def test_one_run_and_several_named_runs(cv: Path, capfd: pytest.CaptureFixture[s
     assert "two exists and is not an empty folder" in capfd.readouterr().err
     assert main(["toy", "select", "cv/fold-1", "--predict.views", "sideways"]) == 2
     assert "there is no view 'sideways'" in capfd.readouterr().err
+
+
+@pytest.mark.torch
+def test_a_corrected_label_is_scored_anew(cv: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Stored scores belong to the labels that they were computed with, not to the images alone."""
+    assert main(["toy", "phantom", "data"]) == 0
+    capfd.readouterr()
+    found = []
+    for name in ("before", "after"):
+        assert main(["toy", "select", "cv/fold-1", "--data", "data", "--out", name, "--json"]) == 0
+        found.append(json.loads(capfd.readouterr().out)["current"]["score"])
+        for mask in Path("data").glob("*_mask.npy"):
+            np.save(mask, 1 - np.load(mask))
+    assert found[1] == pytest.approx(1 - found[0])
+
+
+def test_projects_that_cannot_select_are_told_so_at_once() -> None:
+    view = View("mirror", lambda cropped: cropped.prepared, lambda soft: soft)
+    plain = SimpleNamespace(name="mine", config=_Plain())
+    for combining, why in (
+        (Combining("probabilities", _unused, _unused), "declares neither views nor choices"),
+        (Combining("embeddings", _unused, _unused, views=(view,)), "embeds records"),
+        (Combining("probabilities", _unused, _unused, views=(view,)), "must subclass PredictConfig"),
+        (Combining("probabilities", _unused, _unused, choices={"predict.size": (1,)}), "which is no setting"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            _refuse_nothing_to_choose(plain, combining)  # type: ignore[arg-type]
+    _refuse_nothing_to_choose(plain, Combining("probabilities", _unused, _unused, choices={"predict.threshold": (1,)}))  # type: ignore[arg-type]
+    result = {"recommended": {"settings": {"predict.threshold": 0.4, "predict.views": []}}, "views": [{}]}
+    assert settings_file(result) == {"predict": {"threshold": 0.4}}  # this project has no setting of views
+
+
+@dataclass
+class _Predict:
+    threshold: float = 0.5
+
+
+@dataclass
+class _Plain:
+    predict: _Predict = field(default_factory=_Predict)
+
+
+def _unused(*_: Any) -> Any:
+    raise AssertionError

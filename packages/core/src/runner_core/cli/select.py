@@ -30,6 +30,8 @@ from runner_core.config.values import flat, plain
 from runner_core.contract.facets import Combining
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord
+from runner_core.data.cache.folder import cache_root
+from runner_core.data.cache.identity import Identities, whole_digests
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import choose, page, settings_file, tables
 from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_settings
@@ -77,7 +79,7 @@ def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[S
     choices = ensemble.combining.choices
     _refuse_nothing_to_choose(ensemble.members[0].project, ensemble.combining)
     everything, records = split_records(started, "all" if started.options.data else "validation", sides)
-    digests, seen = seen_by(members, everything, records)
+    _, seen = seen_by(members, everything, records)
     ensemble = ensemble.knowing(seen)
     records = [record for record in records if not ensemble.trained_on(record)]
     if not records:
@@ -86,7 +88,8 @@ def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[S
     marks = [mark_of(m, path, [*choices]) for m, path in zip(ensemble.members, paths, strict=True)]
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}, each by runs not trained on it")
     make_folder(folder)
-    return SoftOutputs(folder, ensemble, _arms(members), marks, digests), records
+    contents = whole_digests(Identities(cache_root(started.setup.config.cache.dir)), records)
+    return SoftOutputs(folder, ensemble, _arms(members), marks, contents), records
 
 
 def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord]) -> dict[str, Any]:
@@ -121,9 +124,14 @@ def _going_on(outputs: SoftOutputs) -> Iterator[None]:
 def _refuse_nothing_to_choose(project: Project, combining: Combining) -> None:
     if not (combining.choices or combining.views):
         raise BadInput(f"project {project.name} declares neither views nor choices: there is nothing to select")
+    if combining.kind == "embeddings":
+        raise BadInput(f"project {project.name} embeds records: no score of single records could choose anything")
+    known = flat(project.config)
     for name in combining.choices:
-        if name not in flat(project.config):
+        if name not in known:
             raise BadInput(f"project {project.name}: `choices` names {name!r}, which is no setting")
+    if combining.views and "predict.views" not in known:
+        raise BadInput(f"project {project.name} declares views: its section `predict` must subclass PredictConfig")
 
 
 def _arms(members: Sequence[Started[SelectOptions]]) -> list[str]:

@@ -57,8 +57,11 @@ def facts(choice: Choice) -> dict[str, Any]:
 
 
 def settings_file(result: Result) -> dict[str, Any]:
-    """Return the recommended settings by section."""
-    return nested(result["recommended"]["settings"])
+    """Return the recommended settings by section; views only where the project has some."""
+    found = dict(result["recommended"]["settings"])
+    if len(result["views"]) == 1:
+        del found["predict.views"]
+    return nested(found)
 
 
 def _figure(chooser: Chooser, scores: Mapping[str, Values]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.progress import RecordBar
 from runner_core.base.writing import whole_file
 from runner_core.config.values import flat, overlay_named
-from runner_core.contract.project import Project, views_of
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord
 from runner_core.contract.values import Arrays
 from runner_core.contract.views import averaged, mean
@@ -51,14 +51,14 @@ class SoftOutputs:
         ensemble: Networks that know what they were trained on.
         arms: The arm of each network.
         marks: Digest of each network's checkpoint.
-        contents: Digest of each record's files.
+        contents: Digest of each record, its labels too.
     """
 
     folder: Path
     ensemble: Ensemble
     arms: Sequence[str]
     marks: Sequence[str]
-    contents: Mapping[str, str | None]
+    contents: Mapping[str, str]
 
     def fill(self, records: Sequence[AnyRecord], views: Sequence[tuple[str, ...]], bar: RecordBar) -> dict[str, str]:
         """Predict what is missing, one record at a time; return messages for those that cannot be read, by key."""
@@ -85,9 +85,9 @@ class SoftOutputs:
 
     def _compute(self, path: Path, member: Member, names: tuple[str, ...], cropped: CroppedRecord) -> None:
         combining = member.combining
-        views = views_of(with_settings(member.project, {"predict.views": names}))
+        declared = {view.name: view for view in combining.views}
         begun = time.monotonic()
-        found = averaged(combining.soft, cropped, member.infer, views)
+        found = averaged(combining.soft, cropped, member.infer, [declared[name] for name in names])
         seconds = time.monotonic() - begun
         if combining.kind == "probabilities":
             found = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in found.items()}

@@ -10,7 +10,8 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -19,8 +20,9 @@ import xxhash
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import hash_file
+from runner_core.base.location import Url
 from runner_core.contract import Json
-from runner_core.contract.records import Record
+from runner_core.contract.records import AnyRecord, Record
 
 
 class FileMark(NamedTuple):
@@ -117,6 +119,25 @@ class Identities:
                 return None
             marks.append(FileMark(str(path), *row[1:]))
         return _known(record, marks)
+
+
+def whole_digests(index: Identities, records: Sequence[AnyRecord]) -> dict[str, str]:
+    """Return by record key a digest of all that a record is: the contents of its files, labels too, and its fields.
+
+    Files not hashed before are read and remembered. A file that cannot be read has no content.
+    """
+    found = {}
+    for record in records:
+        urls = [(role, at.text, at.size, at.etag) for role, at in record.files.items() if isinstance(at, Url)]
+        here = replace(record, files={role: at for role, at in record.files.items() if not isinstance(at, Url)})
+        (known,) = index.lookup([here])
+        if known is None:
+            with suppress(BadInput):  # reported when the record is read
+                known = identify(here)
+                index.remember(known.marks)
+        fields = repr(replace(record, files={}))  # those of a project's own kind of record too
+        found[record.key] = digest_json([None if known is None else known.identity, urls, fields])
+    return found
 
 
 def _name(path: str) -> str | bytes:
