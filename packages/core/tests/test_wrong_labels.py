@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import Combining, DataSet, Record, RunConfig
+from runner_core import BadInput, Combining, DataSet, Record, RunConfig
 from runner_core.cli import main
 from runner_core.tools.labels.confident import Classes, Values
 from runner_core.tools.labels.evidence import compared, signs, text, total
-from runner_core.tools.labels.judge import Usual, measured
+from runner_core.tools.labels.judge import Judging, Usual, measured
 from runner_core.tools.labels.neighbours import Neighbours
 from runner_core.tools.labels.regions import components, regions
 from runner_core.training.ensembles import Ensemble, Member
@@ -181,11 +181,18 @@ def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
     given = {key: f"drug {label}" for key, label in labels.items()} | {"a5": "drug 2", "b0": "alone"}
     records = [Record(key, key[0], {}) for key in labels]
 
+    def refused(arrays: Any) -> Any:
+        raise BadInput("the field is too small")
+
     def member(plate: str, axes: Any) -> Member:
-        """A network of its own space, which was trained on two plates."""
+        """A network of its own space, which was trained on two plates; that of plate b refuses one record."""
         combining = Combining(
             "embeddings",
-            lambda cropped, infer: {"windows": (vectors[cropped.record.key] @ axes)[None].astype(np.float32)},
+            lambda cropped, infer: (
+                refused(cropped)
+                if (plate, cropped.record.key) == ("b", "b2")
+                else {"windows": (vectors[cropped.record.key] @ axes)[None].astype(np.float32)}
+            ),
             lambda cropped, soft: soft,
             labels=lambda record, cropped: np.array(given[record.key]) if record.key != "c1" else None,
         )
@@ -206,6 +213,22 @@ def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
     assert worst.score > found.limit > found.judged[1].score
     assert {one.record.key: one.networks for one in found.judged}["c2"] == 2
     assert (found.alone, found.unlabelled, found.seen) == (["b0"], ["c1"], ["d0"])
+    assert found.errors == ["the field is too small"]
+    assert [len(own) for own in judging.vectors] == [len(judging.records)] * 2
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("probabilities", np.uint8), ("probabilities", bool), ("values", float)])
+def test_what_is_kept_of_a_record_is_what_was_judged(kind: Any, dtype: Any, tmp_path: Path) -> None:
+    """Labels of any integer type, and values that float16 does not hold."""
+    ensemble: Any = SimpleNamespace(combining=Combining(kind, print, print, classes=("a",)))
+    soft = np.linspace(0, 1 if kind == "probabilities" else 1e5, 20, dtype=np.float32).reshape(1, 4, 5)
+    labels = (soft[0] > soft.mean()).astype(dtype) if kind == "probabilities" else soft[0].astype(dtype) + 1
+    judging = Judging(ensemble, tmp_path)
+    judging._keep(Record("r", "g", {}), (0, 0), soft if kind == "probabilities" else soft[0], labels, None, 1)
+    found, kept, _ = judging.stored[0].arrays()
+    np.testing.assert_allclose(found, soft if kind == "probabilities" else soft[0], atol=1e-3)
+    np.testing.assert_array_equal(kept, labels)
+    assert judging.conclude().judged[0].record.key == "r"
 
 
 @pytest.mark.torch

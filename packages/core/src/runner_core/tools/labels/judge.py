@@ -151,12 +151,14 @@ class Judging:
         self, record: AnyRecord, origin: tuple[int, ...], soft: Array, labels: Array, spread: Array | None, count: int
     ) -> None:
         kept = Stored(record, self.folder / f"{len(self.stored)}.npz", origin, count)
+        # float16 is fine enough for probabilities; values can be larger than it holds
+        real = np.float16 if isinstance(self.usual, Classes) else np.float32
         packed: dict[str, Any] = {
-            "soft": soft if soft.dtype == np.uint8 else soft.astype(np.float16),
-            "labels": labels.astype(np.int16 if labels.dtype.kind == "i" else np.float16),
+            "soft": soft if soft.dtype == np.uint8 else soft.astype(real),
+            "labels": labels.astype(np.int16 if isinstance(self.usual, Classes) else np.float32),
         }
         if spread is not None:
-            packed["spread"] = spread.astype(np.float16)
+            packed["spread"] = spread.astype(real)
         np.savez_compressed(kept.file, **packed)
         self.stored.append(kept)
         self.usual.observe(*kept.arrays())

@@ -17,7 +17,7 @@ from runner_core.data.pipeline import CroppedRecord, local
 from runner_core.tools.labels.evidence import Sign, compared
 from runner_core.tools.labels.judge import Judged, WrongLabels
 from runner_core.tools.labels.regions import Region
-from runner_core.training.ensembles import Ensemble
+from runner_core.training.ensembles import Ensemble, Member
 
 NEAREST = 3
 """Number of nearest records of each label that are looked at."""
@@ -48,14 +48,20 @@ class Neighbours:
                 if label is None:
                     self.unlabelled.append(record.key)
                     return
-                for member, own in zip(self.ensemble.members, self.vectors, strict=True):
-                    soft = next(iter(member.combining.soft(cropped, member.infer).values()))
-                    own.append(soft.reshape(-1, soft.shape[-1]).mean(0, dtype=np.float64).astype(np.float32))
+                found = [self._vector(member, cropped) for member in self.ensemble.members]
         except BadInput as error:
             self.errors.append(str(error))
             return
+        for own, vector in zip(self.vectors, found, strict=True):
+            own.append(vector)
         self.records.append(record)
         self.labels.append(str(label))
+
+    @staticmethod
+    def _vector(member: Member, cropped: CroppedRecord) -> Array:
+        """Return the mean of a network's vectors of a record."""
+        soft = next(iter(member.combining.soft(cropped, member.infer).values()))
+        return np.asarray(soft.reshape(-1, soft.shape[-1]).mean(0, dtype=np.float64), np.float32)
 
     def conclude(self) -> WrongLabels:
         """Compare the label of each record with those of its neighbours."""
