@@ -132,7 +132,7 @@ def check(
         fit: Also find how much memory and disk a training takes.
         out: A new or empty folder for the report. Default: runs/PROJECT/check-TIME.
         with_: Runs, or the folder of a cross-validation, that judge the labels of records they never saw.
-        different: Keys of records, in pairs, that look like copies of one scan but are known to be different.
+        different: Keys of records that look like copies of one scan, but are known to be different scans.
         settings: Settings, by dotted or short name.
 
     Raises:

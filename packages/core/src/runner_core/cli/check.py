@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner_core.base.errors import BadInput
-from runner_core.base.text import counted
+from runner_core.base.text import counted, first_few
 from runner_core.cli.ensembles import start_each
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import CheckOptions
 from runner_core.cli.start import Arguments, Started, seen_flags, start_new
 from runner_core.cli.wrong_labels import find_wrong_labels
+from runner_core.contract.records import AnyRecord
 from runner_core.contract.run import collect_left_out
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, tool_folder
@@ -51,12 +52,11 @@ def check_with(members: Sequence[Started[CheckOptions]]) -> tuple[Audit, Path | 
 
 def _check(members: Sequence[Started[CheckOptions]]) -> tuple[Audit, Path | None]:
     setup, options = members[0].setup, members[0].options
-    if len(options.different) % 2:
-        raise BadInput("--different takes keys of records in pairs: --different KEY KEY [KEY KEY …]")
     folder = data_folder(setup, print)
     with collect_left_out() as left_out:
         records = read_records(setup, folder, print)
     print(f"{folder}: {counted(len(records), 'record')} in {counted(len({r.group for r in records}), 'group')}")
+    _refuse_unknown(options.different, records)
     auditor = Auditor(setup, records, left_out)
     auditor.each()
     auditor.together(options.different)
@@ -78,3 +78,11 @@ def _check(members: Sequence[Started[CheckOptions]]) -> tuple[Audit, Path | None
     if options.json:
         show_json({"folder": page and page.parent, **result.to_json()})
     return result, page
+
+
+def _refuse_unknown(different: Sequence[str], records: Sequence[AnyRecord]) -> None:
+    """Raise BadInput if `--different` does not name two records or more, before they are all read."""
+    if len(different) == 1:
+        raise BadInput("--different takes the keys of two records, or of more")
+    if unknown := sorted({*different} - {record.key for record in records}):
+        raise BadInput(f"--different {first_few(unknown)}: no record has this key")

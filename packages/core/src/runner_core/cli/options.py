@@ -178,7 +178,7 @@ class CheckOptions(PresetOptions, JsonOptions):
     fit: FlagCreatePairsOff[bool] = False
     """Also build the network, try a few samples, and report how much RAM, device memory and disk training needs."""
     different: tuple[str, ...] = ()
-    """Keys of records, in pairs, that look like copies of one scan but are known to differ: KEY KEY [KEY KEY …]."""
+    """Keys of two records or more that look like copies of one scan, but are known to be different scans."""
     with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
     """Judge each label by those of these runs that were not trained on its record: the folder of a cross-validation, or
     runs (may be given several times). Their settings and data are the default. Also writes wrong-labels.csv."""

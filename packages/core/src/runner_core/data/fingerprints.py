@@ -24,6 +24,8 @@ _FLAT = 0.05
 _DENSE = 4
 """Of a large image so many voxels are read along each axis for every one of the picture that it is first reduced to."""
 _BINS = 4096
+_FILLER = 1e15
+"""Larger numbers, such as -3.4e38, say that a voxel has no value; they count as 0, as NaN does."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def fingerprint(image: Array, axes: int) -> Fingerprint | None:
 
     A short axis of three counts as channels too. None: too small, of one value, or neither an image nor a volume.
     """
-    if image.dtype.kind not in "biuf" or axes not in (2, 3) or not image.size:
+    if image.dtype.kind not in "biuf" or axes not in (2, 3) or image.ndim < axes or not image.size:
         return None
     image, axes = _channels_last(image, axes)
     if axes < 2 or min(image.shape[:axes]) < _SHORTEST[axes]:
@@ -82,9 +84,10 @@ def resized(image: Array, sides: tuple[int, ...]) -> Array:
     planes = []
     for weights in places:
         used = np.flatnonzero(weights)
-        slab = image[used[0] : used[-1] + 1].astype(np.float32)
+        with np.errstate(over="ignore"):
+            slab = image[used[0] : used[-1] + 1].astype(np.float32)
         if image.dtype.kind == "f":
-            slab = np.nan_to_num(slab, copy=False, posinf=0, neginf=0)
+            slab[~(np.abs(slab) < _FILLER)] = 0
         plane = np.einsum("n,n...->...", weights[used[0] : used[-1] + 1], slab)
         for axis, side in enumerate(others):
             plane = _axis_resized(plane, axis, side)

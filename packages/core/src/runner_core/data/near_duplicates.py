@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runner_core.base.errors import BadInput
-from runner_core.base.text import first_few, shape_text
+from runner_core.base.text import shape_text
 from runner_core.contract import Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.contract.values import Array
@@ -80,12 +79,8 @@ def find_near_duplicates(
 ) -> list[Finding]:
     """Return an error for each pair of records in two groups that hold the same scan, stored in another way.
 
-    Equal `digests` are exact duplicates, reported elsewhere. `different` holds pairs of keys that are no duplicates.
+    Equal `digests` are exact duplicates, reported elsewhere. No two records with keys in `different` are duplicates.
     """
-    keys = {record.key for record in records}
-    if unknown := sorted({*different} - keys):
-        raise BadInput(f"--different {first_few(unknown)}: no usable record has this key")
-    known = {frozenset(pair) for pair in zip(different[::2], different[1::2], strict=True)}
     files = [str(next(iter(record.files.values()), record.key)) for record in records]
     found = [
         f"{one.key} (group {one.group}) and {other.key} (group {other.group}) hold the same scan, {pair.likeness:.0%} "
@@ -94,10 +89,13 @@ def find_near_duplicates(
         f"--different {shlex.quote(one.key)} {shlex.quote(other.key)}"
         for pair in near_duplicates(fingerprints, [[record.group for record in records], files, digests])
         for one, other in [(records[pair.first], records[pair.second])]
-        if frozenset((one.key, other.key)) not in known
+        if not {one.key, other.key} <= {*different}
     ]
     if len(found) > _SHOWN:
-        found[_SHOWN:] = [f"{len(found) - _SHOWN:,} more pairs of records in different groups hold the same scan"]
+        found[_SHOWN:] = [
+            f"{len(found) - _SHOWN:,} more pairs of records in different groups hold the same scan; "
+            "they are named when fewer are left"
+        ]
     return [Finding(LEAK, "error", text) for text in found]
 
 

@@ -175,7 +175,7 @@ class Auditor:
     def together(self, different: Sequence[str] = ()) -> None:
         """Check the usable records together: their split, cache and duplicates, and the rules for the set.
 
-        `different` holds keys in pairs: records that look alike, and that the user knows to be different.
+        `different` holds keys of records that look alike, and that the user knows to be different from each other.
         """
         project, usable = self.setup.project, self.checked.records
         if usable:
