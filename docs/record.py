@@ -15,9 +15,9 @@ import struct
 import sys
 import termios
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 
 COLUMNS, ROWS = 100, 28
@@ -104,7 +104,7 @@ def record(words: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def frames(command: str, printed: Sequence[tuple[float, str]]) -> list[tuple[float, tuple[str, ...]]]:
-    """Return moments and screens; a screen that is replaced soon after is left out."""
+    """Return moments and screens: what is seen at each of `FRAMES` ticks."""
     screen, shown, now, before = Screen(), [], 0.0, 0.0
     screen.feed(f"$ {command}\r\n")
     shown.append((0.0, screen.seen()))
@@ -113,11 +113,9 @@ def frames(command: str, printed: Sequence[tuple[float, str]]) -> list[tuple[flo
         screen.feed(text)
         if screen.seen() != shown[-1][1]:
             shown.append((now, screen.seen()))
-    apart = now / FRAMES
-    kept = [frame for frame, after in pairwise(shown) if after[0] - frame[0] >= apart / 2]
-    kept = [shown[0], *kept[1:], shown[-1]]
-    while len(kept) > FRAMES:
-        del kept[1:-1:2]
+    at = [moment for moment, _ in shown]
+    ticks = sorted({bisect_right(at, now * tick / FRAMES) - 1 for tick in range(FRAMES + 1)})
+    kept = [shown[number] for number in ticks]
     scale = min(1.0, LENGTH / now) if now else 1.0
     return [(moment * scale, seen) for moment, seen in kept]
 

@@ -14,6 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 PRINTS = r"""
 import sys, time
 sys.stdout.write("first\nbar 1%\r"); sys.stdout.flush(); time.sleep(0.3)
+for share in range(100): sys.stdout.write(f"\rbar {share // 10}0%"); sys.stdout.flush(); time.sleep(0.005)
 sys.stdout.write("\x1b[Kbar 99% <é>\n\x1b[1A\x1b[32m\x1b[2K\rdone & dusted\x1b[0m\n" + "x" * 120 + "\n")
 sys.exit(int(sys.argv[1]))
 """
@@ -32,6 +33,7 @@ def test_frames_show_the_screen_as_it_was(tmp_path: Path) -> None:
     screens = [[text.text for text in frame.findall(f"{SVG}text")] for frame in frames]
     assert screens[-1][-4:] == ["first", "done & dusted", "x" * 100, "x" * 20]
     assert any(screen[-2:] == ["first", "bar 1%"] for screen in screens)
+    assert any(screen[-1] == "bar 40%" for screen in screens), "a bar that moves all the time is seen"
 
 
 def test_a_command_that_fails_makes_no_image(tmp_path: Path) -> None:
