@@ -136,6 +136,14 @@ def test_what_has_no_truth_or_is_not_finite_is_not_counted() -> None:
     assert Calibration.of(Combining("embeddings", lambda c, i: {}, lambda c, s: 0)) is None
 
 
+def test_a_class_or_a_value_of_a_whole_record_is_counted_as_one_voxel() -> None:
+    soft = np.array([0.7, 0.3], np.float32)
+    found = calibrated("probabilities", [(soft, np.array(0)), (soft, np.array(1))], classes=("cat", "dog"))
+    assert [curve["voxels"] for curve in found["curves"]] == [2, 2]
+    assert found["error"] == pytest.approx(0.2)
+    assert calibrated("values", [(np.float32(3), np.array(2.0))])["error"] == pytest.approx(1)
+
+
 @pytest.mark.torch
 def test_evaluate_says_whether_probabilities_can_be_believed(
     trained: Path, runner: Callable[..., Any], tmp_path: Path

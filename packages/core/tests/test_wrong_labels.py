@@ -217,6 +217,31 @@ def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
     assert [len(own) for own in judging.vectors] == [len(judging.records)] * 2
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 6, 6)])
+def test_whole_records_and_single_slices_are_judged(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A class of a whole record has no axes, and a volume of one slice has no neighbours along an axis."""
+    labels = {f"{n}": np.full(shape, n % 2) for n in range(12)}
+    said = {key: np.stack([0.9 - 0.8 * label, 0.1 + 0.8 * label]) for key, label in labels.items()}
+    labels["5"] = 1 - labels["5"]
+    box = SimpleNamespace(start=(0,) * len(shape))
+    combining = Combining(
+        "probabilities",
+        lambda cropped, infer: {"p": said[cropped.record.key].astype(np.float32)},
+        lambda cropped, soft: soft,
+        classes=("cat", "dog"),
+        labels=lambda record, cropped: labels[record.key],
+    )
+    pipeline: Any = SimpleNamespace(settings={})
+    pipeline.project = SimpleNamespace(name="fake", combining=lambda: combining, config=RunConfig(), dataset=DataSet())
+    pipeline.decode, pipeline.cropped = lambda record: None, lambda record, decoded: (decoded, box)
+    judging = Judging(Ensemble([Member("a", pipeline, lambda arrays: arrays)]), tmp_path)
+    for key in labels:
+        judging.observe(Record(key, key, {}))
+    worst = judging.conclude().judged[0]
+    assert worst.record.key == "5"
+    assert (worst.regions[0].labelled, worst.regions[0].said) == ("cat", "dog")
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("probabilities", np.uint8), ("probabilities", bool), ("values", float)])
 def test_what_is_kept_of_a_record_is_what_was_judged(kind: Any, dtype: Any, tmp_path: Path) -> None:
     """Labels of any integer type, and values that float16 does not hold."""

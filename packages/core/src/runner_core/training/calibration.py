@@ -302,7 +302,8 @@ def _values(soft: Array, truth: Array, mask: Array | None, spread: Array | None,
 
 
 def _slabs(*arrays: Any) -> Iterator[Sequence[Array]]:
-    """Yield flat parts of arrays of one shape."""
+    """Yield flat parts of arrays of one shape; of numbers (one for a whole record) the numbers."""
+    arrays = np.atleast_1d(*arrays)
     count = max(1, _SLAB // max(1, arrays[0][:1].size))
     for begin in range(0, len(arrays[0]), count):
         yield [array[begin : begin + count].ravel() for array in arrays]

@@ -73,7 +73,7 @@ def _normal(soft: Array, rest: Array, known: Array) -> tuple[Array, Array]:
     A label that is shifted by d against what the networks say differs from it by −d · gradient; one that is eroded or
     dilated by b voxels all around, by b × the gradient's length.
     """
-    slopes = np.gradient(soft) if soft.ndim > 1 else [np.gradient(soft)]
+    slopes = [np.gradient(soft, axis=n) if length > 1 else np.zeros_like(soft) for n, length in enumerate(soft.shape)]
     length = np.sqrt(sum(slope * slope for slope in slopes))
     places = np.flatnonzero(known & (length > _TINY * max(float(length.max()), _TINY)))
     columns = np.stack([slope.ravel()[places] for slope in (*slopes, length)]).astype(np.float64)

@@ -143,7 +143,10 @@ class Judging:
                     found, spread = self.ensemble.soft_and_spread(cropped)
                 else:
                     found = self.ensemble.soft(cropped)
-                self._keep(record, cropped.box.start, next(iter(found.values())), labels, spread, len(members))
+                soft = next(iter(found.values()))
+                if labels.ndim == 0:  # a class or a value of the whole record
+                    soft, labels, spread = soft[..., None], labels[None], spread if spread is None else spread[None]
+                self._keep(record, cropped.box.start, soft, labels, spread, len(members))
         except BadInput as error:
             self.errors.append(str(error))
 
