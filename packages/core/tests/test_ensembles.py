@@ -109,6 +109,9 @@ def test_runs_that_do_not_fit_are_refused_with_the_reason() -> None:
     alone.project.combining = lambda: None  # type: ignore[method-assign]
     elsewhere = member("B", np.zeros(3, np.float32))
     elsewhere.project.name = "other"  # type: ignore[misc]
+    without = member("B", np.zeros(3, np.float32), unit="Gy")
+    without.project.config.predict.views = ("none",)
+    assert len(Ensemble([one, without]).members) == 2  # two words for no views
     for other, said in (
         (other_size, r"A and B cannot predict together: prepare.size is 1 and 2 \(they prepare records differently"),
         (member("B", np.zeros(3, np.float32), unit="cGy"), "unit is Gy and cGy"),

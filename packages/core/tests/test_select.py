@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runner_core import BadInput, Combining, Judging, View
+from runner_core import BadInput, Combining, Judging, Record, View
 from runner_core.cli import main
-from runner_core.cli.select import _refuse_nothing_to_choose
+from runner_core.cli.select import _refuse_nothing_to_choose, _without_test
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import settings_file
 from runner_core.experiments.soft import SoftOutputs
@@ -185,6 +185,15 @@ def test_a_corrected_label_is_scored_anew(cv: Path, capfd: pytest.CaptureFixture
         for mask in Path("data").glob("*_mask.npy"):
             np.save(mask, 1 - np.load(mask))
     assert found[1] == pytest.approx(1 - found[0])
+
+
+def test_nothing_is_chosen_on_test_records(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [Record("a", "g", {}), Record("b", "h", {}, split="test"), Record("c", "i", {})]
+    assert [record.key for record in _without_test(records, None)] == ["a", "c"]
+    assert [record.key for record in _without_test(records, {"test": ["c", "i"]})] == ["a"]
+    assert "2 test records left out" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="test records only"):
+        _without_test(records[1:2], None)
 
 
 def test_projects_that_cannot_select_are_told_so_at_once() -> None:

@@ -38,7 +38,7 @@ from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_sett
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, free_path
-from runner_core.training.seen import joined_split, read_split
+from runner_core.training.seen import SavedSplit, joined_split, read_split
 
 STORED = "soft"
 """Folder of the stored outputs, in that of the run or the experiment."""
@@ -79,6 +79,8 @@ def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[S
     choices = ensemble.combining.choices
     _refuse_nothing_to_choose(ensemble.members[0].project, ensemble.combining)
     everything, records = split_records(started, "all" if started.options.data else "validation", sides)
+    if started.options.data:
+        records = _without_test(records, sides if started.own_data else None)
     _, seen = seen_by(members, everything, records)
     ensemble = ensemble.knowing(seen)
     records = [record for record in records if not ensemble.trained_on(record)]
@@ -90,6 +92,17 @@ def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[S
     make_folder(folder)
     contents = whole_digests(Identities(cache_root(started.setup.config.cache.dir)), records)
     return SoftOutputs(folder, ensemble, _arms(members), marks, contents), records
+
+
+def _without_test(records: Sequence[AnyRecord], sides: SavedSplit | None) -> Sequence[AnyRecord]:
+    """Return the records that belong to no test split: the data set's own, and that of the runs (`sides`)."""
+    names = frozenset((sides or {}).get("test", ()))
+    kept = [record for record in records if record.split != "test" and record.key not in names]
+    if not kept:
+        raise BadInput("these are test records only, on which nothing is chosen: name others with --data")
+    if len(kept) < len(records):
+        print(f"{counted(len(records) - len(kept), 'test record')} left out: nothing is chosen on them")
+    return kept
 
 
 def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord]) -> dict[str, Any]:
@@ -183,8 +196,9 @@ def _fits(project: Project, choice: Choice) -> bool:
 
 
 def _notes(members: Sequence[Started[SelectOptions]], result: Mapping[str, Any]) -> Iterator[str]:
-    if len(members) == 1 and not members[0].options.data:
-        yield ("the run's best checkpoint was chosen on these validation records, so all these figures may be too good")
+    if not members[0].options.data:
+        whose = "the run's best checkpoint was" if len(members) == 1 else "the runs' best checkpoints were"
+        yield f"{whose} chosen on these validation records, so all these figures may be too good"
     nest = result["nested"]
     if nest is not None:
         different = len({str(fold) for fold in nest["folds"]})

@@ -370,8 +370,10 @@ def _settings(settings: RunConfig, project: type[Project], saved: SettingsFile |
 def _without_removed(saved: SettingsFile, settings: RunConfig) -> SettingsFile:
     """Return a run's settings without those that projects had when it was trained and have no more."""
     sections = deepcopy(saved.sections)
-    for section, key in (name.split(".") for name in removed(flat(settings))):
-        if isinstance(sections.get(section), dict) and sections[section].pop(key, None) is False and key == "flip":
+    for name in removed(flat(settings)):
+        section, key = name.split(".")
+        value = sections[section].pop(key, None) if isinstance(sections.get(section), dict) else None
+        if name == "predict.flip" and value is False:  # what projects mirrored is now their default view
             sections[section]["views"] = []
     return replace(saved, sections=sections)
 

@@ -239,6 +239,7 @@ def _refuse_unfit(one: Member, other: Member) -> None:
     _refuse_differences(one, other, outputs[0], outputs[1], why="their networks do not predict the same")
     decisions = [
         {name: value for name, value in flat(member.project.config).items() if name.startswith("predict.")}
+        | {"predict.views": [view.name for view in views_of(member.project)]}  # however they are named: all, none
         for member in (one, other)
     ]
     remedy = "one decision is made of the mean: give the setting on the command line"
