@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -612,6 +613,29 @@ def test_predict_collects_where_the_project_does(
     assert [file.name for file in Path("out").iterdir()] == ["all.npy"]
     assert len(np.load("out/all.npy")) == 2
     assert f"written: {Path('out/all.npy')}" in capsys.readouterr().out
+
+
+def test_an_image_that_looks_like_a_mask_is_left_out_and_named_twice_unless_the_user_names_it(
+    toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core import PairFiles
+    from runner_core.cli import main
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    pairs = PairFiles(lambda path: True, lambda path: path.stem)
+    monkeypatch.setattr(Toy, "dataset", replace(Toy.dataset, pairs=pairs))
+    assert main(["toy", "phantom", "data"]) == 0
+    odd = tmp_path / "data" / "p1_a.npy"
+    np.save(odd, (np.load(odd) > 0).astype(np.float32), allow_pickle=False)
+    assert main(["toy", "predict", str(trained), "data", "--out", "out"]) == 0
+    printed = capsys.readouterr()
+    assert f"note: left out: {odd} holds only a few whole numbers" in printed.out
+    assert "note: 1 file of 10 left out as masks (see above)" in printed.err
+    assert not [*Path("out").glob("p1_a*")]
+    assert main(["toy", "predict", str(trained), "data", str(odd), "--out", "both"]) == 0
+    assert "left out" not in "".join(capsys.readouterr())
+    assert [*Path("both").glob("p1_a*")]
 
 
 def test_predict_and_evaluate_say_what_a_project_remarks(

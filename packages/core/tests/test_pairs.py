@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, DataErrors, Decoded, Original
 from runner_core.config import PairsConfig, RunConfig
-from runner_core.data.pairs import Pair, Pattern, find_folder_pairs, list_pairs, read_table
+from runner_core.data.pairs import Pair, Pattern, content, find_folder_pairs, list_pairs, read_table
 from runner_core.data.pairs.content import holds_classes
 from runner_core.training.data import data_folder
 
@@ -66,6 +66,15 @@ def test_a_mask_is_told_from_an_image_by_its_values(values: Any, mask: bool) -> 
     resampled = np.linspace(0, 1, 1000).reshape(10, 10, 10)
     kept = Decoded({"image": resampled}, (1.0,) * 3, "image", original=Original(image, (1.0,) * 3))
     assert holds_classes(kept) is mask
+
+
+def test_an_image_that_looks_like_a_mask_at_first_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "_PART", 64)
+    image = np.zeros(1000, np.uint8)
+    image[501:504] = 1, 2, 3
+    assert holds_classes(Decoded({"image": image}, (1.0,), "image"))
+    image[999] = 4
+    assert not holds_classes(Decoded({"image": image}, (1.0,), "image"))
 
 
 # ---------------------------------------------------------------- tables

@@ -83,9 +83,16 @@ def predict(name: str, arguments: Sequence[str]) -> int:
                 print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collect:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
-    if masks == len(records):
-        raise BadInput("nothing was predicted: all files found look like masks (see above)")
+    _report_masks(masks, len(records))
     return _exit_code(failed)
+
+
+def _report_masks(masks: int, count: int) -> None:
+    """Say below a long list how many of `count` records were left out as masks; raise BadInput if all were."""
+    if masks == count:
+        raise BadInput("nothing was predicted: all files found look like masks (see above)")
+    if masks:
+        print(f"note: {counted(masks, 'file')} of {count:,} left out as masks (see above)", file=sys.stderr)
 
 
 class MaskFound(BadInput):
