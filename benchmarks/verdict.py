@@ -95,11 +95,11 @@ class Source:
         """Train ten networks that differ by their seed; return the folder of the repetition."""
         out, words = folder / "repeat", [*self.data(folder, data), *self.words.split()]
         command = [str(Path(sys.executable).with_name("runner")), name, "repeat", "--seeds", "10", "--preset", "demo"]
-        subprocess.run([*command, *_EVERY, *words, "--out", str(out)], check=True)
+        subprocess.run([*command, *EVERY, *words, "--out", str(out)], check=True)
         return out
 
 
-_EVERY = ("--train.epochs", "1", "--validate.every", "1", "--checkpoint.every", "1")
+EVERY = ("--train.epochs", "1", "--validate.every", "1", "--checkpoint.every", "1")
 SOURCES = {
     "brainunet": Source(
         what="brainunet's Dice on 64 generated heads, trained on 16 others",
@@ -113,7 +113,7 @@ SOURCES = {
     "openkbp": Source(
         what="openkbp's dose score on 40 patients of the challenge, trained on 20 others",
         data=_patients,
-        words="--data.size 32 --train.steps-per-epoch 150 --predict.no-flip",
+        words="--data.size 32 --train.steps-per-epoch 150 --predict.views none",
         unit=1.0,
         point="Gy",
         gains=(0.1, 0.2, 0.3, 0.5, 0.75, 1.0),

@@ -11,9 +11,12 @@ import pytest
 from workspace import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are no package that one installs
+from runner_core.cli import main
+
 from benchmarks import NAMES
 from benchmarks.harness import Aim, Options, Result, Table, Times, Turns, at_least, compared, number
 from benchmarks.page import PAGE, RESULTS, keep, page, section, table
+from benchmarks.verdict import EVERY, SOURCES
 
 
 def times(*seconds):
@@ -123,6 +126,12 @@ def test_an_empty_cell_is_not_bold():
 def test_the_page_is_what_the_results_say():
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m benchmarks --render`"
     assert {path.stem for path in RESULTS.glob("*.json")} <= {*NAMES, "gpu"}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_settings_of_the_verdict_s_trainings_are_there(name, capsys):
+    words = ["--preset", "demo", *EVERY, *SOURCES[name].words.split()]
+    assert main([name, "config", *words]) == 0, capsys.readouterr().err
 
 
 def test_projects_are_found_in_a_checkout_where_nothing_is_installed(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def test_frames_show_the_screen_as_it_was(tmp_path: Path) -> None:
     screens = [[text.text for text in frame.findall(f"{SVG}text")] for frame in frames]
     assert screens[-1][-4:] == ["first", "done & dusted", "x" * 100, "x" * 20]
     assert any(screen[-2:] == ["first", "bar 1%"] for screen in screens)
-    assert any(screen[-1] == "bar 40%" for screen in screens), "a bar that moves all the time is seen"
+    moving = [screen[-1] for screen in screens if re.fullmatch("bar [1-8]0%", screen[-1])]
+    assert moving, "a bar that moves all the time is seen"
 
 
 def test_a_command_that_fails_makes_no_image(tmp_path: Path) -> None:
