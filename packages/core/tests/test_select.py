@@ -97,6 +97,29 @@ def test_views_are_taken_only_if_they_are_better() -> None:
     assert chooser(lambda t, s, views, key: table(t, s, (), key), groups, [("x",), ()]).best([*groups]).views == ("x",)
 
 
+def test_the_gain_of_a_pooled_score_is_that_of_the_pooled_score() -> None:
+    """A choice that is better in the mean of the records, and worse where the voxels are."""
+    groups = {f"r{n}": f"g{n // 2}" for n in range(12)}
+    voxels = {key: 1.0 if n % 2 else 1000.0 for n, key in enumerate(groups)}
+
+    def scored(small: float, large: float) -> dict[str, dict[str, float]]:
+        own = {key: (small if voxels[key] == 1 else large) + 0.001 * n for n, key in enumerate(groups)}
+        return {key: {"dice": dice, "voxels": voxels[key]} for key, dice in own.items()}
+
+    def pooled(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        return {"dice": float(np.average([r["dice"] for r in rows], weights=[r["voxels"] for r in rows]))}
+
+    found = Chooser(chooser(None, groups).space, lambda choices: {c: scored(0, 0) for c in choices}, groups,
+                    Judging(pooled=pooled), larger=True)  # fmt: skip
+    first, second = scored(0.2, 0.8), scored(0.9, 0.7)
+    gain = found.gain(first, second, [*groups])
+    assert gain is not None
+    assert gain.found.value == pytest.approx(found.value(second, [*groups]) - found.value(first, [*groups]))
+    assert gain.found.value < 0
+    assert not gain.shown
+    assert found.gain(first, second, ["r0", "r1"]) is not None  # one group: no interval
+
+
 @pytest.fixture
 def cv(crossvalidated: Path, here: Path) -> Path:
     return Path(shutil.copytree(crossvalidated, "cv"))

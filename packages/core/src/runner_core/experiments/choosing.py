@@ -108,15 +108,31 @@ class Chooser:
         return over_set(self.judging, [scores[key] for key in records]).get(self.headline, math.nan)
 
     def gain(self, first: Mapping[str, Values], second: Mapping[str, Values], records: Sequence[str]) -> Gain | None:
-        """Return how much better `second` is, paired over records; None if no record has both scores."""
-        pairs = [
-            (key, first[key].get(self.headline, math.nan), second[key].get(self.headline, math.nan)) for key in records
-        ]
-        pairs = [pair for pair in pairs if math.isfinite(pair[1]) and math.isfinite(pair[2])]
-        if not pairs:
+        """Return how much better `second` is, paired over records; None if no record has both scores.
+
+        If the set's score is pooled, so not the mean of the records' scores, it is paired over groups.
+        """
+        both = (first, second)
+        keys = [key for key in records if all(math.isfinite(s[key].get(self.headline, math.nan)) for s in both)]
+        if not keys:
             return None
-        one, other = (np.array([[pair[place] for pair in pairs]]) for place in (1, 2))
-        return Gain(difference(one, other, [self.groups[pair[0]] for pair in pairs]), self.larger)
+        pairs, groups = [[s[key][self.headline] for key in keys] for s in both], [self.groups[key] for key in keys]
+        if any(
+            not math.isclose(np.mean(own), self.value(s, keys), rel_tol=1e-9)
+            for own, s in zip(pairs, both, strict=True)
+        ):
+            pseudo = [self._pseudo_values(s, keys) for s in both]
+            if np.isfinite(pseudo).all():
+                pairs, groups = pseudo, [*dict.fromkeys(groups)]
+        one, other = (np.array([own]) for own in pairs)
+        return Gain(difference(one, other, groups), self.larger)
+
+    def _pseudo_values(self, scores: Mapping[str, Values], records: Sequence[str]) -> list[float]:
+        """Return a value for each group whose mean is the pooled headline (jackknife, as in `result.intervals`)."""
+        groups = [*dict.fromkeys(self.groups[key] for key in records)]
+        without = [self.value(scores, [key for key in records if self.groups[key] != group]) for group in groups]
+        whole, mean = self.value(scores, records), float(np.mean(without))
+        return [whole + (len(groups) - 1) * (mean - one) for one in without]
 
     def views(self, records: Sequence[str]) -> tuple[str, ...]:
         """Return the views that are better than the current ones beyond the noise, else the current ones."""
