@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from PIL.ImageSequence import Iterator as frames
-from runner_core import BadInput
+from runner_core import BadInput, Cropped
 
 SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".jpg", ".jpeg", ".npy")
 AS = {"1": "L", "LA": "L", "P": "RGB", "RGBA": "RGB"}  # Pillow's names of pixels, and what they are read as
@@ -38,7 +38,8 @@ def read(path: Path) -> np.ndarray:
 def read_array(path: Path) -> np.ndarray:
     """Return an array of whole or decimal numbers; its last axis is that of channels if it has 3 of them, or 1."""
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise BadInput(f"{path}: cannot be read as an array: {error}; save it again") from error
     array = array.astype(np.uint8) if array.dtype == bool else array
@@ -57,6 +58,13 @@ def one_kind(keys: Sequence[str], shapes: Sequence[Sequence[int]]) -> int:
         what = ", ".join(f"{key} has {axes} axes and {n} channel{'s'[: n > 1]}" for (axes, n), key in kinds.items())
         raise BadInput(f"images differ: {what}; convert them to one kind (all grey or all RGB), or take some out")
     return next(iter(kinds))[0]
+
+
+def usable(cropped: Cropped, axes: int, channels: int) -> np.ndarray:
+    """Return the prepared image of a record; raise BadInput if the network was trained on another kind of image."""
+    image, path = cropped.prepared["image"], str(cropped.record.files["image"])
+    one_kind(["each training image", path], [(*[1] * axes, channels), image.shape])
+    return image
 
 
 def bordered(arrays: Mapping[str, np.ndarray], patch: Sequence[int]) -> dict[str, np.ndarray]:

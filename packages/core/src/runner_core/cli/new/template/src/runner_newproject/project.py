@@ -14,7 +14,7 @@ from runner_core import BadInput, Checks, DataSet, Decoded, Health, PatchSamples
 from runner_newproject import phantom
 from runner_newproject.config import CLASSES, Settings, demo
 from runner_newproject.files import annotation, find, group, read_classes
-from runner_newproject.images import bordered, one_kind, read, save, side_by_side
+from runner_newproject.images import bordered, one_kind, read, save, side_by_side, usable
 
 VALUES = list(CLASSES.values())
 
@@ -114,8 +114,8 @@ class NewTask(Project):
     # ---- whole images: class numbers (…) uint8; `cropped` (runner_core.Cropped) is a record without its labels
 
     def predict(self, cropped: Any, infer: Any) -> np.ndarray:
-        logits = infer({"image": cropped.prepared["image"][None]})["prediction"][0]
-        return self.whole(cropped, logits.argmax(-1))
+        image = usable(cropped, int(self.statistics["axes"]), self.statistics["colour"].shape[1])
+        return self.whole(cropped, infer({"image": image[None]})["prediction"][0].argmax(-1))
 
     def baseline(self, cropped: Any) -> np.ndarray:
         """Return what a network must beat: for each pixel the class whose mean colour is nearest."""

@@ -16,7 +16,7 @@ from runner_core import BadInput, Checks, DataSet, Decoded, Judging, Pictures, P
 from runner_newproject import labels, phantom
 from runner_newproject.config import Settings, demo
 from runner_newproject.files import find, labelled, resize
-from runner_newproject.images import one_kind, read
+from runner_newproject.images import one_kind, usable, read
 
 
 class NewTask(Project):
@@ -102,7 +102,8 @@ class NewTask(Project):
 
     def predict(self, cropped: Any, infer: Any) -> np.ndarray:
         """Return what `labels.decide` makes of the network's output (outputs,)."""
-        return labels.decide(infer({"image": cropped.prepared["image"][None]})["prediction"][0])
+        image = usable(cropped, int(self.statistics["axes"]), len(self.statistics["mean"]))
+        return labels.decide(infer({"image": image[None]})["prediction"][0])
 
     def baseline(self, cropped: Any) -> np.ndarray:
         """Return what a network must beat: the same for every image."""
