@@ -16,7 +16,7 @@ from runner_core import BadInput, Checks, DataSet, Decoded, Judging, Pictures, P
 from runner_newproject import labels, phantom
 from runner_newproject.config import Settings, demo
 from runner_newproject.files import find, labelled, resize
-from runner_newproject.images import one_kind, usable, read
+from runner_newproject.images import one_kind, read, usable
 
 
 class NewTask(Project):
