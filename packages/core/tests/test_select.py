@@ -18,6 +18,7 @@ import yaml
 from runner_core import BadInput, Combining, Judging, Record, View
 from runner_core.cli import main
 from runner_core.cli.select import _refuse_nothing_to_choose, _without_test
+from runner_core.contract.project import views_of
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import settings_file
 from runner_core.experiments.soft import SoftOutputs
@@ -163,7 +164,7 @@ def test_the_command_line_selects_what_evaluate_confirms(
     stored[0].unlink()
     stored[1].write_bytes(stored[1].read_bytes()[:50])
     scores = Path("cv/soft/scores.jsonl")
-    scores.write_text(scores.read_text("utf-8")[:-20], encoding="utf-8")
+    scores.write_bytes(b"\xff\n5\n" + scores.read_bytes()[:-20])
     assert main(["toy", "select", "cv", "--out", "again", "--json"]) == 0
     again = json.loads(capfd.readouterr().out)
     assert sorted(path.name for path in computed) == [path.name for path in stored[:2]]
@@ -231,6 +232,7 @@ def test_projects_that_cannot_select_are_told_so_at_once() -> None:
         with pytest.raises(BadInput, match=why):
             _refuse_nothing_to_choose(plain, combining)  # type: ignore[arg-type]
     _refuse_nothing_to_choose(plain, Combining("probabilities", _unused, _unused, choices={"predict.threshold": (1,)}))  # type: ignore[arg-type]
+    assert views_of(plain) == ()  # type: ignore[arg-type]
     result = {"recommended": {"settings": {"predict.threshold": 0.4, "predict.views": []}}, "views": [{}]}
     assert settings_file(result) == {"predict": {"threshold": 0.4}}  # this project has no setting of views
 
@@ -238,6 +240,8 @@ def test_projects_that_cannot_select_are_told_so_at_once() -> None:
 @dataclass
 class _Predict:
     threshold: float = 0.5
+    views: tuple[str, ...] = ("axial",)
+    """A setting of the project's own, of the same name as the views of test-time augmentation."""
 
 
 @dataclass

@@ -24,6 +24,7 @@ from runner_core.cli.evaluate import make_folder, split_records
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import SelectOptions
 from runner_core.cli.start import Started
+from runner_core.config import PredictConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import faults
 from runner_core.config.values import flat, plain
@@ -87,7 +88,8 @@ def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[S
     if not records:
         raise BadInput("every run was trained on all of these records: name others with --data")
     paths = [run_of(m).checkpoints / checkpoint for m, checkpoint in zip(members, checkpoints, strict=True)]
-    marks = [mark_of(m, path, [*choices]) for m, path in zip(ensemble.members, paths, strict=True)]
+    versions = started.setup.plugins.versions
+    marks = [mark_of(m, path, [*choices], versions) for m, path in zip(ensemble.members, paths, strict=True)]
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}, each by runs not trained on it")
     make_folder(folder)
     contents = whole_digests(Identities(cache_root(started.setup.config.cache.dir)), records)
@@ -143,7 +145,7 @@ def _refuse_nothing_to_choose(project: Project, combining: Combining) -> None:
     for name in combining.choices:
         if name not in known:
             raise BadInput(f"project {project.name}: `choices` names {name!r}, which is no setting")
-    if combining.views and "predict.views" not in known:
+    if combining.views and not isinstance(getattr(project.config, "predict", None), PredictConfig):
         raise BadInput(f"project {project.name} declares views: its section `predict` must subclass PredictConfig")
 
 

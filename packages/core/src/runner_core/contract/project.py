@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from runner_core.base.errors import BadInput, did_you_mean
-from runner_core.config import RunConfig
+from runner_core.config import PredictConfig, RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import faults
 from runner_core.contract.data import Cropped, Samples, Store
@@ -255,7 +255,8 @@ def predicts(project: Project) -> bool:
 
 def views_of(project: Project) -> tuple[View, ...]:
     """Return the views that `predict.views` chooses. Raises BadInput if the project declares no such view."""
-    names = tuple(getattr(getattr(project.config, "predict", None), "views", ()))
+    own = getattr(project.config, "predict", None)
+    names = own.views if isinstance(own, PredictConfig) else ()  # a project's older section may mean other views
     if names in ((), ("none",)):
         return ()
     combining = project.combining()

@@ -182,19 +182,22 @@ class Scored:
     def _kept(self) -> dict[str, Values]:
         """Return the scores of earlier starts, without lines that are not whole."""
         found: dict[str, Values] = {}
-        for line in self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else ():
-            with suppress(ValueError):
+        for line in self._file.read_text("utf-8", "replace").splitlines() if self._file.exists() else ():
+            with suppress(ValueError, TypeError):
                 mark, scores = json.loads(line)
-                found[mark] = scores
+                found[mark] = dict(scores)
         return found
 
 
-def mark_of(member: Member, checkpoint: Path, choices: Sequence[str]) -> str:
-    """Return a digest of everything besides the record that decides a network's soft output."""
+def mark_of(member: Member, checkpoint: Path, choices: Sequence[str], versions: Mapping[str, str]) -> str:
+    """Return a digest of everything besides the record that decides a network's soft output and its scores.
+
+    `versions` are those of the project and the extensions, whose code may change.
+    """
     config = flat(member.project.config)
     settings = {
         n: v for n, v in config.items() if n.startswith(("predict.", "precision.", "data.")) and n not in choices
     }
     settings.pop("predict.views", None)
     files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in checkpoint.iterdir() if p.is_file())
-    return digest_json([str(checkpoint.resolve()), files, settings, dict(member.pipeline.settings)])
+    return digest_json([str(checkpoint.resolve()), files, settings, dict(member.pipeline.settings), dict(versions)])
