@@ -11,7 +11,7 @@ import numpy as np
 
 from runner_core.contract import Array
 from runner_core.contract.facets import Combining
-from runner_core.contract.project import Project, predicts
+from runner_core.contract.project import Project, predicts, views_of
 from runner_core.contract.records import Predicted, Table
 from runner_core.contract.views import averaged
 from runner_core.data.pipeline import CroppedRecord
@@ -48,7 +48,7 @@ def soft_output_can_be_combined(case: Case) -> None:
     if combining is None:
         raise SkipTest(f"{case.kind.name} has no `combining`: its predictions cannot be averaged")
     cropped = case.cropped()
-    soft = combining.soft(cropped, infer)
+    soft = averaged(combining.soft, cropped, infer, views_of(case.project))
     assert soft, "soft returned no array"
     kept = {name: array.copy() for name, array in soft.items()}
     assert_equal(combining.decide(cropped, soft), case.predict(), "decide of soft, beside predict,")
