@@ -119,6 +119,9 @@ def test_the_gain_of_a_pooled_score_is_that_of_the_pooled_score() -> None:
     assert gain.found.value < 0
     assert not gain.shown
     assert found.gain(first, second, ["r0", "r1"]) is not None  # one group: no interval
+    same = found.gain(first, dict(first), [*groups])
+    assert same is not None
+    assert (same.found.value, same.interval, same.shown) == (0, (0, 0), False)
 
 
 @pytest.fixture

@@ -204,7 +204,8 @@ def _notes(members: Sequence[Started[SelectOptions]], result: Mapping[str, Any])
     nest = result["nested"]
     if nest is not None:
         different = len({str(fold) for fold in nest["folds"]})
-        yield f"the choices of the {counted(len(nest['folds']), 'fold')} were {different} different ones"
+        chose = "all chose the same" if different == 1 else f"chose {different} different settings"
+        yield f"the {counted(len(nest['folds']), 'fold')} of groups {chose}"
     if len({*result["current"]["runs"]}) > len({*result["recommended"]["runs"]}):
         yield "fewer networks are recommended; the command below names them"
     slow, quick = (pick(entry["seconds"] for entry in result["views"]) for pick in (max, min))

@@ -124,8 +124,8 @@ class Chooser:
             pseudo = [self._pseudo_values(s, keys) for s in both]
             if np.isfinite(pseudo).all():
                 pairs, groups = pseudo, [*dict.fromkeys(groups)]
-        one, other = (np.array([own]) for own in pairs)
-        return Gain(difference(one, other, groups), self.larger)
+        gained = np.subtract(pairs[1], pairs[0])[None]  # first, so that equal scores differ by exactly 0
+        return Gain(difference(np.zeros_like(gained), gained, groups), self.larger)
 
     def _pseudo_values(self, scores: Mapping[str, Values], records: Sequence[str]) -> list[float]:
         """Return a value for each group whose mean is the pooled headline (jackknife, as in `result.intervals`)."""
