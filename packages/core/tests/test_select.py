@@ -21,7 +21,7 @@ from runner_core.cli.select import _refuse_nothing_to_choose, _without_test
 from runner_core.contract.project import views_of
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import settings_file
-from runner_core.experiments.soft import SoftOutputs
+from runner_core.experiments.soft import SoftOutputs, _read
 
 THRESHOLDS, SIZES = (0.5, 0.3, 0.7), (0, 10)
 
@@ -212,6 +212,18 @@ def test_a_corrected_label_is_scored_anew(cv: Path, capfd: pytest.CaptureFixture
         for mask in Path("data").glob("*_mask.npy"):
             np.save(mask, 1 - np.load(mask))
     assert found[1] == pytest.approx(1 - found[0])
+
+
+def test_a_damaged_stored_output_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, seconds=np.array(1.0), a=np.random.default_rng(0).random(1000))
+    content = bytearray(path.read_bytes())
+    for place in (60, len(content) // 2):  # in the time, and in the array; the archive's end stays whole
+        content[place : place + 40] = bytes(40)
+    path.write_bytes(content)
+    for timing in (True, False):
+        with pytest.raises(BadInput, match=r"a\.npz is damaged: remove it and start `select` again"):
+            _read(path, timing)
 
 
 def test_nothing_is_chosen_on_test_records(capsys: pytest.CaptureFixture[str]) -> None:

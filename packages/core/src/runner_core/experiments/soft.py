@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
@@ -95,14 +96,14 @@ class SoftOutputs:
             np.savez_compressed(temporary, allow_pickle=False, **{_SECONDS: np.array(seconds), **found})
 
     def seconds(self, records: Sequence[AnyRecord], views: tuple[str, ...]) -> float:
-        """Return how long a network took for one record, in the mean."""
+        """Return how long a network took for one record, in the median: the first one may have been compiled for."""
         paths = [
             self._path(number, views, record)
             for record in records
             for number, member in enumerate(self.ensemble.members)
             if not member.trained_on(record)
         ]
-        return float(np.mean([np.load(path)[_SECONDS] for path in paths]))
+        return float(np.median([_read(path, timing=True)[_SECONDS] for path in paths]))
 
     def mean(self, record: AnyRecord, views: tuple[str, ...], arms: Sequence[str]) -> Arrays:
         """Return the mean over the networks of these arms that did not train on the record."""
@@ -114,17 +115,21 @@ class SoftOutputs:
         return [number for number, (member, arm) in pairs if arm in arms and not member.trained_on(record)]
 
     def _load(self, number: int, views: tuple[str, ...], record: AnyRecord) -> Arrays:
-        path = self._path(number, views, record)
-        try:
-            with np.load(path, allow_pickle=False) as found:
-                arrays = {name: found[name] for name in found.files if name != _SECONDS}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise BadInput(f"{path} is damaged: remove it and start `select` again, which computes it anew") from error
+        arrays = _read(self._path(number, views, record), timing=False)
         return {name: a.astype(np.float32) if a.dtype == np.float16 else a for name, a in arrays.items()}
 
     def _path(self, number: int, views: tuple[str, ...], record: AnyRecord) -> Path:
         mark = digest_json([self.marks[number], list(views), self.contents[record.key], record.key])[:12]
         return self.folder / f"{file_name(record.key)[:60]}-{mark}.npz"
+
+
+def _read(path: Path, timing: bool) -> Arrays:
+    """Return the stored arrays, or the time that they took. Raises BadInput for a damaged file."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files if (name == _SECONDS) == timing}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadInput(f"{path} is damaged: remove it and start `select` again, which computes it anew") from error
 
 
 class Scored:
