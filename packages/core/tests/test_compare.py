@@ -13,6 +13,7 @@ import yaml
 from runner_core.cli import main
 from runner_core.output.report.charts import COLOURS
 from runner_core.output.runfolder import RunFolder
+from runner_core.tools.runs import _by_content
 
 Said = Callable[..., str]
 
@@ -177,3 +178,15 @@ def test_a_full_folder_is_refused_before_anything_is_said(
     said = capsys.readouterr()
     assert said.err == "runner: one: the folder is not empty; name another one with --out\n"
     assert not said.out
+
+
+def test_equal_splits_of_two_repetitions_are_no_difference(tmp_path: Path) -> None:
+    for name, text in (("a", "train: [p1]"), ("b", "train: [p1]"), ("c", "train: [p2]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "split.yaml").write_text(text, encoding="utf-8")
+    a, b, c = (_by_content({"data.split": str(tmp_path / n / "split.yaml"), "x": 1}, tmp_path / n) for n in "abc")
+    assert a == b
+    assert a != c
+    others = {"data.split": str(tmp_path / "a" / "split.yaml")}
+    assert _by_content(others, tmp_path / "b") == others
+    assert _by_content({"data.split": None}, tmp_path) == {"data.split": None}

@@ -261,6 +261,9 @@ def test_the_command_line_predicts_together(crossvalidated: Path, runner: Callab
     ended = runner("toy", "predict", crossvalidated, "data", "--out", "out", "--disagreement")
     assert ended.returncode == 0, ended.stderr
     assert len(list((tmp_path / "out").glob("*_disagreement.npy"))) == 10
+    (note,) = [line for line in ended.stdout.splitlines() if line.startswith("NOTE")]
+    assert "files that they were trained on (" in note
+    assert " by 2 of 3 runs" in note
     assert "--with" in runner("toy", "predict", "--help").stdout
 
 

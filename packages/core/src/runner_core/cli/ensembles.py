@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,19 @@ def seen_by(
     read = everything if any(history.foreign(source) for history in histories) else records
     digests |= zip((record.key for record in read), read_digests(index, read), strict=True)
     return digests, [history.seen(everything, [*digests.values()], source) for history in histories]
+
+
+def notes_of_training(members: Sequence[Started[Any]], records: Sequence[AnyRecord]) -> Iterator[str]:
+    """Yield a note if some of the runs that predict together were trained on these very files."""
+    trained = [
+        {digest for one in History.of(run_of(member).path, "").runs for digest in one.contents.values()}
+        for member in members
+    ]
+    index = Identities(cache_root(members[0].setup.config.cache.dir))
+    digests = read_digests(index, records)
+    counts = {r.key: sum(d in own for own in trained) for r, d in zip(records, digests, strict=True) if d is not None}
+    if seen := [f"{key} by {count} of {len(members)} runs" for key, count in counts.items() if count]:
+        yield f"networks predict files that they were trained on ({first_few(seen)}); `evaluate` leaves them out"
 
 
 def load_ensemble(members: Sequence[Started[Any]]) -> tuple[Ensemble, list[str]]:

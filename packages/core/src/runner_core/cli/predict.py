@@ -15,7 +15,7 @@ from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, start_from_runs, views_text
+from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
 from runner_core.cli.start import Started, load_network, load_state, refuse_url
@@ -49,6 +49,8 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     make_folder(options.out)
     remove_leftovers(options.out)
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
+    for note in notes_of_training(members, records) if len(members) > 1 else ():
+        print(f"NOTE: {note}")
     files: list[Path] = []
     masks = 0
     collect, check = setup.project.judging().collect, setup.project.checks().prediction

@@ -210,11 +210,12 @@ class Sweep:
         if size == self._read.get(member.name, 0):
             return False
         self._read[member.name] = size
-        values, known = self._validations(member), self._reported.get(member.name, 0)
-        if len(values) == known:
+        values, trial = self._validations(member), self._trial(member)
+        if (known := self._reported.get(member.name)) is None:  # a trial that goes on has reported some before
+            known = len(self.study.get_trials(deepcopy=False)[_number(member)].intermediate_values)
+        if len(values) <= known:
             return False
         self._reported[member.name] = len(values)
-        trial = self._trial(member)
         for step in range(known, len(values)):
             trial.report(values[step], step + 1)
         if trial.should_prune():

@@ -71,7 +71,7 @@ class ExperimentFolder:
             right = named and all(map(_are_settings, (m.settings for m in members)))
             return cls(path, found["kind"], found["project"], members, dict(found["about"])) if right else None
 
-        remedy = "its runs can be named one by one (--with)"
+        remedy = "its runs are whole: `evaluate RUN --with RUN`, `predict` and `compare` take them one by one"
         experiment = read_json(path / FILE, read, remedy)
         assert experiment is not None, f"{path / FILE} was there a moment ago"
         return experiment

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import hash_file, is_own_file
 from runner_core.base.text import counted
 from runner_core.config.values import flat_items
 from runner_core.contract import Json
@@ -171,7 +172,7 @@ def _read_experiment(path: Path) -> Run:
         first,
         folder=RunFolder(path),
         about=_joined([run.about for run in runs]),
-        settings=_joined([run.settings for run in runs]),
+        settings=_joined([_by_content(run.settings, path) for run in runs]),
         summary={
             **{name: first.summary.get(name) for name in ("device", "peak_memory_bytes")},
             "status": "done" if whole else "unfinished",
@@ -186,6 +187,14 @@ def _read_experiment(path: Path) -> Run:
         networks=[network for run in runs for network in run.networks],
         parts=runs,
     )
+
+
+def _by_content(settings: Mapping[str, Json], experiment: Path) -> Mapping[str, Json]:
+    """Return the settings, with the experiment's own split file named by its content."""
+    file = Path(str(settings.get("data.split") or ""))
+    if not is_own_file(file, experiment):
+        return settings
+    return {**settings, "data.split": f"{file.name} of the experiment, {hash_file(file)[:8]}"}
 
 
 def _joined(values: Sequence[Mapping[str, Json]]) -> dict[str, Json]:

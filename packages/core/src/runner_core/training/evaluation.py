@@ -301,13 +301,13 @@ def draw_figures(
     return written + write_pictures(scores.pictures, folder)
 
 
-def shown_scores(scores: Mapping[str, float]) -> str:
-    """Return scores as one line of text.
+def shown_scores(scores: Mapping[str, float | None]) -> str:
+    """Return scores as one line of text; JSON's null is an undefined score.
 
-    >>> shown_scores({"dice": 0.97531, "hd95": 2.0})
-    'dice 0.9753  hd95 2'
+    >>> shown_scores({"dice": 0.97531, "hd95": 2.0, "distance": None})
+    'dice 0.9753  hd95 2  distance –'
     """
-    return "  ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    return "  ".join(f"{name} {'–' if value is None else format(value, '.4g')}" for name, value in scores.items())
 
 
 def score_record(project: Project, record: Record, prediction: Any) -> dict[str, float]:
