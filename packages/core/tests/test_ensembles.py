@@ -296,6 +296,10 @@ def test_views_are_averaged_and_undone(cv: Path, capsys: pytest.CaptureFixture[s
     assert "averaged over 3 views" in capsys.readouterr().out
     assert main(["toy", "predict", "cv/fold-1", "data", "--out", "no", "--predict.views", "miror-x"]) == 2
     assert "there is no view 'miror-x'; did you mean 'mirror-x'? (all, none, or: mirror-y," in capsys.readouterr().err
+    assert main(["toy", "evaluate", "cv", "--data", "data", "--predict.views", "miror-x"]) == 2
+    said = capsys.readouterr()
+    assert "there is no view 'miror-x'" in said.err
+    assert said.out == "", "before the data are read"
     assert main(["toy", "export", "cv/fold-1", "--out", "exported", "--predict.views", "all"]) == 0
     assert "averaged over 8 views" in capsys.readouterr().out
 

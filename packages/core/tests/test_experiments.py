@@ -218,6 +218,7 @@ def test_the_result_is_json_on_request(here: Path, runner: Any) -> None:
         (["--group-by", "plate"], "record p0_a has no such value"),
         (["--data.split", "group:p0"], "makes its own splits"),
         (["--validate.records", "1"], "scores every validation record"),
+        (["--predict.views", "miror-x"], "there is no view 'miror-x'; did you mean 'mirror-x'?"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -226,6 +227,26 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     assert main(["toy", "crossval", *words, *QUICK]) == 2
     assert message in capsys.readouterr().err
     assert not list(here.glob("runs/toy/crossval*/fold-*/checkpoints"))
+
+
+@pytest.mark.parametrize("command", ["crossval", "repeat", "train"])
+def test_an_unknown_view_is_refused_before_data_are_read(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main(["toy", command, "--predict.views", "mirror-q"]) == 2
+    assert "there is no view 'mirror-q'" in capsys.readouterr().err
+    assert not list(here.iterdir()), "no phantom, no cache, no folder of an experiment or a run"
+
+
+def test_a_folder_whose_settings_the_first_run_refuses_is_removed(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a project which knows its views only with statistics."""
+    monkeypatch.setattr("runner_core.cli.start.refuse_unknown_views", lambda project: None)
+    words = ["toy", "crossval", "--folds", "2", "--out", "cv", *QUICK]
+    assert main([*words, "--predict.views", "mirror-q"]) == 2
+    assert "there is no view 'mirror-q'" in capsys.readouterr().err
+    assert not (here / "cv").exists()
 
 
 def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
     """Start or continue an experiment, train its members, and pool their scores."""
     started, folder = start(name, kind, options, arguments)
     share = _share(started.options.part)
+    new = folder is None
     folder = begin(started, kind, plan) if folder is None else continued(folder, started)
     own = folder.members[share]
     left = [member for member in own if not folder.done(member)]
@@ -88,9 +90,11 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
             failed = trainer.train_all(left, started.options.at_once, partial(_train, name))
         except (Stopped, KeyboardInterrupt, SystemExit):
             raise
-        except RunnerError:
+        except RunnerError as error:
             if any(map(folder.done, folder.members)):  # what there is until now
                 conclude(folder, started.setup, print)
+            elif new and isinstance(error, BadInput) and not started.options.part:
+                _discard(folder)
             raise
     conclude(folder, started.setup, print)
     if started.options.json:
@@ -98,6 +102,12 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
     if failed:
         raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
     return 0
+
+
+def _discard(folder: ExperimentFolder) -> None:
+    """Remove a new experiment if none of its runs has begun: its settings are refused, and would be at each start."""
+    if not any(map(folder.begun, folder.members)):
+        shutil.rmtree(folder.path, ignore_errors=True)
 
 
 @contextmanager

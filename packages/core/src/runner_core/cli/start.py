@@ -23,7 +23,7 @@ from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
-from runner_core.contract.project import Project, views_of
+from runner_core.contract.project import Project, refuse_unknown_views, views_of
 from runner_core.contract.setup import Setup
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins import discovery
@@ -111,6 +111,7 @@ def start_new(
     options, settings, _ = _parsed(kind, settings, arguments, seen, prog=prog, defaults=defaults)
     refuse_secret_settings(settings)
     setup, before = Setup(project(settings), settings, preset, source, plugins), History()
+    refuse_unknown_views(setup.project)
     if run is not None and start is None:
         setup.start, before = reopen(setup, run), History.before(run.path)
     elif start is not None:
@@ -235,6 +236,7 @@ def start_from_run(
     refuse_secret_settings(settings)
     refuse_other_model(trained, settings, run.path, project.dataset.settings)
     instance = project(settings)
+    refuse_unknown_views(instance)
     if extra is not None:
         instance.predict_options = extra
     setup = Setup(instance, settings, preset, _source(project, seen.data, saved), plugins)

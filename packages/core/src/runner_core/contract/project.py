@@ -255,9 +255,8 @@ def predicts(project: Project) -> bool:
 
 def views_of(project: Project) -> tuple[View, ...]:
     """Return the views that `predict.views` chooses. Raises BadInput if the project declares no such view."""
-    own = getattr(project.config, "predict", None)
-    names = own.views if isinstance(own, PredictConfig) else ()  # a project's older section may mean other views
-    if names in ((), ("none",)):
+    names = _view_names(project)
+    if not names:
         return ()
     combining = project.combining()
     declared = {} if combining is None else {view.name: view for view in combining.views}
@@ -273,6 +272,26 @@ def views_of(project: Project) -> tuple[View, ...]:
             hint = did_you_mean(name, declared)
             raise BadInput(f"predict.views: there is no view {name!r}{hint} (all, none, or: {', '.join(declared)})")
     return tuple(declared[name] for name in dict.fromkeys(names))
+
+
+def refuse_unknown_views(project: Project) -> None:
+    """Raise BadInput if `predict.views` chooses a view that the project does not declare.
+
+    It passes if the project cannot say so yet, because its `combining` needs the data or statistics.
+    """
+    if _view_names(project):
+        try:
+            project.combining()
+        except Exception:
+            return
+        views_of(project)
+
+
+def _view_names(project: Project) -> tuple[str, ...]:
+    """Return what `predict.views` names, empty for no views."""
+    own = getattr(project.config, "predict", None)
+    names = own.views if isinstance(own, PredictConfig) else ()  # a project's older section may mean other views
+    return () if names == ("none",) else names
 
 
 def overrides(project: Project, method: str) -> bool:
