@@ -216,6 +216,14 @@ def test_training_data_are_scored_by_the_runs_that_never_saw_them(cv: Path, caps
     assert len(scores) == 10
     assert not any(record["trained_on"] for record in own["records"])
     assert "3 runs together" in json.loads((folder / "evaluation.json").read_text("utf-8"))["checkpoint"]
+    assert f"report: {Path('cv/report.html')}" in out
+    page = (cv / "report.html").read_text("utf-8")
+    assert page.count("Evaluation: ") == 1, "the runs' own scores.json are no evaluations"
+    assert folder.name in page
+    assert page.count("A calibrated network lies on the dashed line") == 1, "the curves of the networks together"
+    (cv / "report.html").unlink()
+    assert main(["toy", "report", "cv"]) == 0
+    assert (cv / "report.html").read_text("utf-8") == page
     # two of the runs: records that both were trained on are marked
     words = ["cv/fold-1", "--with", "cv/fold-2", "--split", "all", "--out", "two"]
     assert main(["toy", "evaluate", *words]) == 0

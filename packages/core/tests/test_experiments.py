@@ -263,6 +263,24 @@ def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureF
             ExperimentFolder.open(here / "full")
 
 
+def test_a_page_that_cannot_be_written_again_is_refused_with_the_remedy(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, project, summary, said in (
+        ("crossval", "toy", None, "has no summary.json yet: `runner toy crossval --resume it` writes it when all runs"),
+        ("crossval", "toy", "{}", "summary.json is damaged: it is not what the runner writes; `runner toy crossval"),
+        ("crossval", "other", None, "is an experiment of project 'other', not of 'toy'"),
+        ("sweep", "toy", None, "is a sweep, whose report is not written by itself: `runner toy sweep --resume it`"),
+    ):
+        (here / "it").mkdir(exist_ok=True)
+        ExperimentFolder(here / "it", kind, project, [Member("fold-1")]).save()
+        if summary is not None:
+            (here / "it" / "summary.json").write_text(summary)
+        assert main(["toy", "report", "it"]) == 2
+        assert said in capsys.readouterr().err
+        (here / "it" / "summary.json").unlink(missing_ok=True)
+
+
 def test_a_repetition_in_a_new_terminal_takes_the_latest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["toy", "repeat", "--seeds", "1", *QUICK]) == 0
     capsys.readouterr()

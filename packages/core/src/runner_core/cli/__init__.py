@@ -39,7 +39,7 @@ PROJECT_COMMANDS = {
     "select": ("select", "choose the decision's settings and views on records that the networks did not train on"),
     "predict": ("predict", "predict files or folders with a trained run"),
     "export": ("predict", "write a trained network for use without runner"),
-    "report": ("small", "rewrite a run's report.html"),
+    "report": ("small", "rewrite the report.html of a run or an experiment"),
     "phantom": ("small", "write the phantom into a folder, in the project's own file formats"),
 }
 """Command → (module that has it, its summary)."""

@@ -21,6 +21,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import RecordPipeline
+from runner_core.experiments.result import write_page
 from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report import write_report
@@ -83,8 +84,8 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     for note in dict.fromkeys(note for one in seen for note in one.notes):
         print(f"NOTE: {note}")
     print(f"written: {', '.join(p.name for p in written)} in {done[0]}")
-    if done[0].absolute().parent == run.path.absolute():  # the report shows evaluations in the run folder
-        print(f"report: {write_report(run)}")
+    if done[0].absolute().parent == place.absolute():  # the report shows evaluations in its own folder
+        print(f"report: {write_report(run) if place == run.path else write_page(ExperimentFolder.open(place))}")
     if options.json:
         facts_file, scores_file = (read_json(done[0] / name) for name in (FACTS_FILE, SCORES_FILE))
         show_json({"folder": done[0], **facts_file, "scores": scores_file})

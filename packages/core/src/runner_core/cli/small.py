@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner_core.base.calling import runner
+from runner_core.base.errors import BadInput
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.cli.arguments import Parser
@@ -40,15 +41,25 @@ def phantom_with(started: Started[PhantomOptions]) -> Path:
 
 def report(name: str, arguments: Sequence[str]) -> int:
     from runner_core.cli.start import read_run
+    from runner_core.experiments.result import write_page
+    from runner_core.output.experiments import ExperimentFolder
     from runner_core.output.report import write_report
     from runner_core.output.runfolder import RunFolder
 
-    parser = Parser(prog=f"runner {name} report", description="Rewrite a run's report.html.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser = Parser(prog=f"runner {name} report", description="Rewrite the report.html of a run or an experiment.")
+    help_text = "a run folder, or that of a cross-validation or a repetition"
+    parser.add_argument("run", type=Path, metavar="RUN", help=help_text)
     for flag in ("--extension", "--no-extension"):
         parser.add_argument(flag, action="append", help="accepted as in other commands; a report uses no extension")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    run = RunFolder.open(parser.parse_args(list(arguments)).run)
-    read_run(run, name)
-    print(write_report(run))
+    named = parser.parse_args(list(arguments)).run
+    if ExperimentFolder.at(named):
+        experiment = ExperimentFolder.open(named)
+        if experiment.project != name:
+            raise BadInput(f"{named} is an experiment of project {experiment.project!r}, not of {name!r}")
+        print(write_page(experiment))
+    else:
+        run = RunFolder.open(named)
+        read_run(run, name)
+        print(write_report(run))
     return 0

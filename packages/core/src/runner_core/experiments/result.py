@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from runner_core.base.calling import runner
+from runner_core.base.errors import BadInput
+from runner_core.base.files import read_json
+from runner_core.base.location import shell_word
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract.facets import Judging
-from runner_core.contract.project import Project
 from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
 from runner_core.experiments.pooled import Pooled, pool
 from runner_core.output.display import duration
 from runner_core.output.experiments import ExperimentFolder, Member
-from runner_core.output.report import score_blocks
+from runner_core.output.progress import progress
+from runner_core.output.report import evaluations, score_blocks
 from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html, is_number, lines
 from runner_core.tools.uncertainty import mean
-from runner_core.training.evaluation import Row, Scores, over_set, write_scores
+from runner_core.training.evaluation import Row, Scores, over_set, read_scores, write_scores
 
 SUMMARY_FILE = "summary.json"
 _FEW_GROUPS = 5
+_KEYS = {"kind", "preset", "data", "about", "status", "done", "records", "groups", "scores", "baseline", "members"}
+"""What the page needs of summary.json."""
 Say = Callable[[str], None]
 
 
@@ -37,17 +44,36 @@ def conclude(experiment: ExperimentFolder, setup: Setup, say: Say) -> Mapping[st
     if pooled.scores.rows:
         write_scores(pooled.scores, experiment.path)
     replace_json(experiment.path / SUMMARY_FILE, summary)
-    tables = [*_tables(experiment, summary, pooled)]
-    replace_text(experiment.path / "report.html", _page(experiment, setup.project, summary, tables))
-    for table in tables:
+    page = write_page(experiment)
+    for table in _tables(experiment, summary):
         say("")
         say(table.title)
         for line in lines([table]):
             say(line)
     for note in _notes(summary, pooled):
         say(f"NOTE: {note}")
-    say(f"report: {experiment.path / 'report.html'}")
+    say(f"report: {page}")
     return summary
+
+
+def write_page(experiment: ExperimentFolder) -> Path:
+    """Write report.html from the experiment's folder alone, whole or not at all, and return its path.
+
+    Raises BadInput for a sweep, or if there is no summary.json yet.
+    """
+    again = f"`{runner()} {experiment.project} {experiment.kind} --resume {shell_word(experiment.path)}` writes it"
+    if experiment.kind == "sweep":
+        raise BadInput(f"{experiment.path} is a sweep, whose report is not written by itself: {again} again at its end")
+
+    def read(found: Any) -> dict[str, Any] | None:
+        return dict(found) if found.keys() >= _KEYS else None
+
+    summary = read_json(experiment.path / SUMMARY_FILE, read, f"{again} again")
+    if summary is None:
+        raise BadInput(f"{experiment.path} has no {SUMMARY_FILE} yet: {again} when all runs are done")
+    page = experiment.path / "report.html"
+    replace_text(page, _page(experiment, summary))
+    return page
 
 
 def _summary(experiment: ExperimentFolder, setup: Setup, pooled: Pooled) -> dict[str, Any]:
@@ -115,9 +141,10 @@ def _interval(
     return {"mean": value, **{end: v if math.isfinite(v) else None for end, v in (("low", low), ("high", high))}}
 
 
-def _tables(experiment: ExperimentFolder, summary: Mapping[str, Any], pooled: Pooled) -> Iterator[Table]:
+def _tables(experiment: ExperimentFolder, summary: Mapping[str, Any]) -> Iterator[Table]:
     scores, baseline = summary["scores"], summary["baseline"]
-    shown = [name for name in pooled.scores.shown_names if name in scores]
+    names = read_scores(experiment.path).get("shown") if summary["records"] else None
+    shown = [name for name in names or scores if name in scores]
     if shown:
         what = "out-of-fold scores" if experiment.kind == "crossval" else "validation scores"
         of = f"{counted(summary['records'], 'record')} of {counted(summary['groups'], 'group')}"
@@ -165,10 +192,10 @@ def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
         yield f"some records were scored by {min(few)}, others by {max(few)} of the runs"
 
 
-def _page(experiment: ExperimentFolder, project: Project, summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
+def _page(experiment: ExperimentFolder, summary: Mapping[str, Any]) -> str:
     about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in summary["about"].items() if value)
     title = {"crossval": "cross-validation", "repeat": "repetition"}.get(experiment.kind, experiment.kind)
-    *scores, runs = tables
+    *scores, runs = _tables(experiment, summary)
     return html(
         Page(
             f"{experiment.project} · {title}",
@@ -180,8 +207,9 @@ def _page(experiment: ExperimentFolder, project: Project, summary: Mapping[str, 
             [
                 ("Scores", scores),
                 ("Runs", [runs, _links(summary["members"])]),
-                ("Curves", [*_curves(experiment, project)]),
+                ("Curves", [*_curves(experiment)]),
                 ("Records", [*score_blocks(experiment.path)] if summary["records"] else []),
+                *evaluations(experiment.path),
             ],
             (summary["status"], f"{summary['done']} of {len(summary['members'])} runs done"),
         )
@@ -195,20 +223,21 @@ def _links(members: Sequence[Mapping[str, Any]]) -> Block:
     return Markup(f"<p>Reports: {', '.join(begun)}</p>" if begun else "")
 
 
-def _curves(experiment: ExperimentFolder, project: Project) -> Iterator[Block]:
+def _curves(experiment: ExperimentFolder) -> Iterator[Block]:
     """Yield the curves of the monitored metric and of the loss, a line for each member."""
     charts = []
-    for name in dict.fromkeys([project.monitor[0], "loss"]):
+    logs = {member.name: experiment.run(member).checked_events() for member in experiment.members}
+    found = [progress(experiment.run(member), logs[member.name]).monitor for member in experiment.members]
+    for name in dict.fromkeys([*(monitor[0] for monitor in found if monitor), "loss"]):
         series = []
-        for number, member in enumerate(experiment.members):
-            events = experiment.run(member).checked_events()
+        for number, (member, events) in enumerate(logs.items()):
             points = [
                 (float(e["step"]), float(e[name]))
                 for e in events
                 if e.get("event") == "validation" and is_number(e.get(name))
             ]
             if points:
-                series.append(Series(member.name, line_class(number), points))
+                series.append(Series(member, line_class(number), points))
         if series:
             charts.append(line_chart(f"{name}, validation", series))
     if charts:

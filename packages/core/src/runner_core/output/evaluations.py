@@ -1,4 +1,4 @@
-"""The folders of a run's evaluations, and files written whole or not at all.
+"""The folders of evaluations in a run or an experiment, and files written whole or not at all.
 
 There is one folder for each (data, split, checkpoint, settings), with a name and a date:
 
@@ -27,7 +27,7 @@ from runner_core.base.text import counted
 from runner_core.base.writing import flush, full_disk, lock, make_folder, replace_json, whole_folder
 from runner_core.data.cache.identity import digest_json
 from runner_core.output.pictures import file_name
-from runner_core.output.runfolder import free_path
+from runner_core.output.runfolder import RunFolder, free_path
 
 FACTS_FILE = "evaluation.json"
 _FREE_SECTIONS = ("cache", "remote", "log")
@@ -97,9 +97,12 @@ def _remove(folder: Path) -> None:
 
 
 def listed(run: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the evaluations of a run, the oldest first, each with its facts; those of older runners have none."""
+    """Return the evaluations in the folder of a run or an experiment, the oldest first, each with its facts.
+
+    Those of older runners have no facts. The runs of an experiment, which have scores too, are left out.
+    """
     folders = [path.parent for path in run.glob("*/scores.json") if not path.parent.name.startswith(".")]
-    found = [(folder, _facts_of(folder)) for folder in folders]
+    found = [(folder, _facts_of(folder)) for folder in folders if not RunFolder(folder).config_file.is_file()]
     return sorted(found, key=lambda entry: (str(entry[1].get("date", "")), entry[0].name))
 
 

@@ -71,7 +71,7 @@ def render(run: RunFolder) -> str:
                 ("Whole-record scores", [*score_blocks(run.path)]),
                 ("Pictures", [*pictures(run.figures, drawn)]),
                 ("Pictures during training", [*snapshots(drawn)]),
-                *((title(folder, found), [*_evaluation(folder, found, drawn)]) for folder, found in listed(run.path)),
+                *evaluations(run.path, drawn),
                 ("Where the time went", [*_timing(events)]),
                 ("Memory", [*memory(summary.get("memory_plan") or {}, summary.get("peak_memory_bytes"))]),
                 ("Streaming", [*streaming(events, run.path / BAD_FILE)]),
@@ -256,11 +256,14 @@ def score_blocks(folder: Path) -> Iterator[Block]:
         yield Note(f"… {len(remarks) - _ROWS} more in scores.json")
 
 
-def _evaluation(folder: Path, found: Event, drawn: Drawn) -> Iterator[Block]:
-    """Yield an evaluation's section: its data and settings, its scores, and its own pictures."""
-    yield from map(Note, described(folder, found))
-    yield from score_blocks(folder)
-    yield from pictures(folder, drawn)
+def evaluations(folder: Path, drawn: Drawn | None = None) -> Iterator[tuple[str, list[Block]]]:
+    """Yield a section for each evaluation in the folder of a run or an experiment.
+
+    It has the data and settings, the scores, and its own pictures: those that are not among `drawn` in training.
+    """
+    for place, found in listed(folder):
+        lines = map(Note, described(place, found))
+        yield title(place, found), [*lines, *score_blocks(place), *pictures(place, drawn or {})]
 
 
 def _scoretable(content: Event, rows: Sequence[Event]) -> Iterator[Block]:
