@@ -130,6 +130,11 @@ def opus_cores(folder: Path) -> None:
         _beside(folder, f"core_{number}.0", number)
 
 
+def _blocks(rng: np.random.Generator, most: int, side: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return so many blocks along each axis, each of `side` voxels and a random value below `most`."""
+    return np.kron(rng.integers(0, most, shape), np.ones((side,) * len(shape), int))
+
+
 def heads(folder: Path, suffix: str = ".nii.gz") -> None:
     """Three heads with their brain masks, as NIfTI."""
     import nibabel
@@ -138,7 +143,9 @@ def heads(folder: Path, suffix: str = ".nii.gz") -> None:
     x, y, z = np.meshgrid(*[(np.arange(n) - (n - 1) / 2) * spacing for n in shape], indexing="ij")
     far = np.sqrt(x**2 + y**2 + z**2)
     for number in range(3):
-        scan = ((far < 82) * 300 + (far < 62) * 300 + np.random.default_rng(number).integers(0, 30, shape)).astype("i2")
+        rng = np.random.default_rng(number)
+        tissue = _blocks(rng, 200, 2, (10, 12, 9))  # without it, all heads would be copies of one
+        scan = ((far < 82) * 300 + (far < 62) * (200 + tissue) + rng.integers(0, 30, shape)).astype("i2")
         stem = folder / f"sub-{number}" / f"sub-{number}_ses-1_T1w"
         stem.parent.mkdir()
         place = np.diag([spacing, spacing, spacing, 1])
@@ -201,7 +208,8 @@ def patients(folder: Path) -> None:
         body = masks["possible_dose_mask"]
         dose = body * 12.5 + masks["PTV56"] * 45.0 + masks["PTV70"] * 58.0
         write_values(patient / "dose.csv", dose, body)
-        write_values(patient / "ct.csv", (body * (1050 + np.arange(128) % 7 * number)).astype(np.int16))
+        tissue = _blocks(np.random.default_rng(number), 300, 4, (32, 32, 32))
+        write_values(patient / "ct.csv", (body * (1050 + tissue)).astype(np.int16))
         write_voxels(patient / "voxel_dimensions.csv", np.array([4.0, 4.0, 2.5]))
 
 
@@ -218,7 +226,9 @@ def plates(folder: Path) -> None:
             for channel in (1, 2):
                 rng = np.random.default_rng(len(rows))
                 y, x = np.mgrid[-1:1:40j, -1:1:48j]
-                blob = 3000 * np.exp(-4 * ((x - rng.uniform(-0.3, 0.3)) ** 2 + y**2)) * (1 + 0.3 * np.sin(20 * x))
+                blob = np.exp(-4 * ((x - rng.uniform(-0.3, 0.3)) ** 2 + y**2)) * (
+                    1500 + _blocks(rng, 2000, 4, (10, 12))
+                )
                 image = np.clip(200 + blob + rng.normal(0, 20, blob.shape), 0, 65535).astype(np.uint16)
                 name = f"{plate}/{plate}_{well}_site1_Ch{channel}.tif"
                 tifffile.imwrite(folder / "images" / name, image, photometric="minisblack")
