@@ -37,8 +37,17 @@ class Config(RunConfig):
     model: Model = field(default_factory=Model)
 
 
+class Bounded:
+    """A project as far as a search asks it: it refuses settings that are out of bounds."""
+
+    name = "toy"
+
+    def __init__(self, config: RunConfig) -> None:
+        refuse_out_of_bounds(config)
+
+
 def space(*words: str) -> Any:
-    return parse_space(words, Config(), refuse_out_of_bounds)  # type: ignore[arg-type]
+    return parse_space(words, Config(), Bounded)  # type: ignore[arg-type]
 
 
 def test_ranges_and_choices_have_the_types_of_their_settings() -> None:

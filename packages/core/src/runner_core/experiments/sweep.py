@@ -66,7 +66,7 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
             refused = overlay_named(config, {name: value}, f"--vary {word}")
             project(refused)
     if not space:
-        raise BadInput("name the settings to search: --vary train.learning_rate=1e-4..1e-2:log model.base=16,24,32")
+        raise BadInput("name the settings to search: --vary train.learning_rate=1e-4..1e-2:log train.batch_size=2,4,8")
     return space
 
 
