@@ -9,7 +9,7 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import aligned
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.arguments import Parser
-from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.json_output import show_json, written_result
 from runner_core.contract.records import Table
 from runner_core.output.report.page import Block, lines
 from runner_core.output.runfolder import claimed
@@ -55,7 +55,7 @@ def compare(arguments: Sequence[str]) -> int:
         replace_text(folder / "report.html", render(runs, answer, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
         if options.json:
-            show_json({"folder": folder, **read_json(folder / FACTS)})
+            show_json({"folder": folder, **written_result(folder / FACTS)})
     return 0
 
 

@@ -13,7 +13,7 @@ from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
 from runner_core.cli.ensembles import label, load_ensemble, run_of, seen_by, start_from_runs, views_text
-from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks
 from runner_core.contract import Infer
@@ -87,7 +87,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     if done[0].absolute().parent == place.absolute():  # the report shows evaluations in its own folder
         print(f"report: {write_report(run) if place == run.path else write_page(ExperimentFolder.open(place))}")
     if options.json:
-        facts_file, scores_file = (read_json(done[0] / name) for name in (FACTS_FILE, SCORES_FILE))
+        facts_file, scores_file = (written_result(done[0] / name) for name in (FACTS_FILE, SCORES_FILE))
         show_json({"folder": done[0], **facts_file, "scores": scores_file})
     for error in scores.errors:
         print(f"warning: not scored: {error}", file=sys.stderr)

@@ -17,7 +17,7 @@ from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
-from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.options import (
     LATEST,
     CrossvalOptions,
@@ -98,7 +98,7 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
             raise
     conclude(folder, started.setup, print)
     if started.options.json:
-        show_json({"folder": folder.path, **read_json(folder.path / SUMMARY_FILE)})
+        show_json({"folder": folder.path, **written_result(folder.path / SUMMARY_FILE)})
     if failed:
         raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
     return 0

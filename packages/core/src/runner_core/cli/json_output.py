@@ -40,6 +40,6 @@ def show_json(value: Any) -> None:
         out.write(json_text(value) + "\n")
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def written_result(file: Path) -> dict[str, Any]:
     """Return a result that the command has written into its folder."""
     return dict(json.loads(file.read_text(encoding="utf-8")))

@@ -15,7 +15,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
-from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.options import AblateOptions, ProfileOptions, TuneOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.config.values import flat, plain
@@ -96,7 +96,7 @@ def _profile(started: Started[ProfileOptions], folder: Path) -> None:
     for line in profile_report.lines(facts, fixes, folder):
         print(line)
     if options.json:
-        show_json({"folder": folder, **read_json(folder / profile_report.FACTS)})
+        show_json({"folder": folder, **written_result(folder / profile_report.FACTS)})
 
 
 def tune(name: str, arguments: Sequence[str]) -> int:
@@ -136,7 +136,7 @@ def _tune(started: Started[TuneOptions], folder: Path) -> int:
     for line in tune_report.lines(found, folder, setup.name):
         print(line)
     if options.json:
-        show_json({"folder": folder, **read_json(folder / tune_report.FACTS)})
+        show_json({"folder": folder, **written_result(folder / tune_report.FACTS)})
     return code
 
 
@@ -191,7 +191,7 @@ def _ablate(started: Started[AblateOptions], folder: Path) -> int:
         print("there is nothing to switch off")
     print(f"report: {folder / 'report.html'}   also ablate.csv, {FACTS}")
     if options.json:
-        show_json({"folder": folder, **read_json(folder / FACTS)})
+        show_json({"folder": folder, **written_result(folder / FACTS)})
     return code
 
 

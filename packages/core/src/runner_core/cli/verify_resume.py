@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from runner_core.base.errors import BadInput, Unhealthy
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
-from runner_core.cli.json_output import read_json, show_json
+from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.measure import base_of, refuse_no_device
 from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
@@ -47,7 +47,7 @@ def verify_resume(arguments: Sequence[str]) -> int:
         print(_verdict(result))
         print(f"report: {folder / 'report.html'}")
     if options.json:
-        show_json({"folder": folder, **read_json(folder / FACTS)})
+        show_json({"folder": folder, **written_result(folder / FACTS)})
     return 0 if result.equal else Unhealthy.exit_code
 
 
