@@ -177,7 +177,8 @@ def test_a_training_stops_with_the_file_and_the_next_one_is_sound(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The damage lies in a part that is not read at open, as in a set of many gigabytes."""
-    train = ["toy", "train", "--train.epochs", "1", "--train.steps-per-epoch", "4", "--run-dir"]
+    # many steps, so that the thread which verifies finds the damage before the end, however busy the machine is
+    train = ["toy", "train", "--train.epochs", "1", "--train.steps-per-epoch", "100", "--run-dir"]
     assert main([*train, "sound"]) == 0
     (cache,) = [entry.folder for entry in manage.entries()]
     flip_byte(cache / "array-0.bin", -1)
