@@ -54,6 +54,7 @@ def test_ranges_and_choices_have_the_types_of_their_settings() -> None:
     found = space(
         "train.learning_rate=1e-4..1e-2:log", "model.width=2..32", "model.norm=true,false", "model.channels=[4, 8],[8]"
     )
+    assert space("train.learning_rate=1e-4,5e-3")["train.learning_rate"].choices == ("0.0001", "0.005")
     rate, width = found["train.learning_rate"], found["model.width"]
     assert (rate.low, rate.high, rate.log) == (1e-4, 1e-2, True)
     assert (width.low, width.high, type(width).__name__) == (2, 32, "IntDistribution")

@@ -85,7 +85,7 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
     if len(left) < len(own):
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
     trainer = Runner(folder, shared_words(started), started.setup, print)
-    with going_on(folder):
+    with going_on(folder, started.options):
         try:
             failed = trainer.train_all(left, started.options.at_once, partial(_train, name))
         except (Stopped, KeyboardInterrupt, SystemExit):
@@ -111,12 +111,14 @@ def _discard(folder: ExperimentFolder) -> None:
 
 
 @contextmanager
-def going_on(folder: ExperimentFolder) -> Iterator[None]:
-    """Add to an interruption what is done, and the command that goes on."""
+def going_on(folder: ExperimentFolder, options: Kind) -> Iterator[None]:
+    """Add to an interruption what is done, and the command that goes on in the same way."""
     try:
         yield
     except (Stopped, KeyboardInterrupt, SystemExit) as stop:
-        command = f"{runner()} {folder.project} {folder.kind} --resume {shell_word(folder.path)}"
+        given = {name: getattr(options, name, None) for name in ("trials", "minutes", "part", "at_once")}
+        words = [f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value]
+        command = f"{runner()} {folder.project} {folder.kind} --resume {shell_word(folder.path)}{''.join(words)}"
         again = f"{progress(ExperimentFolder.open(folder.path))}; go on with: {command}"
         if isinstance(stop, Stopped):
             stop.args = (f"{str(stop).partition(chr(10))[0]}\n{again}",)

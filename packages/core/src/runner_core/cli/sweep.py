@@ -73,7 +73,7 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
         elif best is not None and best.name == member.name:
             print(f"{member.name} is the best so far")
 
-    with going_on(folder):
+    with going_on(folder, options):
         trainer.processes(trainer.count(options.at_once, trials), found.following, ended, found.stops)
         result = _result(found, setup)
         _keep(found, started, result)  # hours of trials: before anything else can fail

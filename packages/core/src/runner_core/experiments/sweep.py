@@ -10,8 +10,9 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -61,7 +62,8 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
             raise BadInput(f"--vary {word}: write {name}=LOW..HIGH, {name}=LOW..HIGH:log or {name}=A,B,C")
         if name in space:
             raise BadInput(f"--vary names {name} twice")
-        space[name] = _range(word, values, known[name], from_optuna) or _choices(word, values, from_optuna)
+        space[name] = _range(word, values, known[name], from_optuna)
+        space[name] = space[name] or _choices(word, values, partial(_as_setting, config, name, word), from_optuna)
         for value in _ends(space[name]):
             refused = overlay_named(config, {name: value}, f"--vary {word}")
             project(refused)
@@ -100,10 +102,15 @@ def _range(word: str, values: str, now: Any, optuna: Any) -> Any | None:
     return optuna.distributions.FloatDistribution(*ends, log=bool(kind))
 
 
-def _choices(word: str, values: str, optuna: Any) -> Any:
+def _as_setting(config: RunConfig, name: str, word: str, value: Any) -> Any:
+    """Return a value as the setting keeps it: YAML's text 1e-4 is a number where the setting is one."""
+    return flat(overlay_named(config, {name: value}, f"--vary {word}"))[name]
+
+
+def _choices(word: str, values: str, as_setting: Callable[[Any], Any], optuna: Any) -> Any:
     try:
         found = yaml.safe_load(f"[{values}]")
-        texts = [json.dumps(value) for value in found]
+        texts = [json.dumps(as_setting(value)) for value in found]
     except (yaml.YAMLError, TypeError):
         raise BadInput(f"--vary {word}: {values} is no list of values; write A,B,C") from None
     if len(set(texts)) < 2:
