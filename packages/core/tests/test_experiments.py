@@ -48,10 +48,14 @@ def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval:
     found = read(crossval)
     assert (found["status"], found["done"], found["kind"]) == ("done", 3, "crossval")
     records = read(crossval, "scores.json")["records"]
-    pooled = SimpleNamespace(scores=SimpleNamespace(rows=[0]), counts=[1])
+    scores = SimpleNamespace(rows=[0], shown_names=["dice", "distance"])
+    pooled = SimpleNamespace(scores=scores, counts=[3, 3], undefined={"distance": 2, "of no table": 1})
     for groups, few in ((3, True), (5, False)):
         notes = [*_notes({**found, "groups": groups}, pooled)]  # type: ignore[arg-type]
         assert any(note.startswith(f"only {groups} groups: the intervals are wide and rough") for note in notes) == few
+        assert [note for note in notes if "undefined" in note] == [
+            "distance is undefined in 2 of 6 scores (an empty prediction, for example): its mean is over the others"
+        ]
     keys = [entry["record"] for entry in records]
     assert len(set(keys)) == len(keys) == found["records"]
     for n in (1, 2, 3):

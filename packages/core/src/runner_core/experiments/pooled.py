@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from runner_core.contract.project import Project
@@ -18,12 +20,14 @@ class Pooled:
     """Scores of all records, worst first, each the mean over the members that validated on it.
 
     `counts` says how many members scored each record, in the order of `scores.rows`. `members` holds each member's
-    scores of its own validation set.
+    scores of its own validation set. `undefined` says how many scores of single records by single members have no
+    value, by name: means are over the others.
     """
 
     scores: Scores
     counts: Sequence[int]
     members: Mapping[str, Mapping[str, float]]
+    undefined: Mapping[str, int]
 
 
 def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
@@ -52,6 +56,9 @@ def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
         scores,
         [len(found[row.record.key]) for row in rows],
         {name: c.get("means") or {} for name, c in contents.items()},
+        Counter(
+            name for e in chain(*found.values()) for name, value in (e.get("scores") or {}).items() if value is None
+        ),
     )
 
 

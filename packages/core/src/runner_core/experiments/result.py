@@ -190,6 +190,10 @@ def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
     few = set(pooled.counts)
     if len(few) > 1:
         yield f"some records were scored by {min(few)}, others by {max(few)} of the runs"
+    for name in pooled.scores.shown_names:
+        if count := pooled.undefined.get(name):
+            of = f"{count} of {counted(sum(pooled.counts), 'score')}"
+            yield f"{name} is undefined in {of} (an empty prediction, for example): its mean is over the others"
 
 
 def _page(experiment: ExperimentFolder, summary: Mapping[str, Any]) -> str:
