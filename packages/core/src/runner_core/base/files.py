@@ -72,6 +72,12 @@ def read_json(path: Path, read: Callable[[Any], Found | None], remedy: str) -> F
     return found
 
 
+def refuse_full_folder(path: Path, remedy: str) -> None:
+    """Raise BadInput, which ends with `remedy`, if the path is there and is not an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise BadInput(f"{path} exists and is not an empty folder; {remedy}")
+
+
 def is_own_file(path: Path, folder: Path) -> bool:
     """Return whether `path` is a plain file in `folder` or below it, where neither is a link that leads elsewhere.
 

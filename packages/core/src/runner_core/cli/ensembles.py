@@ -78,6 +78,11 @@ def views_text(project: Project) -> str:
     )
 
 
+def folder_of(members: Sequence[Started[Any]], named: Path) -> Path:
+    """Return the folder of the experiment that the user named, or of the first run."""
+    return named if ExperimentFolder.at(named) else run_of(members[0]).path
+
+
 def run_of(started: Started[Any]) -> RunFolder:
     assert started.run is not None
     return started.run

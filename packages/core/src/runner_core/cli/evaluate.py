@@ -12,7 +12,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, seen_by, start_from_runs, views_text
+from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, seen_by, start_from_runs, views_text
 from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks
@@ -69,7 +69,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
         versions=setup.engine.versions(),
     )
     done: list[Path] = []
-    place = options.run if ExperimentFolder.at(options.run) else run.path
+    place = folder_of(members, options.run)
     with _folder(setup.name, options.out, place, found, done) as out:
         print(
             f"{counted(len(records), 'record')} ({side}) with {label(members, checkpoints)}{views_text(setup.project)}"

@@ -10,7 +10,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 from runner_core.base.errors import BadInput
-from runner_core.base.files import refuse_special_file
+from runner_core.base.files import refuse_full_folder, refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
@@ -189,8 +189,7 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     """Write the network for use without runner, and return the files; each of several into a folder of its own."""
     out = members[0].options.out
     remove_leftovers(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out} exists and is not an empty folder; name another with --out")
+    refuse_full_folder(out, "name another with --out")
     if len(members) == 1:
         return _export(members[0], out)
     ensemble, checkpoints = load_ensemble(members)  # refuses runs that do not fit

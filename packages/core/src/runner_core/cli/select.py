@@ -15,11 +15,12 @@ import yaml
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_full_folder
 from runner_core.base.location import shell_word
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text, to_json
-from runner_core.cli.ensembles import label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
+from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
 from runner_core.cli.evaluate import make_folder, split_records
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import SelectOptions
@@ -50,9 +51,9 @@ _EVERY_SUBSET = 4
 def select(name: str, arguments: Sequence[str]) -> int:
     members = start_from_runs(name, "select", SelectOptions, arguments)
     options = members[0].options
-    if options.out is not None and options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise BadInput(f"{options.out} exists and is not an empty folder; name another with --out")
-    place = options.run if ExperimentFolder.at(options.run) else run_of(members[0]).path
+    if options.out is not None:  # hours before it is written
+        refuse_full_folder(options.out, "name another with --out")
+    place = folder_of(members, options.run)
     outputs, records = _outputs(members, place / STORED)
     with _going_on(outputs):
         result = _chosen(outputs, records)

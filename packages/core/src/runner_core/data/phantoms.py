@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_full_folder
 from runner_core.base.writing import locked, whole_folder
 from runner_core.contract.project import Project
 
@@ -17,8 +18,7 @@ SEED = 0
 
 def write_phantom(project: Project, folder: Path) -> Path:
     """Write the project's phantom, whole or not at all, into `folder`, which must be empty or not exist."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} exists and is not an empty folder; name another for the phantom")
+    refuse_full_folder(folder, "name another for the phantom")
     try:
         with whole_folder(folder) as temporary:
             project.phantom(temporary, np.random.default_rng(SEED))

@@ -16,7 +16,8 @@ import numpy as np
 
 from runner_core.contract.facets import Judging
 from runner_core.contract.values import Scalar
-from runner_core.tools.uncertainty import Difference, difference, holm
+from runner_core.experiments.folds import balanced
+from runner_core.tools.uncertainty import Difference, difference, holm, pseudo_values
 from runner_core.training.evaluation import over_set
 
 GRID = 64
@@ -128,11 +129,10 @@ class Chooser:
         return Gain(difference(np.zeros_like(gained), gained, groups), self.larger)
 
     def _pseudo_values(self, scores: Mapping[str, Values], records: Sequence[str]) -> list[float]:
-        """Return a value for each group whose mean is the pooled headline (jackknife, as in `result.intervals`)."""
+        """Return a value for each group, whose mean is the pooled headline."""
         groups = [*dict.fromkeys(self.groups[key] for key in records)]
         without = [self.value(scores, [key for key in records if self.groups[key] != group]) for group in groups]
-        whole, mean = self.value(scores, records), float(np.mean(without))
-        return [whole + (len(groups) - 1) * (mean - one) for one in without]
+        return pseudo_values(self.value(scores, records), without)
 
     def views(self, records: Sequence[str]) -> tuple[str, ...]:
         """Return the views that are better than the current ones beyond the noise, else the current ones."""
@@ -193,7 +193,5 @@ class Chooser:
         groups: dict[str, list[str]] = {}
         for key, group in self.groups.items():
             groups.setdefault(group, []).append(key)
-        folds: list[list[str]] = [[] for _ in range(min(FOLDS, len(groups)))]
-        for _, keys in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-            min(folds, key=len).extend(keys)
-        yield from map(frozenset, folds)
+        for names in balanced({name: len(groups[name]) for name in sorted(groups)}, min(FOLDS, len(groups))):
+            yield frozenset(key for name in names for key in groups[name])

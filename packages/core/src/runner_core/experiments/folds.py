@@ -51,7 +51,7 @@ def make_folds(
     else:
         groups = _by_value(free, group_by, "--group-by ") if group_by else _by_group(free)
         _refuse_divided_groups(groups, f"--group-by {group_by}")
-        folds = groups if rule == EACH_GROUP else _balanced(groups, _count(rule, groups, group_by), seed, sizes)
+        folds = groups if rule == EACH_GROUP else _shuffled(groups, _count(rule, groups, group_by), seed, sizes)
     _refuse_divided_groups(folds, f"--folds {rule}")
     if len(folds) < 2:
         raise BadInput(f"--folds {rule} gives one fold, {next(iter(folds))!r}: there must be two or more")
@@ -109,14 +109,20 @@ def _count(rule: str, groups: Folds, group_by: str) -> int:
     return int(rule)
 
 
-def _balanced(groups: Folds, count: int, seed: int, sizes: Mapping[str, int] | None) -> Folds:
-    """Return `count` folds of about equal size: each group, the largest first, joins the smallest fold."""
+def balanced(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Return the names in `count` parts of about equal size: each name, the largest first, joins the smallest part."""
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        min(parts, key=lambda part: (sum(sizes[n] for n in part), len(part))).append(name)
+    return parts
+
+
+def _shuffled(groups: Folds, count: int, seed: int, sizes: Mapping[str, int] | None) -> Folds:
+    """Return `count` folds of about equal size; groups of equal size are in an order of the seed's."""
     names = [*groups]
     shuffled = [names[i] for i in order(seed, 3, len(names), len(names), shuffle=True)]
-    size = {name: sum(1 if sizes is None else sizes[r.key] for r in groups[name]) for name in names}
-    parts: list[list[str]] = [[] for _ in range(count)]
-    for name in sorted(shuffled, key=lambda name: -size[name]):
-        min(parts, key=lambda part: (sum(size[n] for n in part), len(part))).append(name)
+    size = {name: sum(1 if sizes is None else sizes[r.key] for r in groups[name]) for name in shuffled}
+    parts = balanced(size, count)
     return {str(number): [r for name in sorted(part) for r in groups[name]] for number, part in enumerate(parts, 1)}
 
 

@@ -24,7 +24,7 @@ from runner_core.output.progress import progress
 from runner_core.output.report import evaluations, score_blocks
 from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html, is_number, lines
-from runner_core.tools.uncertainty import mean
+from runner_core.tools.uncertainty import mean, pseudo_values
 from runner_core.training.evaluation import Row, Scores, over_set, read_scores, write_scores
 
 SUMMARY_FILE = "summary.json"
@@ -133,7 +133,7 @@ def _interval(
     if known:
         found = mean([row.scores[name] for row in known], [row.record.group for row in known])
         if not math.isclose(found.value, value, rel_tol=1e-9):
-            pseudo = [len(without) * value - (len(without) - 1) * scores.get(name, math.nan) for scores in without]
+            pseudo = pseudo_values(value, [scores.get(name, math.nan) for scores in without])
             if not all(map(math.isfinite, pseudo)):
                 return {"mean": value, "low": None, "high": None}
             found = mean(pseudo, [str(number) for number in range(len(pseudo))])

@@ -143,6 +143,15 @@ def difference(first: Array, second: Array, groups: Sequence[str], resamples: in
     return Difference(sign * design.value, (sign * design.draws(resamples))[::sign], design.components)
 
 
+def pseudo_values(value: float, without: Sequence[float]) -> list[float]:
+    """Return the jackknife's value of each group (Efron and Tibshirani 1993, chapter 11); their mean is `value`.
+
+    `value` is a score of the whole set, `without` the same score without each group.
+    """
+    middle = float(np.mean(without))
+    return [value + (len(without) - 1) * (middle - one) for one in without]
+
+
 def holm(p: Sequence[float], level: float = LEVEL) -> list[float]:
     """Return for each of several comparisons the level of its interval, by Holm (1979).
 

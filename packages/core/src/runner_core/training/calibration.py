@@ -17,6 +17,7 @@ Only sums are kept, a few for each bin. Volumes are read slab by slab and never 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,19 +45,19 @@ Sums = Mapping[int, Array]
 """Number of a bin → number of voxels, sum of predictions, sum of truths."""
 
 
-class Curve:
+class Curve(ABC):
     """The counts of one class or region. A subclass sorts predictions into bins."""
 
     def __init__(self) -> None:
         self.sums: dict[int, Array] = {}
 
+    @abstractmethod
     def place(self, predicted: Array) -> Array:
         """Return the number of each prediction's bin (intp)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bins(self) -> tuple[Sums, float]:
         """Return the bins of the result, and their width: bin n goes from n to n + 1 times the width."""
-        raise NotImplementedError
 
     def count(self, predicted: Array, truth: Array) -> None:
         """Count voxels, given as float32 arrays of one axis."""

@@ -7,7 +7,7 @@ one record is in memory at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,4 +209,4 @@ def _pairs(usual: Usual, soft: Array, labels: Array) -> Iterator[tuple[Array, Ar
 
 def moved(region: Region, origin: tuple[int, ...]) -> Region:
     start, stop = (tuple(a + b for a, b in zip(end, origin, strict=False)) for end in (region.start, region.stop))
-    return Region(start, stop, region.size, region.score, region.labelled, region.said)
+    return replace(region, start=start, stop=stop)
