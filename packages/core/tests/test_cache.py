@@ -604,6 +604,15 @@ def test_a_full_disk_leaves_nothing(place, tiny_disk, monkeypatch, mode, workers
     assert not place.folders()
 
 
+def test_a_disk_that_is_full_before_the_first_byte(tiny_disk):
+    """Another worker's hand-over can take the last byte; blosc2 then says only that it could not create the file."""
+    with pytest.raises(OSError, match="No space left"):
+        (tiny_disk / "filler").write_bytes(bytes(2 << 20))
+    with pytest.raises(OSError, match="Could not create") as caught:
+        build.BLOSC2.create(tiny_disk / "array", np.zeros((4, 100, 100), np.float32))
+    assert caught.value.errno == errno.ENOSPC
+
+
 def test_nobody_writes_any_more_when_what_was_written_is_removed(place, monkeypatch):
     """Else a worker's new file keeps the folder that is being removed."""
     write_volumes(place.data, [40] * 6, side=100)

@@ -124,7 +124,8 @@ class _BloscFile:
     """
 
     def __init__(self, path: Path, first: Array) -> None:
-        self._chunks = blosc_chunks(first, path)
+        with _disk_full():
+            self._chunks = blosc_chunks(first, path)
         self._size = self._chunks.chunksize
         self._rest = bytearray()
 
@@ -141,10 +142,17 @@ class _BloscFile:
         del self._chunks
 
     def _write(self, chunk: bytearray) -> None:
-        try:
+        with _disk_full():
             self._chunks.append_data(chunk)
-        except RuntimeError as error:  # blosc2's only sign of a full disk
-            raise OSError(errno.ENOSPC, str(error)) from error
+
+
+@contextmanager
+def _disk_full() -> Iterator[None]:
+    """Raise OSError for a RuntimeError, which is blosc2's only sign of a full disk."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def blosc_chunks(first: Array, path: Path | None = None) -> Any:
