@@ -5,9 +5,11 @@ That the site is built without a warning is for `mkdocs build --strict` to say (
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from runner_core import Project, RunConfig, flat
 from runner_core.cli import PROJECT_COMMANDS, options
+from runner_core.cli.completion import completion
 from runner_core.cli.options import ALIASES
 from runner_core.config.values import REMOVED
 from runner_core.plugins import discovery
@@ -125,10 +128,23 @@ def _understood(line: str, made: set[str]) -> bool:
         words = [*words[1:2], words[0], *words[2:]]
         return bool(words[1:]) and not flags - _flags(_projects().get(words[0]), words[1])
     command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help", "--help-all")), None)
+    if command in _own_commands(words[0]):
+        return not flags - _own_flags(words[0], command)
     if command not in PROJECT_COMMANDS:
         return command is None and not flags and (words[0].isupper() or words[0] in {*_projects(), *made})
     kind = _projects().get(words[0])  # None: a name that stands for any project, or one that the page itself makes
     return not {name for name in flags - _flags(kind, command) if kind or "." not in name}
+
+
+def _own_commands(project: str) -> Collection[str]:
+    plugin = discovery.projects().get(project)
+    return discovery.own_commands(plugin) if plugin else ()
+
+
+def _own_flags(project: str, command: str) -> set[str]:
+    with redirect_stdout(io.StringIO()) as answer:
+        completion(["words", project, command, "--"])
+    return {line.partition("\t")[0] for line in answer.getvalue().splitlines()[1:]}
 
 
 def _flags(project: type[Project] | None, command: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -53,3 +54,36 @@ def test_list_hooks_says_who_wins_what_is_contested_and_what_is_broken(runner: R
     refused = runner("list", "--hooks", "toy", "--extension", "rivel", installed=installed)
     assert refused.returncode == 2
     assert "did you mean 'rival'" in refused.stderr
+
+
+def test_a_project_adds_a_command_of_its_own(runner: Runner, tmp_path: Path) -> None:
+    info = tmp_path / "toy-0.1.dist-info"
+    shutil.copytree(PROJECT / info.name, info)
+    with (info / "entry_points.txt").open("a", encoding="utf-8") as table:
+        table.write("[runner.commands]\ntoy.count-discs = toy_counting:count\nother.count-stars = toy_counting:count\n")
+    source = "import sys\n\nprint('imported', file=sys.stderr)\n\n\n"
+    source += 'def count(parser, words):\n    """Count discs: in a picture,\n    or in many.\n\n    More.\n    """\n'
+    source += "    parser.add_argument('--all', action='store_true', help='count each')\n"
+    source += "    print('all' if parser.parse_args(words).all else 'some')\n"
+    (tmp_path / "toy_counting.py").write_text(source, encoding="utf-8")
+    shutil.copy(PROJECT / "toy_project.py", tmp_path)
+
+    def said(*words: str, code: int = 0) -> str:
+        done = runner(*words, installed=(tmp_path,))
+        assert done.returncode == code, done.stderr
+        assert ("imported" in done.stderr) == ("count-discs" in words), "lists import nothing"
+        return " ".join((done.stdout if not code else done.stderr).split())
+
+    listed = said("toy", "--help")
+    assert "toy count-discs count discs: in a picture, or in many `" in listed
+    assert "count-stars" not in listed
+    assert said("toy", "count-discs") == "some"
+    assert said("toy", "count-discs", "--all") == "all"
+    assert "Count discs: in a picture, or in many." in said("toy", "count-discs", "--help")
+    assert "did you mean '--all'?" in said("toy", "count-discs", "--al1", code=2)
+    assert "did you mean 'count-discs'?" in said("toy", "count-disc", code=2)
+    assert "count-discs count discs" in said("completion", "words", "toy", "count")
+    assert (
+        said("completion", "words", "toy", "count-discs", "--")
+        == "none --help show this help message and exit --debug show tracebacks of errors --all count each"
+    )

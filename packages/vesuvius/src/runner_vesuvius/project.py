@@ -42,7 +42,7 @@ from runner_core import (
     shape_text,
 )
 
-from runner_vesuvius import checks, files, outputs, scores, statistics, targets, volumes
+from runner_vesuvius import checks, files, outputs, scores, statistics, submission, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
@@ -54,6 +54,8 @@ from runner_vesuvius.outputs import Detected
 class ScrollPredictOptions:
     probability: bool = False
     """Also write the probabilities, KEY_probability.tif: 0 to 255 for 0 to 1."""
+    zip: bool = False
+    """Also write submission.zip, which holds the masks, to hand in; `validate-submission` checks it."""
 
 
 class Vesuvius(Project):
@@ -72,6 +74,10 @@ class Vesuvius(Project):
     predict_options = ScrollPredictOptions()
     config: ScrollConfig
 
+    def __init__(self, config: ScrollConfig) -> None:
+        super().__init__(config)
+        self._predicted: list[str] = []
+
     @property
     def _cut(self) -> float:
         """Logit of `predict.threshold`."""
@@ -87,6 +93,8 @@ class Vesuvius(Project):
         found = files.find_inputs(path, self.config.data)
         if self.predict_options.probability:
             outputs.refuse_overlap(path, {record.key for record in found})
+        if self.predict_options.zip:
+            submission.refuse_repeats(path, found)
         return found
 
     def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
@@ -267,7 +275,13 @@ class Vesuvius(Project):
 
     def write(self, record: Record, prediction: Detected, out: Path) -> Sequence[Path]:
         """Write KEY.tif, the submission's format (uint8, 0 and 1, LZW), and any KEY_probability.tif."""
+        self._predicted.append(record.key)
         return outputs.write(prediction, record.key, out, self.predict_options.probability)
+
+    def _zip(self, written: Sequence[Path], out: Path) -> Sequence[Path]:
+        """Write submission.zip beside the files, which stay."""
+        masks = {f"{key}.tif" for key in self._predicted}
+        return [submission.write([path for path in written if path.name in masks], out / submission.NAME), *written]
 
     def score(self, record: Record, prediction: Detected) -> Mapping[str, float]:
         """Return the challenge's score, its parts and their parts, and Dice (`scores.volume_scores`)."""
@@ -318,7 +332,7 @@ class Vesuvius(Project):
         )
 
     def judging(self) -> Judging:
-        return Judging(shown=scores.SHOWN)
+        return Judging(shown=scores.SHOWN, collect=self._zip if self.predict_options.zip else None)
 
     def pictures(self) -> Pictures:
         return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=2)

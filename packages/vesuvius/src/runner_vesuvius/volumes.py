@@ -93,7 +93,12 @@ def refuse_large(files: Mapping[str, Path]) -> None:
 
 def highest(path: Path) -> int:
     """Return the highest value in the file, also of 16 bits; raises BadInput as `read_image` does."""
-    return int(_read(path, *outline(path)).max())
+    return int(read_stored(path).max())
+
+
+def read_stored(path: Path) -> Array:
+    """Read a volume in the type that the file has; raises BadInput if it is missing, damaged or no volume."""
+    return _read(path, *outline(path))
 
 
 def read_label(path: Path) -> Array:

@@ -108,13 +108,25 @@ def _project_command(project: str, rest: list[str]) -> int:
     if not rest or rest[0] in ("-h", "--help", "--help-all", "help"):
         return project_help(plugin)
     if rest[0] not in PROJECT_COMMANDS:
-        hint = did_you_mean(rest[0], PROJECT_COMMANDS)
-        raise BadInput(
-            f"there is no command `runner {project} {rest[0]}`{hint}\ncommands: {', '.join(PROJECT_COMMANDS)}"
-        )
+        own = discovery.own_commands(plugin)
+        if rest[0] in own:
+            return own_command(plugin, own[rest[0]], rest[1:])
+        known = [*PROJECT_COMMANDS, *own]
+        hint = did_you_mean(rest[0], known)
+        raise BadInput(f"there is no command `runner {project} {rest[0]}`{hint}\ncommands: {', '.join(known)}")
     module, _ = PROJECT_COMMANDS[rest[0]]
     command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0].replace("-", "_"))
     return command(project, rest[1:])
+
+
+def own_command(plugin: Plugin, command: discovery.OwnCommand, arguments: Sequence[str]) -> int:
+    """Call a project's own command with a parser that it completes, and the words to parse."""
+    from runner_core.cli.arguments import Parser
+
+    about = command.summary()
+    parser = Parser(prog=f"runner {plugin.name} {command.name}", description=f"{about[:1].upper()}{about[1:]}.")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return command.entry.load()(parser, list(arguments)) or 0
 
 
 def _traceback(error: Exception) -> str:
@@ -223,7 +235,9 @@ def project_help(plugin: Plugin) -> int:
     """Print the commands of a project (`runner PROJECT`)."""
     name, call = plugin.name, runner()
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
-    _columns([(f"{call} {name} {command}", text) for command, (_, text) in PROJECT_COMMANDS.items()])
+    rows = [(command, text) for command, (_, text) in PROJECT_COMMANDS.items()]
+    rows += [(command.name, command.summary()) for command in discovery.own_commands(plugin).values()]
+    _columns([(f"{call} {name} {command}", text) for command, text in rows])
     print(f"\n`{call} {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0
 

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
@@ -100,12 +100,16 @@ def _next(words: Sequence[str], now: str) -> Answer:
         return "none", [(shell, "") for shell in SHELLS if not words[1:]]
     if words[0] in COMMANDS:
         return _of_command(words[0], words[1:], now)
+    if not words[1:]:
+        return "none", _commands(discovery.find_project(words[0]))
+    return _of_project(words[0], words[1], words[2:], now)
+
+
+def _commands(plugin: discovery.Plugin) -> Iterator[tuple[str, str]]:
     from runner_core.cli import PROJECT_COMMANDS
 
-    if not words[1:]:
-        discovery.find_project(words[0])
-        return "none", [(command, text) for command, (_, text) in PROJECT_COMMANDS.items()]
-    return _of_project(words[0], words[1], words[2:], now)
+    yield from ((command, text) for command, (_, text) in PROJECT_COMMANDS.items())
+    yield from ((command.name, command.summary()) for command in discovery.own_commands(plugin).values())
 
 
 def _first() -> Iterator[tuple[str, str]]:
@@ -121,28 +125,38 @@ def _projects() -> Iterator[tuple[str, str]]:
 
 def _of_command(command: str, words: Sequence[str], now: str) -> Answer:
     """Complete a command of runner itself: its --help names the flags."""
-    text = _help(command, words[:1] if command == "cache" else ())
+    module, _, function = COMMANDS[command].partition(":")
+    called = getattr(import_module(module), function)
+    text = _help(lambda: called([*(words[:1] if command == "cache" else ()), "--help"]))
     if command == "cache" and not words:
         return "none", [(word, "") for word in re.findall(r"^    (\w+)  ", text, re.MULTILINE)]
+    return _value_or_flag(words, now, _flags(text), "runs" if command in ("compare", "watch") else ())
+
+
+def _help(call: Callable[[], object]) -> str:
+    """Return what a command prints for --help, each flag on one line."""
+    os.environ["COLUMNS"] = "500"
+    with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
+        call()
+    return text.getvalue()
+
+
+def _flags(text: str) -> Flags:
+    """Return the flags that a page of help names."""
     found: Flags = {}
     for flag, meta, about in re.findall(r"^ +(?:-\w, )?(--[\w-]+)(?: (\S+))? *(.*)$", text, re.MULTILINE):
         choices = meta.strip("{}").split(",") if meta.startswith("{") else ()
         project = [*discovery.projects()] if "PROJECT" in meta else ()
         found[flag] = Flag(about, "folders" if "DIR" in meta else (choices or project) if meta else None)
-    return _value_or_flag(words, now, found, "runs" if command in ("compare", "watch") else ())
-
-
-def _help(command: str, words: Sequence[str]) -> str:
-    module, _, function = COMMANDS[command].partition(":")
-    os.environ["COLUMNS"] = "500"
-    with redirect_stdout(io.StringIO()) as text, suppress(SystemExit):
-        getattr(import_module(module), function)([*words, "--help"])
-    return text.getvalue()
+    return found
 
 
 def _of_project(project: str, command: str, words: Sequence[str], now: str) -> Answer:
-    from runner_core.cli import options
+    from runner_core.cli import options, own_command
 
+    plugin = discovery.find_project(project)
+    if added := discovery.own_commands(plugin).get(command):
+        return _value_or_flag(words, now, _flags(_help(lambda: own_command(plugin, added, ["--help"]))), "files")
     kind = getattr(options, f"{command.title().replace('-', '')}Options", options.RunOptions)
     own = _options(kind)
     flag = words[-1] if words else ""

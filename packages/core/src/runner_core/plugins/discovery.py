@@ -20,6 +20,8 @@ from runner_core.base.errors import BadInput, did_you_mean
 
 PROJECTS = "runner.projects"
 EXTENSIONS = "runner.extensions"
+OWN_COMMANDS = "runner.commands"
+"""Entry points PROJECT.COMMAND: functions of a project's package that are commands of this project alone."""
 COMMANDS = {
     "list": "runner_core.cli:list_plugins",
     "doctor": "runner_core.cli.doctor:doctor",
@@ -83,6 +85,35 @@ def projects() -> dict[str, Plugin]:
 def extensions() -> dict[str, Plugin]:
     """Return installed extensions by name. Raises BadInput when two distributions claim one name."""
     return _unique(_plugin(e, "extension") for e in entry_points(group=EXTENSIONS))
+
+
+class OwnCommand(NamedTuple):
+    """A command that a project adds to those that every project has; not loaded."""
+
+    name: str
+    entry: EntryPoint
+
+    def summary(self) -> str:
+        """Return the first paragraph of its function's docstring, without capital and full stop, from its source."""
+        try:
+            source = _source(self.entry.module)
+            body = ast.parse(source.read_bytes()).body if source else []
+        except (ImportError, OSError, SyntaxError, ValueError):
+            return ""
+        functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == self.entry.attr]
+        text = ast.get_docstring(functions[0]) if functions else None
+        first = " ".join((text or "").partition("\n\n")[0].split()).removesuffix(".")
+        return f"{first[:1].lower()}{first[1:]}"
+
+
+def own_commands(project: Plugin) -> dict[str, OwnCommand]:
+    """Return the commands that the project's distribution adds, by name."""
+    found = {}
+    for entry in entry_points(group=OWN_COMMANDS):
+        owner, _, command = entry.name.partition(".")
+        if owner == project.name and entry.dist and entry.dist.name == project.distribution:
+            found[command] = OwnCommand(command, entry)
+    return found
 
 
 def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:
