@@ -147,10 +147,16 @@ def test_the_challenges_download_from_check_to_masks(runner: Runner, scrolls: Pa
     done = runner("vesuvius", "train", "--data", scrolls, "--run-dir", run, *TINY, fresh=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(note) == 1
-    done = runner("vesuvius", "predict", run, scrolls / "test_images", "--out", "masks")
+    done = runner("vesuvius", "predict", run, scrolls / "test_images", "--out", "masks", "--zip")
     assert done.returncode == 0, done.stderr
     assert masks(tmp_path / "masks").keys() == {"301"}
+    done = runner("vesuvius", "validate-submission", "masks/submission.zip", "--data", scrolls)
+    assert done.returncode == 0, done.stderr
+    assert "1 volume, no fault was found" in done.stdout
     (scrolls / "test.csv").write_text("id,scroll_id\n301,A\n302,A\n")
+    done = runner("vesuvius", "validate-submission", "masks/submission.zip", "--data", scrolls)
+    assert done.returncode == 2
+    assert "1 volume missing: 302.tif" in done.stderr
     done = runner("vesuvius", "predict", run, scrolls / "test_images", "--out", "more")
     assert done.returncode == 2
     assert "302.tif: no such file" in done.stderr
