@@ -51,6 +51,24 @@ def test_a_crop_comes_back_into_the_volume(config, write_volumes) -> None:
     assert found.mask[4:20, 6:22, 8:24].any()
 
 
+def test_every_view_leads_back_and_makes_the_calls_that_were_announced(config, write_volumes) -> None:
+    config.predict.views, config.data.patch = ("all",), (16, 16, 24)
+    project = Vesuvius(config)
+    record = project.records(write_volumes({"1": "A", "2": "B"}))[0]
+    calls = []
+
+    def infer(arrays: Arrays) -> Arrays:
+        calls.append(1)
+        return bright_is_surface(arrays)
+
+    combining = project.combining()
+    found = combining.predict(cropped(project, record), infer, combining.views)
+    alone = combining.predict(cropped(project, record), bright_is_surface)
+    assert np.abs(found.probability.astype(int) - alone.probability).max() <= 1  # it looks at single voxels
+    assert {view.name for view in combining.views} >= {"mirror-zyx", "turn-90", "turn-270", "transpose"}
+    assert len(calls) == pytest.approx(combining.calls(record) * (1 + len(combining.views)), rel=0.5)
+
+
 @pytest.mark.parametrize("probability", [False, True])
 def test_files_are_what_the_challenge_asks_for(project, record, tmp_path, probability) -> None:
     project.predict_options = ScrollPredictOptions(probability=probability)

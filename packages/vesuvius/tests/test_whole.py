@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import Arrays
-from runner_vesuvius.whole import SIGMA, predict
+from runner_vesuvius.whole import SIGMA, calls, predict
 
 SHAPE = st.tuples(*[st.integers(1, 24)] * 3)
 PATCH = st.tuples(*[st.integers(1, 12)] * 3)
@@ -126,3 +126,16 @@ def test_memory_does_not_grow_with_the_volume_beyond_its_answer(depth) -> None:
     tracemalloc.stop()
     planes, windows = 4 * 16 * 96 * 96, 2 * 16 * 32 * 32
     assert peak < found.nbytes + planes + 40 * windows
+
+
+@given(SHAPE, PATCH, OVERLAP, st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_calls_are_counted_before_the_first(shape, patch, overlap, batch) -> None:
+    done = []
+
+    def infer(arrays: Arrays) -> Arrays:
+        done.append(len(arrays["image"]))
+        return constant(0.5)(arrays)
+
+    predict(np.zeros(shape, np.uint8), infer, patch, overlap, batch)
+    assert len(done) == calls(shape, patch, overlap, batch)

@@ -114,6 +114,7 @@ from runner_core.contract.values import Tensors as Tensors
 from runner_core.contract.views import View as View
 from runner_core.contract.views import mirrors as mirrors
 from runner_core.contract.views import mirrors_and_turns as mirrors_and_turns
+from runner_core.contract.views import quarter_turns as quarter_turns
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache
 from runner_core.data.cache.storage import Layout as Layout
 from runner_core.data.cache.storage import PreparedStore as PreparedStore

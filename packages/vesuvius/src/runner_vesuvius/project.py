@@ -39,6 +39,7 @@ from runner_core import (
     Store,
     Tensors,
     mirrors,
+    quarter_turns,
     shape_text,
 )
 
@@ -229,9 +230,18 @@ class Vesuvius(Project):
         """Predict windows over the volume: the surface's probability (1, D, H, W) uint8, as 4 bytes need too much."""
         from runner_vesuvius.whole import predict
 
-        settings, size = self.config.predict, self.config.validate.batch_size or self.config.train.batch_size
-        image = cropped.prepared["image"]
-        return {"surface": predict(image, infer, self.config.data.patch, settings.overlap, size)[None]}
+        return {"surface": predict(cropped.prepared["image"], infer, *self._windows)[None]}
+
+    def _calls(self, record: Record) -> int:
+        from runner_vesuvius.whole import calls
+
+        return calls(volumes.outline(record.files["image"])[0], *self._windows)
+
+    @property
+    def _windows(self) -> tuple[Sequence[int], float, int]:
+        """Size, overlap and number of the windows that the network gets at once."""
+        size = self.config.validate.batch_size or self.config.train.batch_size
+        return self.config.data.patch, self.config.predict.overlap, size
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Detected:
         """Apply the `predict` settings to components and cavities."""
@@ -257,7 +267,11 @@ class Vesuvius(Project):
             classes=("surface",),
             labels=self._labels,
             write_map=lambda cropped, values, stem: outputs.write_map(cropped.box, values, stem),
-            views=mirrors({"image": (0, 1, 2)}, {"surface": (1, 2, 3)}, "zyx"),
+            views=(
+                *mirrors({"image": (0, 1, 2)}, {"surface": (1, 2, 3)}, "zyx"),
+                *quarter_turns({"image": (1, 2)}, {"surface": (2, 3)}),
+            ),
+            calls=self._calls,
             choices={
                 "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
                 "predict.seed_threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),

@@ -42,6 +42,12 @@ def predict(image: Any, infer: Infer, patch: Sequence[int], overlap: float, batc
     return planes.out
 
 
+def calls(shape: Sequence[int], patch: Sequence[int], overlap: float, batch: int) -> int:
+    """Return how often `predict` calls `infer` for a volume of this shape."""
+    rows, *plane = (len(_Axis(n, side, overlap).starts) for n, side in zip(shape, patch, strict=True))
+    return rows * math.ceil(math.prod(plane) / batch)
+
+
 class _Axis:
     """First voxels of the windows of `side` voxels along an axis of `n`, and the weights of a window's voxels."""
 

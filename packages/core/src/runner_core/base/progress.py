@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
+_CALLS_TO_TIME, _SECONDS_TO_TIME = 20, 5.0
+"""So many calls, or seconds of calls, tell how long a network takes for each."""
 
 Advance = Callable[[], None]
 
@@ -92,6 +94,33 @@ class RecordBar:
     def _show(self, text: str) -> None:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], record=text)
+
+
+class Estimate:
+    """Says once how long `calls` of a network will take, after the first few: `say(seconds, seconds of each)`."""
+
+    def __init__(self, calls: int, say: Callable[[float, float], None]) -> None:
+        self.calls, self.say = calls, say
+        self._done, self._began = 0, 0.0
+
+    def counting(self, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the network, whose calls are counted until the time is said."""
+
+        def timed(arrays: Any) -> Any:
+            answer = infer(arrays)
+            self._count(time.perf_counter())
+            return answer
+
+        return timed
+
+    def _count(self, now: float) -> None:
+        self._done += 1
+        if self._done == 1:  # the first call compiles, or waits for the device
+            self._began = now
+        elif self.calls and (self._done >= _CALLS_TO_TIME or now - self._began > _SECONDS_TO_TIME):
+            each = (now - self._began) / (self._done - 1)
+            self.say(each * self.calls, each)
+            self.calls = 0
 
 
 @contextmanager

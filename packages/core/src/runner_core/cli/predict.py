@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
@@ -12,7 +13,7 @@ from typing import Any
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_full_folder, refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
-from runner_core.base.progress import record_bar
+from runner_core.base.progress import Estimate, record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json
 from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
@@ -26,10 +27,13 @@ from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
+from runner_core.output.display import duration
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
+_WORTH_SAYING = 20.0
+"""Seconds of work before which nobody asks how long it takes."""
 ENSEMBLE_FILE = "ensemble.json"
 """Beside the exported networks of several runs: how they predict together."""
 
@@ -55,7 +59,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     masks = 0
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
     with record_bar("predicting", len(records), sys.stdout) as bar:
-        network = counting(bar, network)
+        network = counting(_estimate(setup.project, records, len(members)), counting(bar, network))
         for record in records:
             bar.begin(record.key)
             try:
@@ -87,6 +91,21 @@ def predict(name: str, arguments: Sequence[str]) -> int:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
     _report_masks(masks, len(records))
     return _exit_code(failed)
+
+
+def _estimate(project: Project, records: Sequence[Record], networks: int) -> Estimate:
+    """Return what says how long the networks' calls will take, if the project counts them."""
+    calls, combining = 0, project.combining()
+    for record in records:
+        with suppress(BadInput):  # told when it is predicted
+            calls += combining.calls(record) if combining and combining.calls else 0
+    calls *= networks * (1 + len(views_of(project)))
+
+    def say(seconds: float, each: float) -> None:
+        if seconds >= _WORTH_SAYING:
+            print(f"about {duration(seconds)} for {calls:,} calls of the network, {each:.2g} s each", flush=True)
+
+    return Estimate(calls, say)
 
 
 def _report_masks(masks: int, count: int) -> None:

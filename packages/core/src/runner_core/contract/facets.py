@@ -257,6 +257,10 @@ class Combining:
     It restores the record's own grid and writes the field's format; `stem` is the file's path without its ending."""
     views: tuple[View, ...] = ()
     """Views beside the record itself that test-time augmentation may average: `predict.views` chooses among them."""
+    calls: Callable[[Record], int] | None = None
+    """`calls(record)` returns how often `soft` calls the network for a record, as far as the headers of its files tell.
+
+    `predict` then says at its beginning how long it will take. For records of many windows."""
     choices: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     """Settings that `decide` reads and that may be chosen on predictions: dotted name → values to try."""
 

@@ -117,6 +117,12 @@ def mirrors_and_turns(prepared: Axes, soft: Axes) -> tuple[View, ...]:
     return (*mirrored, *turned, *(_view(name, prepared, soft, turn, turn) for name, turn in diagonals.items()))
 
 
+def quarter_turns(prepared: Axes, soft: Axes) -> tuple[View, ...]:
+    """Return those of `mirrors_and_turns` that exchange y and x: turns by 90° and 270°, and both transpositions."""
+    exchanging = ("turn-90", "turn-270", "transpose", "antitranspose")
+    return tuple(view for view in mirrors_and_turns(prepared, soft) if view.name in exchanging)
+
+
 _Turn = Callable[[Array, Sequence[int]], Array]
 
 

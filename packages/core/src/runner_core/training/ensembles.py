@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.base.progress import RecordBar
+from runner_core.base.progress import Estimate, RecordBar
 from runner_core.config.values import flat
 from runner_core.contract import Array, Arrays, Cropped, Infer
 from runner_core.contract.facets import Combining
@@ -70,8 +70,8 @@ class Ensemble:
         """The first member's facet: it decides."""
         return self.members[0].combining
 
-    def counting(self, bar: RecordBar) -> Ensemble:
-        """Return the same ensemble, with networks that show each of their calls."""
+    def counting(self, bar: RecordBar | Estimate) -> Ensemble:
+        """Return the same ensemble, with networks whose calls are shown or timed."""
         return self._with([replace(member, infer=bar.counting(member.infer)) for member in self.members])
 
     def knowing(self, trained_on: Sequence[Callable[[AnyRecord], bool]]) -> Ensemble:
@@ -163,8 +163,8 @@ class Ensemble:
             del found
 
 
-def counting(bar: RecordBar, network: Infer | Ensemble) -> Infer | Ensemble:
-    """Return what shows each call of the network, or of the ensemble's."""
+def counting(bar: RecordBar | Estimate, network: Infer | Ensemble) -> Infer | Ensemble:
+    """Return what shows or times each call of the network, or of the ensemble's."""
     return network.counting(bar) if isinstance(network, Ensemble) else bar.counting(network)
 
 
