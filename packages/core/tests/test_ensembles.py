@@ -244,6 +244,22 @@ def test_an_export_holds_each_network_and_says_how_they_predict(cv: Path) -> Non
 
 
 @pytest.mark.torch
+def test_an_export_with_an_unknown_view_writes_nothing(
+    cv: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a project that knows its views only once it has the statistics of a checkpoint."""
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr("runner_core.cli.start.refuse_unknown_views", lambda project: None)
+        for run in ("cv", "cv/fold-2"):
+            assert main(["toy", "export", run, "--out", "exported", "--predict.views", "sideways"]) == 2
+            said = capsys.readouterr().err
+            assert "there is no view 'sideways'" in said
+            assert said.count("\n") == 1
+            assert not Path("exported").exists()
+
+
+@pytest.mark.torch
 def test_what_cannot_predict_together_is_refused(cv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = ExperimentFolder.open(cv)
     unfinished = Path(shutil.copytree(cv, "unfinished"))

@@ -94,8 +94,23 @@ def test_trained_on_is_told_by_content(run: Path, capsys: pytest.CaptureFixture[
         assert main(["toy", "evaluate", "run", "--data", data]) == 0
         return capsys.readouterr().out
 
-    assert "8 of these 10 records (or others of their groups) were trained on" in said("data")
-    assert "8 of these 10 records (or others of their groups) were trained on</p>" in (run / "report.html").read_text()
+    shown = said("data")
+    assert "8 of these 10 records (or others of their groups) were trained on" in shown
+    assert [line.split("  ")[0] for line in shown.splitlines() if line.startswith(("whole set", "not trained on"))] == [
+        "whole set",
+        "not trained on",
+        "not trained on: baseline",
+    ]
+    page = (run / "report.html").read_text()
+    assert "8 of these 10 records (or others of their groups) were trained on</p>" in page
+    (scored,) = [
+        found for path in run.glob("evaluation-all-data-*/scores.json") for found in [json.loads(path.read_text())]
+    ]
+    fresh = [row["scores"]["error"] for row in scored["records"] if not row["trained_on"]]
+    assert len(fresh) == 2
+    assert scored["unseen"]["means"]["error"] == pytest.approx(sum(fresh) / 2)
+    assert scored["means"]["error"] != pytest.approx(sum(fresh) / 2)
+    assert "<th>not trained on</th>" in page
     found = said("other")
     assert "trained on\n" not in found.replace(", not counted as trained on\n", "")
     assert "names of training records or of their groups stand for other contents in this data: 8 records" in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import signal
@@ -252,6 +253,31 @@ def test_a_folder_whose_settings_the_first_run_refuses_is_removed(
     assert main([*words, "--predict.views", "mirror-q"]) == 2
     assert "there is no view 'mirror-q'" in capsys.readouterr().err
     assert not (here / "cv").exists()
+
+
+def test_a_second_process_is_told_at_once_which_one_trains(
+    crossvalidated: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ExperimentFolder.open(Path(shutil.copytree(crossvalidated, here / "cv")))
+    whole = ["toy", "crossval", "--resume", "cv"]
+
+    def unread(*_: object) -> None:
+        raise AssertionError("records were read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("runner_core.cli.experiment.read_records", unread)
+        for held, asked in (("", []), ("", ["--part", "2/2"]), ("2/2", []), ("1/2", ["--part", "1/3"])):
+            with folder.claimed(held):
+                assert main([*whole, *asked]) == 2
+                said = capsys.readouterr().err
+                assert f"cv: process {os.getpid()} on {platform.node()}, since 2" in said
+                assert "is training here already" in said
+                assert said.count("\n") == 1
+    for stray in (".running-2-of-2", ".running-", ".running-x"):  # of a process that was killed, or of none
+        (folder.path / stray).write_text("process 1 on elsewhere")
+    with folder.claimed("2/2"):
+        assert main([*whole, "--part", "1/2"]) == 0
+    assert sorted(path.name for path in folder.path.glob(".running-*")) == [".running-", ".running-x"]
 
 
 def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,9 @@ from runner_core.cli.select import _refuse_nothing_to_choose, _without_test
 from runner_core.contract.project import views_of
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import settings_file
+from runner_core.experiments.folds import column_of
 from runner_core.experiments.soft import SoftOutputs, _read
+from runner_core.training.data import read_records
 
 THRESHOLDS, SIZES = (0.5, 0.3, 0.7), (0, 10)
 
@@ -198,6 +200,34 @@ def test_one_run_and_several_named_runs(cv: Path, capfd: pytest.CaptureFixture[s
     assert "two exists and is not an empty folder" in capfd.readouterr().err
     assert main(["toy", "select", "cv/fold-1", "--predict.views", "sideways"]) == 2
     assert "there is no view 'sideways'" in capfd.readouterr().err
+
+
+@pytest.mark.torch
+def test_groups_are_those_of_the_cross_validation(
+    cv: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `crossval --group-by plate`, no choice is judged by records of the plate that it was made on."""
+    file = cv / "experiment.json"
+    experiment = json.loads(file.read_text())
+    for about in ({"group_by": "plate", "folds": "3"}, {"folds": "column:plate", "group_by": ""}):
+        file.write_text(json.dumps({**experiment, "about": {**experiment["about"], **about}}))
+        assert column_of(json.loads(file.read_text())["about"]) == "plate"
+    plates: dict[str, set[str]] = {}
+
+    def with_plates(*arguments: Any) -> list[Any]:
+        found = [replace(r, values={"plate": int(r.group[1:]) % 2}) for r in read_records(*arguments)]
+        plates.update({plate: {r.key for r in found if r.values["plate"] == int(plate)} for plate in "01"})
+        return found
+
+    judged: list[frozenset[str]] = []
+    folds = Chooser.folds
+    monkeypatch.setattr("runner_core.cli.evaluate.read_records", with_plates)
+    monkeypatch.setattr(Chooser, "folds", lambda self: iter(judged.extend(folds(self)) or judged))
+    assert main(["toy", "select", "cv", "--out", "chosen", "--json"]) == 0
+    output = capfd.readouterr()
+    assert "groups: records with the same plate, as in the cross-validation" in output.out + output.err
+    assert json.loads(output.out)["groups"] == 2
+    assert sorted(map(sorted, judged)) == sorted(map(sorted, plates.values()))
 
 
 @pytest.mark.torch

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_core import BadInput
+from runner_core import BadInput, Record
 from runner_core.cli import main
 from runner_core.config import RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
@@ -180,6 +180,17 @@ def test_a_killed_sweep_goes_on_with_the_trial_that_it_trained(
     found = json.loads((tmp_path / "s" / "summary.json").read_text())
     assert sorted(trial["name"] for trial in found["trials"]) == ["trial-000", "trial-001"]
     assert all(trial["state"] == "done" for trial in found["trials"])
+
+
+def test_a_record_with_the_name_of_another_group_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `crossval`: in the file of the split the name would stand for both."""
+    records = [Record("g2", "g1", {}), Record("b", "g2", {})]
+    monkeypatch.setattr("runner_core.cli.experiment.read_records", lambda *_: records)
+    assert main(["toy", "sweep", *VARY, *QUICK]) == 2
+    assert "record g2 of group g1 has the name of another group" in capsys.readouterr().err
+    assert not list(here.glob("runs/toy/*"))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ class Scores(dict[str, float]):
         """Scores of a trivial method, if the project has one."""
         self.further = {name: _numbers(values, shown) for name, values in (found.get("further") or {}).items()}
         """Scores of other methods, by name."""
+        self.unseen = _numbers((found.get("unseen") or {}).get("means"), shown)
+        """Scores without the records that were trained on; empty if there are none, or no others."""
         self.errors: list[str] = list(found.get("errors") or ())
         """One message for each record that could not be scored."""
         self.records = Rows(_record(record, shown) for record in found.get("records") or ())

@@ -22,7 +22,7 @@ from runner_core.contract.records import AnyRecord, Record
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.experiments.result import write_page
-from runner_core.output.evaluations import FACTS_FILE, facts, new_folder, trained_on_text
+from runner_core.output.evaluations import FACTS_FILE, UNSEEN, facts, new_folder, trained_on_text
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import claimed
@@ -154,7 +154,8 @@ def _side(options: EvaluateOptions, project: Project) -> str:
 def score_table(scores: Scores) -> Iterator[str]:
     """Yield the worst records, then the scores of the whole set beside the trivial baseline's and other methods'."""
     rows = scores.rows if scores.names else []
-    width = max(map(len, ["worst first", *(row.record.key for row in rows), *scores.further]))
+    titles = ["worst first", *scores.further, *([f"{UNSEEN}: baseline"] if scores.unseen else [])]
+    width = max(map(len, [*titles, *(row.record.key for row in rows)]))
     names = scores.shown_names
     cells = [max(8, len(name)) for name in names]
 
@@ -170,6 +171,10 @@ def score_table(scores: Scores) -> Iterator[str]:
     yield line("whole set", scores.means)
     if scores.baseline:
         yield line("baseline", scores.baseline)
+    if scores.unseen:
+        yield line(UNSEEN, dict(scores.unseen))
+    if scores.unseen_baseline:
+        yield line(f"{UNSEEN}: baseline", dict(scores.unseen_baseline))
     for method, values in scores.further.items():
         yield line(method, dict(values))
 

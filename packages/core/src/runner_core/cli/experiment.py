@@ -38,7 +38,7 @@ from runner_core.data.splits import SPLITS, split
 from runner_core.experiments.folds import make_folds, refuse_ambiguous
 from runner_core.experiments.members import Runner, Words, progress, write_split
 from runner_core.experiments.result import SUMMARY_FILE, conclude
-from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member
+from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member, share_of
 from runner_core.output.pictures import file_name
 from runner_core.output.runfolder import RUNS, free_path
 from runner_core.plugins.settings import differences, save
@@ -77,17 +77,21 @@ def repeat(name: str, arguments: Sequence[str]) -> int:
 def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str], plan: Planner[Several]) -> int:
     """Start or continue an experiment, train its members, and pool their scores."""
     started, folder = start(name, kind, options, arguments)
-    share = _share(started.options.part)
-    new = folder is None
-    folder = begin(started, kind, plan) if folder is None else continued(folder, started)
-    own = folder.members[share]
+    share_of(started.options.part)  # refuses another form
+    with claimed(started, folder, kind, plan, started.options.part) as found:
+        return _train_members(found, started, new=folder is None)
+
+
+def _train_members(folder: ExperimentFolder, started: Started[Several], *, new: bool) -> int:
+    """Train the members that are not done, pool the scores of all, and return the exit code."""
+    own = folder.members[share_of(started.options.part)]
     left = [member for member in own if not folder.done(member)]
     if len(left) < len(own):
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")
     trainer = Runner(folder, shared_words(started), started.setup, print)
     with going_on(folder, started.options):
         try:
-            failed = trainer.train_all(left, started.options.at_once, partial(_train, name))
+            failed = trainer.train_all(left, started.options.at_once, partial(_train, started.setup.name))
         except (Stopped, KeyboardInterrupt, SystemExit):
             raise
         except RunnerError as error:
@@ -102,6 +106,19 @@ def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str],
     if failed:
         raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
     return 0
+
+
+@contextmanager
+def claimed(
+    started: Started[Kind], folder: ExperimentFolder | None, kind: str, plan: Planner[Kind], part: str = ""
+) -> Iterator[ExperimentFolder]:
+    """Yield the experiment, new or continued; no other process trains these members meanwhile.
+
+    Raises BadInput if one does, before any record is read.
+    """
+    held = folder or begin(started, kind, plan)
+    with held.claimed(part):
+        yield held if folder is None else continued(held, started)
 
 
 def _discard(folder: ExperimentFolder) -> None:
@@ -235,16 +252,6 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
 def _refuse_full(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise BadInput(f"{path}: the folder is not empty; name another one with --out, or --resume what it holds")
-
-
-def _share(part: str) -> slice:
-    """Return the members that `--part i/n` means. Raises BadInput."""
-    first, slash, count = part.partition("/")
-    if not part:
-        return slice(None)
-    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
-        raise BadInput(f"--part is {part!r}; write i/n, as in 2/5 for the second of five shares")
-    return slice(int(first) - 1, None, int(count))
 
 
 def shared_words(started: Started[Kind]) -> Words:

@@ -23,7 +23,7 @@ from runner_core.cli.start import Started, load_network, load_state, refuse_url
 from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord, Decoded, Record
-from runner_core.contract.run import collect_left_out
+from runner_core.contract.run import State, collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
@@ -228,11 +228,24 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     return [*written, out / ENSEMBLE_FILE]
 
 
+def _exported(setup: Setup, state: State, folder: Path) -> Sequence[Path]:
+    """Write the network; raise BadInput for an unknown view, which a project may know only with its statistics."""
+    written = setup.engine.export(setup, state, folder)
+    views_of(setup.project)
+    return written
+
+
 def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
     state, checkpoint = load_state(started, started.named)
+    new = not out.exists()
     make_folder(out)
-    with restoring(checkpoint):
-        written = write_whole(out, partial(started.setup.engine.export, started.setup, state))
+    try:
+        with restoring(checkpoint):
+            written = write_whole(out, partial(_exported, started.setup, state))
+    except BadInput:
+        if new:
+            out.rmdir()
+        raise
     print(f"{checkpoint.name}: {', '.join(str(path) for path in written)}")
     if text := views_text(started.setup.project):
         print(f"NOTE: `predict` and `evaluate` use this network{text}; the export is the network alone")

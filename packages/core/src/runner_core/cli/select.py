@@ -36,6 +36,7 @@ from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities, whole_digests
 from runner_core.experiments.choosing import Choice, Chooser, Space
 from runner_core.experiments.chosen import choose, page, settings_file, tables
+from runner_core.experiments.folds import column_of, groups_by
 from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_settings
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report.page import lines
@@ -53,10 +54,10 @@ def select(name: str, arguments: Sequence[str]) -> int:
     options = members[0].options
     if options.out is not None:  # hours before it is written
         refuse_full_folder(options.out, "name another with --out")
-    place = folder_of(members, options.run)
+    place, column = folder_of(members, options.run), _column(members)
     outputs, records = _outputs(members, place / STORED)
     with _going_on(outputs):
-        result = _chosen(outputs, records)
+        result = _chosen(outputs, records, column)
     with claimed(name, "select", options.out or free_path(place / f"select-{time.strftime('%Y-%m-%d-%H%M%S')}")) as out:
         result |= {"project": name, "folder": out, "stored": outputs.folder, "runs": [run_of(m).path for m in members]}
         result |= {"notes": [*_notes(members, result)], "command": _command(name, members, outputs.arms, result, out)}
@@ -108,8 +109,23 @@ def _without_test(records: Sequence[AnyRecord], sides: SavedSplit | None) -> Seq
     return kept
 
 
-def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord]) -> dict[str, Any]:
-    """Predict what is not stored yet, search, and return the result."""
+def _column(members: Sequence[Started[SelectOptions]]) -> str:
+    """Return the column by which the runs' cross-validation kept records together, "" for groups alone."""
+    places = dict.fromkeys(run_of(member).path.absolute().parent for member in members)
+    columns = {column_of(ExperimentFolder.open(place).about) for place in places if ExperimentFolder.at(place)} - {""}
+    if len(columns) > 1:
+        raise BadInput(
+            f"these runs were cross-validated by other columns ({', '.join(sorted(columns))}): name one kind"
+        )
+    return next(iter(columns), "")
+
+
+def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord], column: str) -> dict[str, Any]:
+    """Predict what is not stored yet, search, and return the result.
+
+    Records of equal value in `column` are one group, as in the cross-validation: no choice is judged by the plate that
+    it was made on.
+    """
     project = outputs.ensemble.members[0].project
     space = _space(project, records, outputs)
     with record_bar("predicting", len(records), sys.stdout) as bar:
@@ -120,8 +136,9 @@ def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord]) -> dict[str, Any
     if not records:
         raise BadInput("no record could be read (see above)")
     scored = Scored(outputs, records, partial(record_bar, "scoring", stream=sys.stdout))
-    groups = {record.key: record.group for record in records}
-    chooser = Chooser(space, scored, groups, project.judging(), larger=project.monitor[1] == "max")
+    if column:
+        print(f"groups: records with the same {column}, as in the cross-validation")
+    chooser = Chooser(space, scored, groups_by(records, column), project.judging(), larger=project.monitor[1] == "max")
     if not chooser.headline:
         raise BadInput(f"project {project.name} has no scores of single records, by which something could be chosen")
     return choose(chooser, {views: outputs.seconds(records, views) for views in space.views})

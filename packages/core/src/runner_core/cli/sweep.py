@@ -15,7 +15,7 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.evaluate import evaluate_with
-from runner_core.cli.experiment import Plan, begin, continued, going_on, shared_words, start
+from runner_core.cli.experiment import Plan, claimed, going_on, shared_words, start
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import EvaluateOptions, SweepOptions
 from runner_core.cli.start import Started, start_from_run
@@ -25,11 +25,12 @@ from runner_core.contract.setup import Setup
 from runner_core.data.sampling import order
 from runner_core.data.splits import SPLITS, nearest_share, split
 from runner_core.engines.process import undisturbed
+from runner_core.experiments.folds import refuse_ambiguous
 from runner_core.experiments.members import Runner
 from runner_core.experiments.result import SUMMARY_FILE
-from runner_core.experiments.sweep import GIVEN_UP, SPLIT, UNFINISHED, Sweep, parse_space
+from runner_core.experiments.sweep import GIVEN_UP, SPLIT, UNFINISHED, Space, Sweep, parse_space
 from runner_core.experiments.sweep_page import notes, result_page, tables
-from runner_core.output.experiments import Member
+from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.output.report.page import lines
 from runner_core.plugins.settings import save
 from runner_core.tools.uncertainty import difference
@@ -52,7 +53,13 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
     if not isinstance(vary, (list, tuple)) or not isinstance(trials, int):
         raise BadInput(f"{folder and folder.path}: experiment.json is damaged")
     space = parse_space([str(word) for word in vary], setup.config, type(setup.project))
-    folder = begin(started, "sweep", _plan) if folder is None else continued(folder, started)
+    with claimed(started, folder, "sweep", _plan) as found:
+        return _search(found, started, space, trials)
+
+
+def _search(folder: ExperimentFolder, started: Started[SweepOptions], space: Space, trials: int) -> int:
+    """Train the trials, judge the best, and write and show the result."""
+    setup, options = started.setup, started.options
     found = Sweep(
         folder,
         space,
@@ -77,7 +84,7 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
         trainer.processes(trainer.count(options.at_once, trials), found.following, ended, found.stops)
         result = _result(found, setup)
         _keep(found, started, result)  # hours of trials: before anything else can fail
-        judged = _judged(found, name)
+        judged = _judged(found, setup.name)
         scores = {which: {"records": len(each.rows), "scores": each.means} for which, each in judged.items()}
         result |= {"judged": scores, "difference": _difference(judged)}
     return _conclude(found, started, result)
@@ -88,6 +95,7 @@ def sweep(name: str, arguments: Sequence[str]) -> int:
 
 def _plan(started: Started[SweepOptions], records: Sequence[AnyRecord]) -> Plan:
     """Return one split for all trials: train and validation as a training would have them, and records to judge by."""
+    refuse_ambiguous(records)
     setup, options = started.setup, started.options
     config = setup.config
     holdout = _HOLDOUT if options.holdout is None else options.holdout

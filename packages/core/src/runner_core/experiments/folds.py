@@ -58,6 +58,17 @@ def make_folds(
     return folds
 
 
+def column_of(about: Mapping[str, object]) -> str:
+    """Return the column whose values a cross-validation with these options keeps together, "" for groups alone."""
+    rule = str(about.get("folds") or "")
+    return rule.removeprefix(COLUMN) if rule.startswith(COLUMN) else str(about.get("group_by") or "")
+
+
+def groups_by(records: Sequence[AnyRecord], column: str) -> dict[str, str]:
+    """Return the group of each record by its key: its value in the column, or its own group where it has none."""
+    return {r.key: _text(r.values[column]) if column in r.values else r.group for r in records}
+
+
 def refuse_ambiguous(records: Sequence[AnyRecord]) -> None:
     """Raise BadInput for a record that has the name of a group which is not its own: split files name both."""
     groups = {record.group for record in records}

@@ -30,6 +30,8 @@ from runner_core.output.pictures import file_name
 from runner_core.output.runfolder import RunFolder, free_path
 
 FACTS_FILE = "evaluation.json"
+UNSEEN = "not trained on"
+"""Name of the scores of the records that no network which predicts them was trained on."""
 _FREE_SECTIONS = ("cache", "remote", "log")
 """Settings that change no score."""
 

@@ -8,20 +8,26 @@ runs/PROJECT/crossval-TIME/
 
 from __future__ import annotations
 
+import os
+import platform
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
-from runner_core.base.writing import replace_json
+from runner_core.base.writing import is_locked, lock, replace_json
 from runner_core.contract import Json
 from runner_core.output.runfolder import RunFolder
 
 FILE = "experiment.json"
 SETTINGS_FILE = "settings.yaml"
+_RUNNING = ".running-"
+"""Start of the name of a locked file that says which process trains a share of the members."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,70 @@ class ExperimentFolder:
         summary = self.summary(member) if self.begun(member) else {}
         return summary.get("status") == "done" and "scores" in summary
 
+    @contextmanager
+    def claimed(self, part: str = "") -> Iterator[None]:
+        """Hold a share of the members: `part` is i/n, or "" for all.
+
+        Raises BadInput that names the process which holds one of these members. A killed process holds nothing.
+        """
+        own = self._marker(part)
+        for other in self._markers():
+            if other != own and self._overlap(part, other) and (text := _held_by(other)):
+                raise self._busy(text)
+        try:
+            file = own.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"{own} cannot be written: {error.strerror or error}") from error
+        with file:
+            try:
+                lock(file.fileno(), wait=False)
+            except BlockingIOError:
+                raise self._busy(_held_by(own) or "another process") from None
+            except OSError:  # a network file system may have no locks: then each run's own lock is asked
+                pass
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            file.flush()
+            try:
+                yield
+            finally:
+                own.unlink(missing_ok=True)
+
+    def _busy(self, who: str) -> BadInput:
+        return BadInput(f"{self.path}: {who} is training here already; wait for it, or stop it")
+
+    def _marker(self, part: str) -> Path:
+        return self.path / (_RUNNING + part.replace("/", "-of-"))
+
+    def _markers(self) -> list[Path]:
+        return [path for path in self.path.iterdir() if re.fullmatch(rf"{re.escape(_RUNNING)}(\d+-of-\d+)?", path.name)]
+
+    def _overlap(self, part: str, marker: Path) -> bool:
+        """Return whether the shares of both have a member in common, or are the same."""
+        other, numbers = marker.name.removeprefix(_RUNNING).replace("-of-", "/"), range(len(self.members))
+        return "" in (part, other) or bool({*numbers[share_of(part)]} & {*numbers[share_of(other)]})
+
     def summary(self, member: Member) -> dict[str, Any]:
         """Return the member's summary.json, empty while there is none. Raises BadInput for a damaged one."""
         return self.run(member).read_summary()
+
+
+def share_of(part: str) -> slice:
+    """Return the members that `--part i/n` means. Raises BadInput."""
+    first, slash, count = part.partition("/")
+    if not part:
+        return slice(None)
+    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise BadInput(f"--part is {part!r}; write i/n, as in 2/5 for the second of five shares")
+    return slice(int(first) - 1, None, int(count))
+
+
+def _held_by(marker: Path) -> str:
+    """Return which process holds a share; "" if none does."""
+    try:
+        return (marker.read_text(encoding="utf-8") or "another process") if is_locked(marker) else ""
+    except OSError:  # it has ended meanwhile, or the file system has no locks
+        return ""
 
 
 def _is_name(path: Path, name: str) -> bool:

@@ -63,6 +63,9 @@ class Scores:
     tables: Sequence[Table] = ()
     further: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Scores of the whole set by other methods, by method name."""
+    unseen: Mapping[str, float] = field(default_factory=dict)
+    """Scores of the records that were not trained on, if there are others too; `means` is over all."""
+    unseen_baseline: Mapping[str, float] = field(default_factory=dict)
     pictures: Mapping[str, Array] = field(default_factory=dict)
     """Pictures of the whole set, by name."""
     shown: Sequence[str] = ()
@@ -151,12 +154,16 @@ def evaluate(
             say(f"{finding.level}: {record.key}: {finding.message}")
     rows.sort(key=lambda row: goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
+    unseen = [row for row in rows if not row.trained_on]
+    unseen = unseen if len(unseen) < len(rows) else []
     tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
     calibrated = {} if calibration is None else calibration.json()
     scores = Scores(
         *(rows, over_set(judging, own), over_set(judging, trivial), errors),
         tables=(*tables, *calibration_tables(calibrated)),
         shown=judging.shown,
+        unseen=over_set(judging, [row.scores for row in unseen]),
+        unseen_baseline=over_set(judging, [row.baseline for row in unseen if row.baseline]),
         calibration=calibrated,
     )
     return scores if judging.judge is None or not predicted else _judged(project, judging.judge(predicted), scores)
@@ -248,6 +255,8 @@ def write_scores(scores: Scores, folder: Path) -> list[Path]:
     content = {"means": scores.means, "baseline": scores.baseline, "records": rows, "errors": scores.errors}
     content |= {"shown": scores.shown_names, "tables": [asdict(t) for t in scores.tables]}
     content |= {"further": scores.further} if scores.further else {}
+    if scores.unseen:
+        content["unseen"] = {"means": scores.unseen, "baseline": scores.unseen_baseline}
     content |= {"calibration": scores.calibration} if scores.calibration else {}
     replace_json(summary, content)
     return [table, *(_write_table(further, folder) for further in scores.tables), summary]

@@ -19,7 +19,7 @@ from runner_core.base.writing import replace_text
 from runner_core.contract.records import Table
 from runner_core.data.stream.bad import FILE as BAD_FILE
 from runner_core.output.display import duration, speed
-from runner_core.output.evaluations import described, listed, title, trained_on_text
+from runner_core.output.evaluations import UNSEEN, described, listed, title, trained_on_text
 from runner_core.output.progress import Progress, now, progress
 from runner_core.output.report.calibration import calibration
 from runner_core.output.report.charts import Series, line_chart, share_bar
@@ -278,7 +278,13 @@ def _scoretable(content: Event, rows: Sequence[Event]) -> Iterator[Block]:
         for row in rows[:_ROWS]
     ]
     means = _row("whole set", content.get("means") or {}, names, "mean")
-    others = {"trivial baseline": content.get("baseline"), **(content.get("further") or {})}
+    unseen = content.get("unseen") or {}
+    others = {
+        "trivial baseline": content.get("baseline"),
+        UNSEEN: unseen.get("means"),
+        f"{UNSEEN}: baseline": unseen.get("baseline"),
+        **(content.get("further") or {}),
+    }
     beside = "".join(_row(method, values, names, "baseline") for method, values in others.items() if values)
     head = "".join(f"<th>{escape(n)}</th>" for n in names) + ("<th>trained on</th>" if seen else "")
     if rows:
