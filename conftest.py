@@ -1,10 +1,15 @@
-"""How the tests run in parallel: as many processes as cores and memory allow, which share the cores' threads."""
+"""How the tests run in parallel: as many processes as cores and memory allow, which share the cores' threads.
+
+And how .ci/run runs a test once, though its package is tested alone and in the workspace: by `--write-passed` and
+`--leave-out`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -21,6 +26,12 @@ MOST = 8
 """More of them wait for the few long tests at the end."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("once")
+    group.addoption("--write-passed", type=Path, metavar="FILE", help="add the names of the tests that pass to FILE")
+    group.addoption("--leave-out", type=Path, metavar="FILE", help="leave out the tests that FILE names, if there")
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """`-n auto`. `-n 0` runs the tests in pytest's own process, where --pdb works and one test starts at once."""
     cores = len(os.sched_getaffinity(0))
@@ -28,6 +39,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.write_passed and not hasattr(config, "workerinput"):  # a worker's reports come to the one process
+        config.pluginmanager.register(Passed(config.option.write_passed))
     # No test asserts a time: a busy machine needs long for an example that takes no time on an idle one.
     hypothesis.settings.register_profile(
         "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -41,11 +54,24 @@ def pytest_configure(config: pytest.Config) -> None:
     threads = str(max(1, min(4, len(os.sched_getaffinity(0)) // workers)))
     for library in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "BLOSC_NTHREADS"):
         os.environ.setdefault(library, threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin while they wait take it from the others
     # As the Keras engine sets it: some tests import TensorFlow first, which reads it then.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     # One GPU among several processes: none takes all of its memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+class Passed:
+    """Add the name of each test that passes to a file; a skipped test, or one that is known to fail, is none."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+            with self._file.open("a", encoding="utf-8") as names:
+                names.write(f"{report.nodeid}\n")
 
 
 def _takes_long(item: pytest.Item) -> bool:
@@ -54,7 +80,7 @@ def _takes_long(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the kill check of our projects' contracts once a week: tests/test_resume.py kills each of them more often.
 
     Tests with a long timeout come first, so that no process waits for the last one.
@@ -63,6 +89,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "[killed_and_resumed_equals_never_killed]" in item.name:
             item.add_marker("weekly")
+    file = config.option.leave_out
+    passed = set(file.read_text("utf-8").splitlines()) if file and file.exists() else set()
+    wanted, done = [], []
+    for item in items:
+        (done if item.nodeid in passed and not item.get_closest_marker("everywhere") else wanted).append(item)
+    if done:
+        config.hook.pytest_deselected(items=done)
+        items[:] = wanted
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -234,3 +236,41 @@ def test_all_versions_are_one() -> None:
 def test_the_script_is_sound_bash() -> None:
     done = subprocess.run(["bash", "-n", str(CI / "run")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+ONCE = """
+import pytest
+
+@pytest.mark.parametrize("case", ["a", "b"])
+def test_sound(case): pass
+
+@pytest.mark.everywhere
+def test_installed(): pass
+
+def test_skipped(): pytest.skip("not here")
+
+@pytest.mark.xfail(strict=False)
+def test_known(): raise OSError
+
+@pytest.mark.slow
+def test_slow(): pass
+"""
+
+
+def test_what_passed_alone_is_left_out_of_the_workspace(tmp_path: Path) -> None:
+    """Only that: what was skipped, slow, known to fail or depends on what is installed has its turn."""
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "test_once.py").write_text(ONCE)
+
+    def outcomes(*words: str) -> dict[str, int]:
+        command = [sys.executable, "-m", "pytest", "test_once.py", "-n", "1", "-p", "no:cacheprovider", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        last = done.stdout.splitlines()[-1]
+        return {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|skipped|xfailed)", last)}
+
+    assert outcomes("--write-passed", "passed") == {"passed": 3, "skipped": 1, "xfailed": 1}
+    names = (tmp_path / "passed").read_text().splitlines()
+    assert names == [f"test_once.py::{name}" for name in ("test_sound[a]", "test_sound[b]", "test_installed")]
+    assert outcomes("-m", "not weekly", "--leave-out", "passed") == {"passed": 2, "skipped": 1, "xfailed": 1}

@@ -463,6 +463,7 @@ def test_an_unhealthy_run_exits_with_3(runner: Runner, tmp_path: Path) -> None:
     assert "NaN or infinite" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.everywhere
 @pytest.mark.torch
 def test_a_tracker_that_cannot_work_is_refused_before_the_data_are_read(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()

@@ -52,6 +52,7 @@ def test_each_framework_is_asked_what_it_sees(tmp_path: Path, monkeypatch: pytes
     assert doctor.seen_gpus() == {"numpy": ["X"], "pytest": [], "filelock": []}
 
 
+@pytest.mark.everywhere
 def test_a_framework_that_sees_no_gpu_is_pointed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
