@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from runner_ssmunet import statistics
 from runner_ssmunet.classes import numbers
 from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
 from runner_ssmunet.project import SSMUNet
+from runner_ssmunet.steps.operations import applied
+from runner_ssmunet.steps.pipeline import operations_of
 
 WriteCore = Callable[..., Path]
 
@@ -431,3 +434,102 @@ def test_a_mask_is_advised_only_where_it_helps(
     for look in (project.decode, project.checks().record):
         with pytest.raises(BadInput, match=said):
             look(record)
+
+
+# ---------------------------------------------------------------- steps of preprocess.steps
+
+STEPS = ("spikes", "emsc", "pca", "savgol", "snv")
+
+
+def project_with_steps(steps: tuple[Any, ...] = STEPS, **chosen: Any) -> SSMUNet:
+    project = project_with(gap=None, bin=1)
+    project.config.preprocess = replace(
+        project.config.preprocess, steps=steps, pca_components=4, mnf_components=4, **chosen
+    )
+    return SSMUNet(project.config)
+
+
+@pytest.mark.parametrize("steps", [STEPS, ("rubberband", "mnf", "vector")])
+def test_fitted_steps_see_training_records_alone(write_core: WriteCore, steps: tuple[str, ...]) -> None:
+    project = project_with_steps(steps)
+    _, store = ready(project, write_core, 4)
+    one = project.fit(store, [0, 1, 2])
+    spectra = store.arrays["spectra"]
+    spectra._arrays[3] = spectra._arrays[3] * 7 + 1
+    other = project.fit(store, [0, 1, 2])
+    for own, same in zip(operations_of(one), operations_of(other), strict=True):
+        assert own[0] == same[0]
+        for name, constant in own[1].items():
+            np.testing.assert_array_equal(constant, same[1][name])
+    changed = project.fit(store, [0, 1, 3])
+    assert any((a[1][n] != b[1][n]).any() for a, b in zip(operations_of(one), operations_of(changed), strict=True)
+               for n in a[1])  # fmt: skip
+
+
+def test_the_device_the_z_scores_and_the_baseline_get_the_same_spectra(write_core: WriteCore) -> None:
+    project = project_with_steps()
+    records, store = ready(project, write_core)
+    found = project.on_device(tensors(batch_of(project, store, "train")), project.statistics, None)
+    pixels = np.concatenate([store.arrays["spectra"].read(n)[store.arrays["tissue"].read(n) > 0] for n in range(3)])
+    own = applied(pixels, operations_of(project.statistics))
+    np.testing.assert_allclose(project.statistics["mean"], own.mean(0), atol=1e-3)
+    np.testing.assert_allclose(own.mean(1), 0, atol=1e-3)  # the last step is snv
+    seen = found["spectra"][found["tissue"]].numpy() * project.statistics["std"] + project.statistics["mean"]
+    np.testing.assert_allclose(seen.mean(1), 0, atol=1e-3)
+    assert not found["spectra"][~found["tissue"]].any()
+    segmented = project.baseline(cropped(project, records[0]))
+    assert segmented is not None
+    assert np.isfinite(segmented.probabilities).all()
+
+
+def test_pca_keeps_what_the_singular_vectors_span(write_core: WriteCore) -> None:
+    project = project_with_steps(("pca",))
+    _, store = ready(project, write_core)
+    pixels = np.concatenate([store.arrays["spectra"].read(n)[store.arrays["tissue"].read(n) > 0] for n in range(3)])
+    pixels = pixels.astype(np.float64)
+    centred = pixels - pixels.mean(0)
+    vectors = np.linalg.svd(centred, full_matrices=False)[2][:4]
+    found = applied(pixels, operations_of(project.statistics))
+    np.testing.assert_allclose(found, pixels.mean(0) + centred @ vectors.T @ vectors, atol=1e-4)
+    project.config.preprocess.pca_components = 101
+    with pytest.raises(BadInput, match=r"preprocess.pca_components is 101; .* of 101 wavenumbers have no more"):
+        project.fit(store, [0])
+
+
+def test_a_network_keeps_the_files_of_its_steps(write_core: WriteCore, tmp_path: Path) -> None:
+    """Predictions, and frozen features, need the file of the reference no more."""
+    reference = tmp_path / "reference.csv"
+    reference.write_text("\n".join(f"{at},{1 + at / 2000}" for at in range(890, 1811, 5)))
+    chosen = {"steps": ("rmies", "emsc", "pca", "snv"), "reference": reference}
+    whole = project_with_steps(**chosen)
+    records, _ = ready(whole, write_core)
+    torch.manual_seed(0)
+    network = whole.model(Precision("float32")).eval()
+    whole.export(network, tmp_path / "export")
+    expected = whole.predict(cropped(whole, records[0]), inferred(whole, network))
+    key = whole.prepare_settings()
+    reference.unlink()
+    later = project_with_steps(**chosen)
+    later.statistics = whole.statistics
+    assert later.prepare_settings() == key
+    found = later.predict(cropped(later, records[0]), inferred(later, network))
+    assert np.array_equal(found.classes, expected.classes)
+    frozen = project_with_steps(**chosen)
+    frozen.config.model.features = tmp_path / "export"
+    frozen.statistics = whole.statistics
+    features: Any = Stored(frozen, records)
+    frozen.statistics = frozen.fit(features, [0, 1, 2])
+    direct = frozen.predict(cropped(frozen, records[0]), inferred(frozen, network))
+    assert (direct.classes == expected.classes).mean() > 0.99
+    frozen.config.preprocess.steps = ("snv",)
+    with pytest.raises(BadInput, match=r"trained with preprocess.steps \['rmies'.*this run has \['snv'\]"):
+        Stored(frozen, records)
+
+
+def test_the_cache_is_keyed_by_the_steps_in_it() -> None:
+    keys = [project_with_steps(steps, **chosen).prepare_settings() for steps, chosen in (
+        (("asls", "snv"), {}), (("snv", "asls"), {}), (("asls", "snv"), {"asls_smoothness": 1e3}),
+    )]  # fmt: skip
+    assert len({str(key) for key in keys}) == 3
+    assert keys[0] == project_with_steps(("asls", "snv"), mie_components=3).prepare_settings()  # it is not read
+    assert "preprocess" not in project_with().prepare_settings()

@@ -186,17 +186,23 @@ def _means(points: Array, centres: Array, width: float) -> Array:
 
 
 def _derivative(centres: Array, window: int, name: str) -> Array:
-    """Return the matrix of the negative second derivative of row vectors, per (10 cm⁻¹)².
+    """Return the matrix of the negative second derivative of row vectors, per (10 cm⁻¹)²: positive at a band's peak."""
+    return -savgol(centres, window, POLYNOMIAL, 2, name, "data.window")
 
-    It is positive at the peak of a band (Savitzky and Golay, Analytical Chemistry 36, 1964). The ends use the
-    polynomial of the last whole window.
+
+def savgol(centres: Array, window: int, order: int, derivative: int, name: str, setting: str) -> Array:
+    """Return the matrix that smooths or differentiates row vectors, per (10 cm⁻¹) to the power of `derivative`.
+
+    A polynomial is fitted in each window (Savitzky and Golay, Analytical Chemistry 36, 1964). The ends use the
+    polynomial of the last whole window. Raises BadInput naming `setting` if there are fewer points than the window has,
+    or if the axis is uneven.
     """
     from scipy import signal  # two seconds, which workers and `--help` need not wait for
 
     where = f"{name}: from {centres[0]:g} to {centres[-1]:g} cm⁻¹"
     if len(centres) < window:
         raise BadInput(
-            f"{where} it has {counted(len(centres), 'point')} only; data.window is {window}. Lower data.window or "
+            f"{where} it has {counted(len(centres), 'point')} only; {setting} is {window}. Lower {setting} or "
             "data.bin, or leave these wavenumbers out (data.low, data.high, data.gap)."
         )
     steps = np.diff(centres)
@@ -207,4 +213,5 @@ def _derivative(centres: Array, window: int, name: str) -> Array:
             f"set data.step {spacing:.3g}."
         )
     delta = float(steps.mean()) / PER
-    return -signal.savgol_filter(np.eye(len(centres)), window, POLYNOMIAL, deriv=2, delta=delta, axis=0).T
+    weights = signal.savgol_filter(np.eye(len(centres)), window, order, deriv=derivative, delta=delta, axis=0)
+    return np.asarray(weights.T)

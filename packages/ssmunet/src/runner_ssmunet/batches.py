@@ -10,6 +10,8 @@ from torch import Tensor
 
 from runner_ssmunet import augment, labels
 from runner_ssmunet.config import SSMConfig
+from runner_ssmunet.steps.operations import applied
+from runner_ssmunet.steps.pipeline import operations_of
 
 ATTENDED = 256
 """Pixels per batch whose attention is recorded."""
@@ -45,6 +47,7 @@ def _scaled(
         torch.as_tensor(statistics[name], dtype=torch.float32).to(spectra.device, non_blocking=True)
         for name in ("mean", "std")
     )
+    spectra = applied(spectra, operations_of(statistics))
     if rng is not None:
         spectra = augment.spectral(spectra, std, config.augment, rng)
     return spectra.sub_(mean).div_(std).mul_(tissue[..., None])

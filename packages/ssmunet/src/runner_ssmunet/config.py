@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, MoreThan, PairsConfig, PredictConfig, RunConfig, ShareBelow
+from runner_core import AtLeast, Between, MoreThan, PairsConfig, PredictConfig, RunConfig, ShareBelow
 
 POLYNOMIAL = 3
 """Order of the Savitzky–Golay polynomial."""
@@ -53,6 +53,64 @@ class SpectraConfig(PairsConfig):
     """Share of its side by which a training patch overlaps the next."""
     unlabelled: bool = False
     """Also train on patches without any annotated pixel. They teach the network nothing but take as long."""
+
+
+StepName = Literal[
+    "spikes", "atmosphere", "rmies", "emsc", "rubberband", "asls", "polynomial", "savgol", "pca", "mnf", "snv",
+    "vector", "area", "amide1",
+]  # fmt: skip
+HOST_ONLY = ("spikes", "rmies", "rubberband", "asls", "polynomial")
+"""Steps that are computed once, for the cache, and not on the device."""
+
+
+@dataclass
+class PreprocessConfig:
+    """Further preparation of the spectra, in an order of your own."""
+
+    steps: tuple[StepName, ...] = ()
+    """Steps in their order, after crop, gap, bins and resampling; they replace data.baseline, data.derivative and
+    data.normalise. spikes: cosmic spikes and glitches out; atmosphere: water vapour and CO₂ out; rmies: resonant Mie
+    scattering out; emsc: extended multiplicative signal correction; rubberband, asls, polynomial: baseline subtracted;
+    savgol: Savitzky–Golay smoothing or derivative; pca, mnf: noise reduced; snv: standard normal variate; vector:
+    length 1; area, amide1: equal area of the whole spectrum or of amide I. pca, mnf and emsc without a reference file
+    are fitted to the training records."""
+    spike_threshold: Annotated[float, MoreThan(0)] = 8.0
+    """spikes: modified z-score from which a point is replaced."""
+    vapour: Path | None = None
+    """atmosphere: CSV file of a wavenumber column (cm⁻¹) and one column for each vapour spectrum of your instrument."""
+    reference: Path | None = None
+    """emsc, rmies: CSV file of a wavenumber and an absorbance column, the reference. By default emsc takes the mean of
+    the training records' tissue, and rmies a protein's bands."""
+    emsc_degree: Annotated[int, AtLeast(0)] = 2
+    """emsc: degree of the polynomial over the wavenumbers."""
+    interferents: Path | None = None
+    """emsc: CSV file of a wavenumber column and columns that are fitted and subtracted too (paraffin, vapour)."""
+    replicates: Annotated[int, AtLeast(0)] = 0
+    """emsc: number of components of the variation between training cores within a class that are subtracted too."""
+    mie_components: Annotated[int, AtLeast(1)] = 7
+    """rmies: principal components of the scattering curves."""
+    mie_iterations: Annotated[int, AtLeast(1)] = 3
+    """rmies: each round after the first takes a pixel's own corrected spectrum as its reference."""
+    mie_radius: tuple[float, float] = (2.0, 8.0)
+    """rmies: range of the scatterers' radius (µm)."""
+    mie_index: tuple[float, float] = (1.1, 1.5)
+    """rmies: range of the mean refractive index, relative to the surroundings."""
+    asls_smoothness: Annotated[float, MoreThan(0)] = 1e6
+    """asls: weight of the baseline's squared second differences (λ)."""
+    asls_asymmetry: Annotated[float, Between(0, 0.5)] = 0.01
+    """asls: weight of a point above the baseline (p); one below has 1 − p."""
+    polynomial_degree: Annotated[int, AtLeast(0)] = 2
+    """polynomial: degree of the baseline, fitted again and again to what lies below it."""
+    savgol_derivative: Annotated[int, AtLeast(0)] = 2
+    """savgol: 0 smooths; 1, 2, … differentiates, per (10 cm⁻¹) to that power, in SciPy's sign."""
+    savgol_order: Annotated[int, AtLeast(0)] = 3
+    """savgol: order of the polynomial."""
+    savgol_window: int = 9
+    """savgol: points of the window (odd)."""
+    pca_components: Annotated[int, AtLeast(1)] = 20
+    """pca: components that are kept."""
+    mnf_components: Annotated[int, AtLeast(1)] = 20
+    """mnf: components that are kept, those of the highest signal-to-noise ratio first."""
 
 
 @dataclass
@@ -130,6 +188,7 @@ class SSMConfig(RunConfig):
     """Tissue segmentation of infrared images."""
 
     data: SpectraConfig = field(default_factory=SpectraConfig)
+    preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -141,6 +200,7 @@ class SSMConfig(RunConfig):
 
         data = self.data
         yield from filter(None, (labels.wrong_settings(data.classes, data.ignore), wrong_axis(data)))
+        yield from wrong_steps(self.preprocess, data)
         if data.patch < 16 or data.patch % 16:
             yield f"data.patch is {data.patch}; the U-Net halves patches four times: take a multiple of 16"
         if data.patch == 16 and self.train.batch_size == 1:
@@ -214,3 +274,31 @@ def wrong_axis(data: SpectraConfig) -> str | None:
     if data.derivative != "none" and (data.window % 2 == 0 or data.window <= POLYNOMIAL):
         return f"data.window is {data.window}; an odd number of points, {POLYNOMIAL + 2} or more, is needed"
     return None
+
+
+def wrong_steps(chosen: PreprocessConfig, data: SpectraConfig) -> Iterator[str]:
+    """Yield what is wrong with the settings of `preprocess`."""
+    steps = chosen.steps
+    if steps and (data.baseline, data.derivative, data.normalise) != ("none", "none", SpectraConfig.normalise):
+        yield "preprocess.steps replaces data.baseline, data.derivative and data.normalise: leave those out"
+    if twice := [step for step in dict.fromkeys(steps) if steps.count(step) > 1]:
+        yield f"preprocess.steps names {twice[0]} twice"
+    fitted = [step for step in steps if is_fitted(step, chosen)]
+    for step in steps[steps.index(fitted[0]) :] if fitted else ():
+        if step in HOST_ONLY:
+            yield f"preprocess.steps: {step} comes after {fitted[0]}, which is fitted in training: put {step} before it"
+    if "atmosphere" in steps and chosen.vapour is None:
+        yield "preprocess.steps: atmosphere needs the spectrum of the vapour on your instrument: set preprocess.vapour"
+    window, order, derivative = chosen.savgol_window, chosen.savgol_order, chosen.savgol_derivative
+    if window % 2 == 0 or window <= order:
+        yield f"preprocess.savgol_window is {window}; an odd number of points above savgol_order ({order}) is needed"
+    if derivative > order:
+        yield f"preprocess.savgol_derivative is {derivative}; a polynomial of order {order} has none"
+    for name, (low, high), least in (("radius", chosen.mie_radius, 0.0), ("index", chosen.mie_index, 1.01)):
+        if not least < low <= high:
+            yield f"preprocess.mie_{name} is {low:g} {high:g}; two ascending numbers above {least:g} are needed"
+
+
+def is_fitted(step: str, chosen: PreprocessConfig) -> bool:
+    """Return whether a step is fitted to the training records, so that it cannot be in the cache."""
+    return step in ("pca", "mnf") or (step == "emsc" and (chosen.reference is None or chosen.replicates > 0))

@@ -55,6 +55,7 @@ def description(
             "wavenumbers": np.asarray(statistics["wavenumbers"]).tolist(),
             "mean": np.asarray(statistics["mean"]).tolist(),
             "std": np.asarray(statistics["std"]).tolist(),
+            **_steps(config, statistics),
         },
         "output": {
             "what": "logits (B, K, H, W)",
@@ -68,6 +69,24 @@ def description(
         },
         "settings": flat(config),
     }
+
+
+def _steps(config: SSMConfig, statistics: Statistics) -> dict[str, Json]:
+    """Return the steps of `preprocess.steps`, if any: their settings, and the constants of those on the device."""
+    if not config.preprocess.steps:
+        return {}
+    what = "preprocess.steps replace baseline, derivative and normalisation (runner_ssmunet.steps.pipeline); the "
+    what += "operations (runner_ssmunet.steps.operations.applied) come after the rounding, before mean and std"
+    return {"preprocess": {"how": what, "settings": plain(config.preprocess), **_lists(statistics["preprocess"])}}
+
+
+def _lists(value: Any) -> Any:
+    """Return nested dicts and lists with lists in place of arrays."""
+    if isinstance(value, Mapping):
+        return {key: _lists(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_lists(own) for own in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def read_description(folder: Path) -> dict[str, Json]:

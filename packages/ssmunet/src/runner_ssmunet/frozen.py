@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput, Statistics, hash_file, plain
 
-from runner_ssmunet.config import SpectraConfig
+from runner_ssmunet.config import PreprocessConfig, SpectraConfig
 from runner_ssmunet.export import DESCRIPTION, WEIGHTS, read_description
 from runner_ssmunet.preprocess import SETTINGS
 from runner_ssmunet.statistics import axes_differ
+from runner_ssmunet.steps.operations import applied
+from runner_ssmunet.steps.pipeline import operations_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,12 +54,21 @@ class FrozenFeatures:
 
     @property
     def statistics(self) -> Statistics:
-        """The exported network's wavenumbers, mean and std (L,) float64 of its training."""
+        """The exported network's wavenumbers, mean and std (L,) float64 of its training, and its fitted steps."""
         inputs = self.description["input"]
-        return {name: np.asarray(inputs[name], np.float64) for name in ("wavenumbers", "mean", "std")}
+        found = {name: np.asarray(inputs[name], np.float64) for name in ("wavenumbers", "mean", "std")}
+        return found if "preprocess" not in inputs else found | {"preprocess": _with_arrays(inputs["preprocess"])}
 
-    def require(self, wavenumbers: Array, data: SpectraConfig) -> None:
+    def require(self, wavenumbers: Array, data: SpectraConfig, steps: PreprocessConfig | None = None) -> None:
         """Raise BadInput unless the network was trained on spectra of this axis, prepared with these settings."""
+        had = self.description["input"].get("preprocess", {"settings": plain(PreprocessConfig())})["settings"]
+        wanted = plain(steps or PreprocessConfig())
+        for name, value in wanted.items() if wanted["steps"] or had["steps"] else ():
+            if value != had.get(name, value):
+                raise BadInput(
+                    f"model.features: the network in {self.folder} was trained with preprocess.{name} {had[name]}, "
+                    f"this run has {value}; set it as it was there"
+                )
         trained: Mapping[str, Any] = self.description["input"]["prepare"]
         for name in SETTINGS:
             if plain(getattr(data, name)) != trained[name]:
@@ -79,6 +90,7 @@ class FrozenFeatures:
         import torch
 
         trained = self.statistics
+        operations = operations_of(trained)
         mean, std = (trained[name].astype(np.float32) for name in ("mean", "std"))
         places = np.flatnonzero(tissue)
         flat = spectra.reshape(-1, spectra.shape[-1])
@@ -90,11 +102,24 @@ class FrozenFeatures:
             with torch.no_grad():
                 for first in range(0, len(places), _PIXELS):
                     part = places[first : first + _PIXELS]
-                    scaled = (flat[part].astype(np.float32) - mean) / std
+                    scaled = (applied(flat[part], operations) - mean) / std
                     out[part] = stack(torch.from_numpy(scaled)).numpy()
         finally:
             torch.set_num_threads(threads)
         return out.reshape(*tissue.shape, self.count)
+
+
+def _with_arrays(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the steps of an export as a checkpoint keeps them, with arrays."""
+    files = {
+        name: {"name": own["name"], **{key: np.asarray(own[key]) for key in ("wavenumbers", "spectra")}}
+        for name, own in kept["files"].items()
+    }
+    operations = [
+        {"name": own["name"], "constants": {key: np.asarray(value) for key, value in own["constants"].items()}}
+        for own in kept["operations"]
+    ]
+    return {"files": files, "operations": operations}
 
 
 @functools.lru_cache(maxsize=1)

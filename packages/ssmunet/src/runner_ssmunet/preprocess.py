@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.readers import Core
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Steps = Callable[[Array, Axis], Array]
+"""Spectra (P, L) float32 on an axis to spectra (P, L)."""
 
 AMIDE1 = (1600.0, 1700.0)
 """The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
@@ -23,7 +26,7 @@ _CONTRAST = 1e-2
 """Least difference of amide-I area (absorbance · cm⁻¹) between tissue and glass."""
 _FAINT = 0.02
 """Lowest amide-I area of tissue, as a share of the strongest tissue's."""
-_THINNEST = 0.01
+THINNEST = 0.01
 """Lowest mean absorbance of amide I that a spectrum is divided by.
 
 It keeps noise small in places with hardly any protein."""
@@ -66,14 +69,15 @@ def usable_axis(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
     """
     axis = plan(wavenumbers, data, name)
     if data.normalise == "amide1" and amide1_weights(axis.wavenumbers) is None:
-        raise _no_amide1(name)
+        raise no_amide1(name, "data.normalise amide1", "set data.normalise to vector")
     return axis
 
 
-def _no_amide1(name: str) -> BadInput:
+def no_amide1(name: str, setting: str, remedy: str) -> BadInput:
+    """Return the refusal of an axis without amide I."""
     return BadInput(
-        f"{name}: data.normalise amide1 needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or "
-        "data.step, or set data.normalise to vector."
+        f"{name}: {setting} needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or data.step, or "
+        f"{remedy}."
     )
 
 
@@ -94,11 +98,14 @@ def amide1_weights(wavenumbers: Array) -> Array | None:
     return weights
 
 
-def prepare(spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConfig, name: str) -> tuple[Array, Array]:
+def prepare(
+    spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConfig, name: str, steps: Steps | None = None
+) -> tuple[Array, Array]:
     """Return the cached spectra (H, W, L) float16 and their axis (L,) float64, from `spectra` (H, W, C).
 
-    `wavenumbers` (C,) ascend. Pixels outside `tissue` (H, W) bool are 0. `name` is the core, for messages. Raises
-    BadInput as `axis.plan` does, and if `data.normalise amide1` finds no such band.
+    `wavenumbers` (C,) ascend. Pixels outside `tissue` (H, W) bool are 0. `name` is the core, for messages. `steps`
+    take the place of baseline, derivative and normalisation. Raises BadInput as `axis.plan` does, and if
+    `data.normalise amide1` finds no such band.
     """
     axis = plan(wavenumbers, data, name)
     out = np.zeros((*tissue.shape, len(axis.wavenumbers)), np.float16)
@@ -106,7 +113,11 @@ def prepare(spectra: Array, wavenumbers: Array, tissue: Array, data: SpectraConf
     flat, target = spectra.reshape(-1, spectra.shape[-1]), out.reshape(-1, out.shape[-1])
     for first in range(0, len(places), _PIXELS):
         part = places[first : first + _PIXELS]
-        target[part] = processed(flat[part], axis, data, name).clip(-6e4, 6e4)
+        if steps is None:
+            own = processed(flat[part], axis, data, name)
+        else:
+            own = steps(on_axis(flat[part], axis), axis)
+        target[part] = own.clip(-6e4, 6e4)
     return out, axis.wavenumbers
 
 
@@ -115,13 +126,10 @@ def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Arra
 
     All steps work within each segment of `axis`, except the normalisation, which divides a spectrum by one number.
     """
-    out = np.empty((len(pixels), len(axis.wavenumbers)), np.float32)
-    for segment in axis.segments:
-        own = pixels[:, segment.columns].astype(np.float32, copy=False)
-        own = own if segment.combine is None else own @ segment.combine.astype(np.float32)
-        if data.baseline == "rubberband":
-            own = own - rubberband(own, axis.wavenumbers[segment.points])
-        out[:, segment.points] = own
+    out = on_axis(pixels, axis)
+    if data.baseline == "rubberband":
+        for segment in axis.segments:
+            out[:, segment.points] -= rubberband(out[:, segment.points], axis.wavenumbers[segment.points])
     amide1 = _amide1_height(out, axis, name) if data.normalise == "amide1" else None
     for segment in axis.segments:
         if segment.derive is not None:
@@ -130,7 +138,16 @@ def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Arra
         length = np.sqrt(np.einsum("pl,pl->p", out, out)) / np.float32(np.sqrt(out.shape[1]))
         out /= np.where(length > 0, length, 1)[:, None]
     elif amide1 is not None:
-        out /= np.maximum(amide1, np.float32(_THINNEST))[:, None]
+        out /= np.maximum(amide1, np.float32(THINNEST))[:, None]
+    return out
+
+
+def on_axis(pixels: Array, axis: Axis) -> Array:
+    """Return spectra (P, C) on the kept axis: (P, L) float32, averaged and resampled."""
+    out = np.empty((len(pixels), len(axis.wavenumbers)), np.float32)
+    for segment in axis.segments:
+        own = pixels[:, segment.columns].astype(np.float32, copy=False)
+        out[:, segment.points] = own if segment.combine is None else own @ segment.combine.astype(np.float32)
     return out
 
 
@@ -156,5 +173,5 @@ def _amide1_height(pixels: Array, axis: Axis, name: str) -> Array:
     """Return the mean height (P,) of the amide-I band above the chord between its ends (absorbance)."""
     weights = amide1_weights(axis.wavenumbers)
     if weights is None:
-        raise _no_amide1(name)
+        raise no_amide1(name, "data.normalise amide1", "set data.normalise to vector")
     return np.asarray(pixels @ (weights / (AMIDE1[1] - AMIDE1[0])).astype(np.float32))

@@ -59,6 +59,8 @@ from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented
+from runner_ssmunet.steps.operations import applied
+from runner_ssmunet.steps.pipeline import Pipeline, Place, after, opened, operations_of, saved
 
 
 class SSMUNet(Project):
@@ -112,6 +114,11 @@ class SSMUNet(Project):
 
         return FrozenFeatures(self.config.model.features)
 
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The steps of `preprocess.steps`, with the spectra of their files; those of a trained network are its own."""
+        return opened(self.config.preprocess, self.statistics.get("preprocess"))
+
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
@@ -162,18 +169,25 @@ class SSMUNet(Project):
         spectra = self._spectra(decoded)
         if self.frozen is None:
             return {"spectra": spectra, **arrays}
-        self.frozen.require(np.array(decoded.meta["wavenumbers"]), self.config.data)
+        self.frozen.require(np.array(decoded.meta["wavenumbers"]), self.config.data, self.config.preprocess)
         return {"features": self.frozen(spectra, decoded.arrays["tissue"] > 0), **arrays}
 
     def _spectra(self, decoded: Decoded) -> Array:
         meta, tissue = decoded.meta, decoded.arrays["tissue"] > 0
         measured = np.array(meta["measured"])
-        return preprocess.prepare(decoded.arrays["spectra"], measured, tissue, self.config.data, meta["core"])[0]
+        steps = self._steps(measured, meta["core"]) if self.config.preprocess.steps else None
+        return preprocess.prepare(decoded.arrays["spectra"], measured, tissue, self.config.data, meta["core"], steps)[0]
+
+    def _steps(self, measured: Array, name: str) -> preprocess.Steps:
+        """Return the cached steps of `preprocess.steps`, for a core's axis."""
+        return lambda pixels, axis: self.pipeline.on_pixels(pixels, Place(measured, axis, name))
 
     def prepare_settings(self) -> Mapping[str, Json]:
         data = self.config.data
         settings = {name: getattr(data, name) for name in (*preprocess.SETTINGS, "ignore")}
         settings["classes"] = self.classes.names
+        if self.config.preprocess.steps:
+            settings["preprocess"] = dict(self.pipeline.key)
         return settings | ({} if self.frozen is None else {"features": self.frozen.digest})
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
@@ -191,6 +205,10 @@ class SSMUNet(Project):
             view = PreparedStore(store.keys, store.meta, arrays, store.identity)
             learned = statistics.fit(view, training, names, data.ignore, self.config.loss.most_weight)
             return learned | further | self.frozen.statistics
+        if self.config.preprocess.steps:
+            operations = self.pipeline.fit(store, training, data)
+            further["preprocess"] = saved(self.pipeline, operations)
+            store = after(store, operations)
         learned = statistics.fit(store, training, names, data.ignore, self.config.loss.most_weight)
         return learned | further | {"baseline": baseline.fit_store(store, training, learned, data.ignore)}
 
@@ -382,7 +400,8 @@ class SSMUNet(Project):
             return None
         self._refuse_other_axis(cropped)
         tissue = cropped.decoded.arrays["tissue"] > 0
-        pixels = (self._spectra(cropped.decoded)[tissue] - self.statistics["mean"]) / self.statistics["std"]
+        own = applied(self._spectra(cropped.decoded)[tissue], operations_of(self.statistics))
+        pixels = (own - self.statistics["mean"]) / self.statistics["std"]
         probabilities = np.zeros((len(self.outputs), *tissue.shape), np.float32)
         probabilities[:, tissue] = baseline.baseline(pixels, self.statistics["baseline"]).T
         return self._segmented(probabilities, tissue, np.empty(0), cropped.box)

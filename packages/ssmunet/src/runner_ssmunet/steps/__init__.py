@@ -1,0 +1,1 @@
+"""Steps of `preprocess.steps`: spectra in, spectra out, each pixel by itself."""
