@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +17,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_core import BadInput, Combining, DataSet, Record, RunConfig
+from PIL import Image
+from runner_core import BadInput, Combining, DataSet, Decoded, Pictures, Record, RunConfig
 from runner_core.cli import main
 from runner_core.tools.labels.confident import Classes, Values
+from runner_core.tools.labels.embedded import Embedded
 from runner_core.tools.labels.evidence import compared, signs, text, total
 from runner_core.tools.labels.judge import Judging, Usual, measured
-from runner_core.tools.labels.neighbours import Neighbours
 from runner_core.tools.labels.regions import components, regions
+from runner_core.tools.labels.shown import pictures
 from runner_core.training.ensembles import Ensemble, Member
 
 
@@ -201,7 +206,7 @@ def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
         return Member(plate, pipeline, lambda arrays: arrays, lambda record: record.group not in (plate, "c"))
 
     ensemble = Ensemble([member("a", np.eye(16)), member("b", turn)])
-    judging = Neighbours(ensemble)
+    judging = Embedded(ensemble)
     for record in [*records, Record("d0", "d", {})]:
         given.setdefault(record.key, "drug 0")
         vectors.setdefault(record.key, centres[0])
@@ -215,6 +220,47 @@ def test_a_record_whose_neighbours_have_another_label_is_the_worst() -> None:
     assert (found.alone, found.unlabelled, found.seen) == (["b0"], ["c1"], ["d0"])
     assert found.errors == ["the field is too small"]
     assert [len(own) for own in judging.vectors] == [len(judging.records)] * 2
+
+
+def test_labels_are_judged_beyond_what_differs_anyway_and_shown_beside_the_nearest(tmp_path: Path) -> None:
+    """What tells the labels apart is a hundredth of the vectors' variance, and fields of a well share a label."""
+    rng = np.random.default_rng(0)
+    fields = {f"{plate}{well}.{site}": well % 2 for plate in "abc" for well in range(8) for site in (1, 2)}
+    vectors = {key: np.array([*(7 * rng.normal(size=6)), 3 * n + 0.5 * rng.normal()]) for key, n in fields.items()}
+    given = {key: "other" if n ^ key.startswith("a5") else "control" for key, n in fields.items()}
+    image = rng.integers(0, 255, (40, 60, 3)).astype(np.uint8)
+    facets: dict[str, Any] = {
+        "combining": lambda: Combining(
+            "embeddings",
+            lambda cropped, infer: {"windows": vectors[cropped.record.key].astype(np.float32)[None]},
+            lambda cropped, soft: soft,
+            labels=lambda record, cropped: np.array(given[record.key]),
+            carrier=lambda record: record.key.partition(".")[0],
+        ),
+        "pictures": lambda: Pictures(image=lambda decoded: image),
+        "decode": lambda record: Decoded({"field": image}, (1.0, 1.0), "field"),
+    }
+    pipeline: Any = SimpleNamespace(settings={})
+    pipeline.project = SimpleNamespace(name="fake", config=RunConfig(), dataset=DataSet(), **facets)
+    ensemble = Ensemble([Member("run", pipeline, lambda arrays: arrays)])
+    judging = Embedded(ensemble)
+    for key in fields:
+        judging.observe(Record(key, key[0], {}))
+    found = judging.conclude()
+    first, second, third = found.judged[:3]
+    assert {first.record.key, second.record.key} == {"a5.1", "a5.2"}
+    assert first.score == second.score > found.limit > third.score
+    assert [given[near.key] for near in first.nearest.values()] == ["control", "other"]
+    assert "a" not in {near.group for near in first.nearest.values()}
+    shown = [*pictures(found, ensemble, None, tmp_path)]
+    assert len(shown) == 10
+    assert [*tmp_path.iterdir()] == []
+    text = str(shown[0])
+    assert all(f"{near.key} (labelled {label})" in text for label, near in first.nearest.items())
+    data = re.search('base64,([^"]+)', text)
+    assert data is not None
+    drawn = Image.open(BytesIO(base64.b64decode(data[1])))
+    assert drawn.size[0] == 3 * 320 + 2 * 4
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 6, 6)])

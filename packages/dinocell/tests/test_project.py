@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_core import Arrays
+from runner_core import Arrays, Decoded
 from runner_core.testing import cropped
 from runner_dinocell import fields, files
 from runner_dinocell.config import CellConfig
@@ -35,3 +35,20 @@ def test_a_field_is_read_once_for_all_that_ask_for_it(
     assert not np.array_equal(statistics, project.baseline(cropped(project, second)))
     assert np.array_equal(statistics, project.baseline(cropped(project, first)))
     assert read == [first.key, second.key, first.key]
+
+
+def test_a_field_is_drawn_with_a_colour_for_each_channel(config: CellConfig) -> None:
+    """A channel that is dark everywhere adds nothing, and one well carries the label of all its fields."""
+    project = DinoCell(config)
+    draw, carrier = project.pictures().image, project.combining().carrier
+    assert draw is not None
+    image = np.zeros((2, 30, 40), np.uint16)
+    image[0, :15], image[1, 20:] = 900, 9000
+    drawn = draw(Decoded({"image": image}, (1.0, 1.0, 1.0), "image"))
+    assert drawn is not None
+    assert (drawn.shape, drawn.dtype) == ((30, 40, 3), np.uint8)
+    above, between, below = (drawn[row, 0].tolist() for row in (0, 17, 29))
+    assert between == [0, 0, 0] != above != below != between
+    assert carrier is not None
+    one, other, far = (fields.Field(f"p/{w}/{s}", "p", {}, plate="p", well=w, site=s) for w, s in ("a1", "a2", "b1"))
+    assert carrier(one) == carrier(other) != carrier(far)

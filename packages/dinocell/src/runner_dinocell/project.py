@@ -219,6 +219,9 @@ class DinoCell(Project):
             self._decide,
             must_match={"channels": list(self._channels)},
             labels=self._label,
+            carrier=lambda record: (
+                f"{record.whole_plate}/{record.well}" if isinstance(record, fields.Field) else record.key
+            ),
             views=mirrors_and_turns({"image": (1, 2)}, {"windows": (0, 1)}),
         )
 
@@ -289,7 +292,15 @@ class DinoCell(Project):
         )
 
     def pictures(self) -> Pictures:
-        return Pictures(snapshots=self._snapshots, snapshot_samples=4)
+        return Pictures(image=self._image, snapshots=self._snapshots, snapshot_samples=4)
+
+    def _image(self, decoded: Decoded) -> Array:
+        """Draw a field with each channel in its colour, between its own percentiles."""
+        from runner_dinocell.snapshot import composite
+
+        image, percentiles = decoded.arrays["image"], self.config.data.percentiles
+        low, high = np.percentile(image, percentiles, axis=(1, 2), keepdims=True)
+        return composite(np.clip((image - low) / np.maximum(high - low, 1), 0, 1).astype(np.float32))
 
     # ------------------------------------------------------------ phantom
 

@@ -40,7 +40,7 @@ def snapshot(images: Array, maps: Array, channels: Sequence[str]) -> Array:
     zoom = max(1, PANEL // max(images.shape[2:]))
     columns = []
     for image, shares in zip(images, maps.mean(1), strict=True):
-        field = _enlarged(composite(image), zoom, zoom)
+        field = _enlarged(composite(np.clip(image * SPREAD + CENTRE, 0, 1)), zoom, zoom)
         highest = float(shares.max() / max(shares.mean(), np.finfo(np.float32).tiny))
         words = _text({f"highest {highest:.1f} x even": None}, field.shape[1])
         columns.append((field, words, _enlarged(heat(shares), *np.floor_divide(field.shape[:2], shares.shape))))
@@ -49,13 +49,12 @@ def snapshot(images: Array, maps: Array, channels: Sequence[str]) -> Array:
     return np.concatenate([_text(legend, rows[0].shape[1]), *rows])
 
 
-def composite(image: Array) -> Array:
-    """Draw a network input (C, H, W) with each channel in its colour, as lights on one screen: (H, W, 3) uint8.
+def composite(shades: Array) -> Array:
+    """Draw shades of 0 to 1 (C, H, W) with each channel in its colour, as lights on one screen: (H, W, 3) uint8.
 
     Pixels with several channels keep their shape, which a sum would turn white.
     """
-    shades = np.clip(image * SPREAD + CENTRE, 0, 1)
-    colours = np.array([COLOURS[number % len(COLOURS)] for number in range(len(image))], np.float32) / 255
+    colours = np.array([COLOURS[number % len(COLOURS)] for number in range(len(shades))], np.float32) / 255
     dark = np.prod(1 - shades[..., None] * colours[:, None, None], axis=0)
     return (255 * (1 - dark)).round().astype(np.uint8)
 

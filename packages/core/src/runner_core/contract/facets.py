@@ -246,6 +246,10 @@ class Combining:
     the rest. For values: the true values (float32), NaN where there are none. For embeddings: the label of the whole
     record, as an array of one text, such as its treatment. `record` has its labels, and `cropped` is
     what `soft` got. None if the record has no labels."""
+    carrier: Callable[[AnyRecord], str] | None = None
+    """`carrier(record)` names what a label of whole records belongs to, such as the well of a field.
+
+    `check --with` judges records of one carrier together. Only for embeddings; by default each record by itself."""
     regions: Callable[[Record, Cropped], Iterable[tuple[str, Array]]] | None = None
     """`regions(record, cropped)` yields the names and masks (bool, in the grid of `labels`) of a record's organs.
 
@@ -311,6 +315,10 @@ class Pictures:
 
     figure: Callable[[Record, Any], Array | None] | None = None
     """`figure(record, prediction)` returns a picture of the record with its prediction, and the truth if labelled."""
+    image: Callable[[Decoded], Array | None] | None = None
+    """`image(decoded)` returns a picture of a record alone, which `check` shows.
+
+    Without it, `check` draws the middle slice of the first array in grey."""
     watch: Callable[[Any], Mapping[str, Array]] | None = None
     """`watch(model)` returns small arrays of the network to watch over the training: filter positions, temperatures.
 

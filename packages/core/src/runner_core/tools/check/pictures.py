@@ -10,6 +10,7 @@ from PIL import Image
 from runner_core.base.errors import BadInput
 from runner_core.base.text import first_few
 from runner_core.contract import Array
+from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Decoded, Record
 from runner_core.contract.setup import Setup
 from runner_core.output.pictures import png_bytes
@@ -36,13 +37,29 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
         if isinstance(record, Record):
             try:
                 decoded = setup.project.decode(record)
-                if _is_image(decoded):
+                drawn = image_of(setup.project, decoded)
+                if drawn is None and _is_image(decoded):
                     drawn = _drawn(decoded, setup.project.dataset.labels, is_nifti(record))
+                if drawn is not None:
                     yield picture(png_bytes(drawn), f"{record.key}: {why}")
             except (BadInput, OSError):  # the findings say what is wrong with it
                 pass
             except Exception as error:  # the report of a long check is worth more than a picture
                 yield Note(f"{record.key}: no picture could be drawn of it ({type(error).__name__}: {error})")
+
+
+def image_of(project: Project, decoded: Decoded) -> Array | None:
+    """Return the picture that the project draws of a record, in the size of the others; None if it draws none."""
+    draw = project.pictures().image
+    drawn = None if draw is None else draw(decoded)
+    return None if drawn is None else side_by_side([drawn], (1.0, 1.0), upright=False)
+
+
+def picture_of(project: Project, record: Record) -> Array | None:
+    """Return a picture of a record without its label; None if it holds no image."""
+    decoded = project.decode(record)
+    drawn = image_of(project, decoded)
+    return _drawn(decoded, (), is_nifti(record)) if drawn is None and _is_image(decoded) else drawn
 
 
 def _worth_seeing(audit: Audit) -> Iterator[tuple[AnyRecord, str]]:

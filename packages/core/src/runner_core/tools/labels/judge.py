@@ -6,8 +6,8 @@ one record is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.contract import Array, Json
+from runner_core.contract.facets import Combining
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, local
 from runner_core.tools.labels.confident import IGNORED, Classes, Values, probabilities
@@ -57,6 +58,8 @@ class Judged:
     networks: int
     """Number of networks that judged: those that never saw the record."""
     stored: Stored | None = None
+    nearest: Mapping[str, AnyRecord] = field(default_factory=dict)
+    """Of embeddings: the nearest record in other groups with the record's own label, and with the other one."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class WrongLabels:
                         }
                         for r in one.regions
                     ],
+                    "nearest": {label: near.key for label, near in one.nearest.items()},
                 }
                 for rank, one in enumerate(self.judged, 1)
             ],
@@ -109,15 +113,18 @@ Usual = Classes | Values
 """What is usual for the networks, known from all records."""
 
 
+def nothing_known(combining: Combining) -> Usual:
+    """Return what is usual before any record is observed."""
+    return Classes(combining.classes) if combining.kind == "probabilities" else Values(combining.unit)
+
+
 class Judging:
     """The search for wrong labels: `observe` every record, then `conclude`."""
 
     def __init__(self, ensemble: Ensemble, folder: Path) -> None:
         """Keep outputs in `folder`."""
         self.ensemble, self.folder = ensemble, folder
-        combining = ensemble.combining
-        of_classes = combining.kind == "probabilities"
-        self.usual: Usual = Classes(combining.classes) if of_classes else Values(combining.unit)
+        self.usual = nothing_known(ensemble.combining)
         self.stored: list[Stored] = []
         self.seen: list[str] = []
         self.unlabelled: list[str] = []

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from runner_core.base.errors import BadInput
 from runner_core.base.progress import RecordBar
 from runner_core.contract.records import AnyRecord
+from runner_core.tools.labels.embedded import Embedded
 from runner_core.tools.labels.judge import Judging, Usual, WrongLabels
-from runner_core.tools.labels.neighbours import Neighbours
 from runner_core.training.ensembles import Ensemble
 
 
@@ -36,7 +36,7 @@ def judged(
     with TemporaryDirectory(dir=folder, prefix="predictions-") as place:
         counted = ensemble.counting(bar)
         embeds = ensemble.combining.kind == "embeddings"
-        judging = Neighbours(counted) if embeds else Judging(counted, Path(place))
+        judging = Embedded(counted) if embeds else Judging(counted, Path(place))
         for record in records:
             bar.begin(record.key)
             judging.observe(record)

@@ -12,12 +12,13 @@ from runner_core.base.errors import BadInput
 from runner_core.base.text import counted, first_few
 from runner_core.base.writing import replace_csv
 from runner_core.contract import Array, Finding
+from runner_core.contract.project import Project
 from runner_core.contract.records import Table
 from runner_core.data.pipeline import CroppedRecord, local
-from runner_core.output.pictures import file_name, png_bytes
+from runner_core.output.pictures import file_name, panels, png_bytes
 from runner_core.output.report.page import Block, Note
 from runner_core.output.report.sections import picture
-from runner_core.tools.check.pictures import coloured, grey, is_nifti, side_by_side
+from runner_core.tools.check.pictures import coloured, grey, is_nifti, picture_of, side_by_side
 from runner_core.tools.labels.confident import probabilities
 from runner_core.tools.labels.judge import FEW, Judged, Usual, WrongLabels
 from runner_core.tools.labels.regions import Region, weighted
@@ -91,14 +92,16 @@ def write_csv(found: WrongLabels, folder: Path) -> Path:
 
 
 def pictures(found: WrongLabels, ensemble: Ensemble, usual: Usual | None, folder: Path) -> Iterator[Block]:
-    """Yield pictures of the worst records, and write maps of them into `folder` for a viewer; nothing for embeddings.
+    """Yield pictures of the worst records, and write maps of them into `folder` for a viewer (not of embeddings).
 
     Call it while the networks' outputs are stored.
     """
-    for one in found.judged[:WORST] if usual is not None else ():
+    for one in found.judged[:WORST]:
         try:
-            assert usual is not None
-            yield from _shown(one, ensemble, usual, folder)
+            if usual is None:
+                yield from _beside_nearest(one, ensemble.members[0].project)
+            else:
+                yield from _shown(one, ensemble, usual, folder)
         except (BadInput, OSError):  # the findings say what is wrong with it
             pass
         except Exception as error:  # the report of a long search is worth more than a picture
@@ -122,6 +125,24 @@ def _shown(one: Judged, ensemble: Ensemble, usual: Usual, folder: Path) -> Itera
         drawn = _panels(image, soft, labels, margins, decoded.spacing, is_nifti(here))
     caption = f"{one.record.key}: {one.why}. Image with the label, with what the networks say, and where they disagree"
     yield picture(png_bytes(drawn), caption)
+
+
+def _beside_nearest(one: Judged, project: Project) -> Iterator[Block]:
+    """Yield the record's picture, beside the nearest record with its label and the nearest with the other one."""
+    own = next(iter(one.nearest))
+    named = {f"this record, labelled {own}": one.record}
+    named |= {f"nearest labelled {label}": near for label, near in one.nearest.items()}
+    drawn = {}
+    for name, record in named.items():
+        with local(project, record) as here:
+            image = picture_of(project, here)
+        if image is None:
+            return
+        drawn[name] = image
+    near = ", ".join(f"{record.key} (labelled {label})" for label, record in one.nearest.items())
+    yield picture(
+        png_bytes(panels(drawn)), f"{one.record.key}: {one.why}. Beside it the nearest of other groups: {near}"
+    )
 
 
 def _panels(image: Array, soft: Array, labels: Array, margins: Array, spacing: Sequence[float], turned: bool) -> Array:
