@@ -565,6 +565,21 @@ def test_the_page_shows_records_with_findings_and_a_typical_one(here: Path) -> N
     assert sum(": typical, " in caption for caption in captions) == 1
 
 
+def test_a_projects_own_pictures_follow_the_records(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from toy_project import Toy
+
+    def drawn(decoded: Decoded) -> dict[str, Any]:
+        return {f"of {len(decoded.arrays)} arrays": np.zeros((4, 5, 3), np.uint8)}
+
+    monkeypatch.setattr(Toy, "checks", lambda self: Checks(pictures=drawn))
+    assert main(["toy", "check", "--preset", "demo", "--out", "audit"]) == 0
+    captions = re.findall("<figcaption>([^<]*)", Path("audit/report.html").read_text(encoding="utf-8"))
+    records, own = captions[::2], captions[1::2]
+    assert len(records) == len(own) > 1
+    assert [caption.split(":")[0] for caption in records] == [caption.split(":")[0] for caption in own]
+    assert all(caption.endswith(": of 2 arrays") for caption in own)
+
+
 def test_a_picture_has_the_image_and_beside_it_the_labels_in_colours() -> None:
     image, label = np.zeros((2, 40, 20), np.float32), np.zeros((2, 40, 20), np.uint8)
     image[:, 10:30], label[0], label[1, 10:30, 5:15] = 1, 2, 1

@@ -533,3 +533,24 @@ def test_the_cache_is_keyed_by_the_steps_in_it() -> None:
     assert len({str(key) for key in keys}) == 3
     assert keys[0] == project_with_steps(("asls", "snv"), mie_components=3).prepare_settings()  # it is not read
     assert "preprocess" not in project_with().prepare_settings()
+
+
+@pytest.mark.parametrize("steps", [(), STEPS, ("rubberband", "mnf", "vector")])
+def test_check_draws_spectra_before_and_after(
+    write_core: WriteCore, make_core: Callable[..., Arrays], steps: tuple[str, ...]
+) -> None:
+    project = project_with_steps(steps)
+    path = write_core(**make_core(24, 24))
+    (record,) = project.records(path.parent)
+    decode, draw = project.decode(record), project.checks().pictures
+    assert draw is not None
+    ((title, drawn),) = draw(decode).items()
+    assert drawn.dtype == np.uint8
+    assert (drawn.min(2) < 128).mean() > 0.005  # curves, not an empty sheet
+    assert ("fitted to this core alone" in title) == (steps != ())
+    config = replace(project.config, data=replace(project.config.data, normalise="none"))
+    if not steps:
+        ((_, other),) = SSMUNet(config).checks().pictures(decode).items()  # type: ignore[misc]
+        half = len(drawn) // 2
+        assert (other[:half] == drawn[:half]).all()  # as measured
+        assert (other[half:] != drawn[half:]).any()  # as prepared

@@ -26,6 +26,8 @@ WRONG: Colour = (225, 0, 130)
 """No class has the colours RIGHT and WRONG, and their lightness differs."""
 _PANEL = 260
 """Least width of each of the three maps (pixels)."""
+SPECTRA = 6
+"""Spectra in a picture of what preparation does."""
 _CURVE = 190
 """Height of a chart (pixels)."""
 _LINE = 12
@@ -112,6 +114,25 @@ def attention_chart(attention: Array, wavenumbers: Array, bands: Mapping[str, fl
     for part in np.split(np.arange(len(wavenumbers)), cuts):  # nothing is drawn across a gap
         chart.line(wavenumbers[part], attention[part], (0, 114, 178))
     return chart.finish("attention over wavenumber (cm⁻¹), from its least value up; dashed across: if all were equal")
+
+
+def before_and_after(before: Array, after: Array, wavenumbers: Array, width: int = 720) -> Array:
+    """Draw `SPECTRA` spectra, weak to strong ones, as measured (P, L) and as prepared (P, L)."""
+    ranks = (np.linspace(0.05, 0.95, SPECTRA) * (len(before) - 1)).round().astype(int)
+    order = np.argsort(before.mean(1))[ranks]
+    charts = [(before[order], "measured, on the kept axis (cm-1)"), (after[order], "prepared, before z-scores")]
+    return stack([_spectra_chart(spectra, wavenumbers, title, width) for spectra, title in charts])
+
+
+def _spectra_chart(spectra: Array, wavenumbers: Array, title: str, width: int) -> Array:
+    low, high = float(spectra.min()), float(spectra.max())
+    scale = (low, high if high > low else low + 1)
+    chart = _Chart(width, _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), scale)
+    cuts = np.searchsorted(wavenumbers, [after for _, after in gaps(wavenumbers.tolist())])
+    for own, colour in zip(spectra, palette(len(spectra))[1:], strict=True):
+        for part in np.split(np.arange(len(wavenumbers)), cuts):  # nothing is drawn across a gap
+            chart.line(wavenumbers[part], own[part], tuple(map(int, colour)), 1)
+    return chart.finish(title)
 
 
 def on_axis(bands: Mapping[str, float], wavenumbers: Array) -> dict[str, float]:

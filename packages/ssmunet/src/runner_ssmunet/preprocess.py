@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ AMIDE1 = (1600.0, 1700.0)
 """The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
 SETTINGS = ("low", "high", "gap", "bin", "step", "baseline", "derivative", "window", "normalise", "tissue")
 """The settings of `data` that decide the cached spectra."""
+_WINDOW = 48
 _PIXELS = 16384
 """Pixels that are processed at once, which bounds the memory."""
 _CONTRAST = 1e-2
@@ -149,6 +150,14 @@ def on_axis(pixels: Array, axis: Axis) -> Array:
         own = pixels[:, segment.columns].astype(np.float32, copy=False)
         out[:, segment.points] = own if segment.combine is None else own @ segment.combine.astype(np.float32)
     return out
+
+
+def window(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the square of a core around the middle of its tissue, of at most 48² pixels: enough for a picture."""
+    rows, columns = np.nonzero(arrays["tissue"])
+    first = [max(0, int(np.median(at)) - _WINDOW // 2) if at.size else 0 for at in (rows, columns)]
+    part = tuple(slice(start, start + _WINDOW) for start in first)
+    return {name: array[part] for name, array in arrays.items()}
 
 
 def rubberband(pixels: Array, wavenumbers: Array) -> Array:

@@ -60,7 +60,7 @@ from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented
 from runner_ssmunet.steps.operations import applied
-from runner_ssmunet.steps.pipeline import Pipeline, Place, after, opened, operations_of, saved
+from runner_ssmunet.steps.pipeline import Pipeline, Place, after, fitted_alone, opened, operations_of, saved
 
 
 class SSMUNet(Project):
@@ -473,7 +473,28 @@ class SSMUNet(Project):
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,
             grid=self._grid,
+            pictures=self._before_and_after,
         )
+
+    def _before_and_after(self, decoded: Decoded) -> Mapping[str, Array]:
+        """Draw a few tissue spectra of a core before and after its preparation."""
+        from runner_ssmunet.figures import before_and_after
+
+        arrays, meta = preprocess.window(decoded.arrays), decoded.meta
+        tissue, measured = arrays["tissue"] > 0, np.array(decoded.meta["measured"])
+        if not tissue.any():
+            return {}
+        axis = preprocess.usable_axis(measured, self.config.data, meta["core"])
+        before = preprocess.on_axis(arrays["spectra"][tissue], axis)
+        prepared = self._spectra(Decoded(arrays, decoded.spacing, "tissue", meta))
+        later = self.pipeline.later
+        operations = []
+        if later:
+            held = {"spectra": prepared, "tissue": arrays["tissue"]}
+            operations = fitted_alone(self.pipeline, held, meta, self.config.data)
+        after = applied(prepared[tissue], operations)
+        note = f"; {', '.join(later)}: fitted to this core alone for the picture" if later else ""
+        return {f"spectra before and after preparation{note}": before_and_after(before, after, axis.wavenumbers)}
 
     def _check_set(self, records: Sequence[Record]) -> Iterator[Finding]:
         yield from checks.left_out(self._without_labels, self.config.data)

@@ -199,6 +199,10 @@ class Checks:
 
     The contract test compares its result with that of `Project.metrics`. `prediction` is what `step` returned and
     `batch` what it got, as arrays of all validation samples."""
+    pictures: Callable[[Decoded], Mapping[str, Array]] | None = None
+    """`pictures(decoded)` returns pictures by title, (H, W, 3) uint8: a record before and after `prepare`, say.
+
+    `runner P check` shows them of the few records that it draws."""
     grid: Callable[[Path], Json] | None = None
     """`grid(file)` returns a file's shape and placement (affine, spacing) as JSON, or None if it has no grid.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from runner_core import BadInput, Box, Json, PreparedStore, Store, plain
+from runner_core import BadInput, Json, PreparedStore, Store, plain
 
 from runner_ssmunet.axis import Axis, plan, savgol
 from runner_ssmunet.config import PreprocessConfig, SpectraConfig, is_fitted
@@ -143,8 +143,13 @@ class Pipeline:
 
     # ------------------------------------------------------------ fitted to the training records
 
-    def fit(self, store: Store, training: Sequence[int], data: SpectraConfig) -> list[Operation]:
-        """Return the later steps as operations, fitted one after the other to the tissue of the records `training`."""
+    def fit(
+        self, store: Store, training: Sequence[int], data: SpectraConfig, replicates: int | None = None
+    ) -> list[Operation]:
+        """Return the later steps as operations, fitted one after the other to the tissue of the records `training`.
+
+        `replicates` is a number in place of the setting's.
+        """
         if not self.later:
             return []
         meta = store.meta[training[0]]
@@ -152,10 +157,11 @@ class Pipeline:
         place = Place(measured, plan(measured, data, str(meta["core"])), str(meta["core"]))
         found: list[Operation] = []
         for step in self.later:
-            found.append(self._fitted(step, after(store, found), training, place))
+            count = self.settings.replicates if replicates is None else replicates
+            found.append(self._fitted(step, after(store, found), training, place, count))
         return found
 
-    def _fitted(self, step: str, store: Store, training: Sequence[int], place: Place) -> Operation:
+    def _fitted(self, step: str, store: Store, training: Sequence[int], place: Place, replicates: int) -> Operation:
         def cores() -> Iterator[tuple[Array, Array]]:
             for record in training:
                 yield store.arrays["spectra"].read(record), store.arrays["tissue"].read(record) > 0
@@ -169,9 +175,9 @@ class Pipeline:
             return self.operation(step, place)
         reference = self._reference(place) if "reference" in self.files else _mean(cores(), channels)
         basic = self._emsc(reference, place)
-        if not self.settings.replicates:
+        if not replicates:
             return basic
-        shapes = emsc.replicate_shapes(_class_means(store, training), basic, self.settings.replicates)
+        shapes = emsc.replicate_shapes(_class_means(store, training), basic, replicates)
         return self._emsc(reference, place, [shapes])
 
 
@@ -208,6 +214,36 @@ def operations_of(statistics: Mapping[str, Any]) -> list[Operation]:
     return [] if kept is None else [(own["name"], own["constants"]) for own in kept["operations"]]
 
 
+def fitted_alone(
+    pipeline: Pipeline, arrays: Mapping[str, Array], meta: Mapping[str, Json], data: SpectraConfig
+) -> list[Operation]:
+    """Return the later steps as operations, fitted to one core's prepared `arrays` instead of the training records.
+
+    For pictures of a core before anything is trained. One core has no replicates: they are left out.
+    """
+    held: dict[str, Any] = {name: _Held(array) for name, array in arrays.items()}
+    store = PreparedStore(["core"], [meta], held, "")
+    return pipeline.fit(store, [0], data, replicates=0)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One array in memory, as a store gives it."""
+
+    array: Array
+
+    @property
+    def shapes(self) -> Any:
+        return [self.array.shape]
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def read(self, record: int, region: tuple[slice, ...] | None = None) -> Array:
+        return self.array if region is None else self.array[region]
+
+
 @dataclass(frozen=True)
 class _Applied:
     """A stored array of spectra after some operations."""
@@ -223,7 +259,7 @@ class _Applied:
     def dtype(self) -> Any:
         return np.dtype(np.float32)
 
-    def read(self, record: int, region: Box | None = None) -> Array:
+    def read(self, record: int, region: tuple[slice, ...] | None = None) -> Array:
         return np.asarray(applied(self.array.read(record, region), self.operations))
 
 

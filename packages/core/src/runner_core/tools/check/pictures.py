@@ -42,6 +42,9 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
                     drawn = _drawn(decoded, setup.project.dataset.labels, is_nifti(record))
                 if drawn is not None:
                     yield picture(png_bytes(drawn), f"{record.key}: {why}")
+                further = setup.project.checks().pictures
+                for title, array in {} if further is None else further(decoded).items():
+                    yield picture(png_bytes(array), f"{record.key}: {title}")
             except (BadInput, OSError):  # the findings say what is wrong with it
                 pass
             except Exception as error:  # the report of a long check is worth more than a picture
