@@ -78,6 +78,12 @@ def test_no_run_is_refused_like_on_the_command_line(here: Path) -> None:
         runner.open(here / "empty")
 
 
+def test_one_setting_with_two_values_is_refused(here: Path) -> None:
+    with pytest.raises(runner.BadInput, match=r"train\.epochs is given twice, as 3 and as 4 \(train\.epochs\)"):
+        runner.train("toy", epochs=3, **{"train.epochs": 4})
+    assert not list(here.iterdir())
+
+
 def test_importing_and_opening_need_no_framework(here: Path, trained: Path) -> None:
     code = f"import sys, runner_core as r; r.open({str(trained)!r}).history; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()

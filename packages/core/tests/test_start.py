@@ -153,6 +153,8 @@ def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pyt
     assert "cannot be read as weights" in refused("--from", "text.safetensors")
     assert "there is no such run or file" in refused("--from", "nothing.pth")
     assert "leave one of them out" in refused("--from", "parent", "--resume", "child")
+    assert "leave one of them out" in refused("--from", "child", "--resume", "parent")
+    assert "without --resume, the same line starts it" in refused("--from", "parent", "--resume", "nowhere")
     Path("empty").mkdir()
     assert "neither a run nor a folder with weights" in refused("--from", "empty")
 
@@ -181,7 +183,7 @@ def test_a_killed_and_resumed_run_equals_one_that_never_was(parent: Path, at: in
     assert killed.returncode == -9
     if at == 5:
         shutil.rmtree(parent)
-    assert main(["toy", "train", "--resume", "run"]) == 0
+    assert main([*words, "--run-dir", "run", "--resume"]) == 0  # the same line
     assert everything("whole", 8) == everything("run", 8)
     assert summary("run")["metrics"] == summary("whole")["metrics"]
     assert summary("run")["start"] == summary("whole")["start"]

@@ -38,7 +38,7 @@ class Keywords:
         own = {name: _option(name, fields[name], value) for name, value in given.items() if name in fields}
         others = {name: value for name, value in given.items() if name not in fields}
         named = {name: value for name, value in own.items() if value is not None}
-        return cls(kind(**named), {SHORT.get(name, name): plain_value(value) for name, value in flat_items(others)})
+        return cls(kind(**named), _spelled_out(others))
 
     def peek(self) -> Peek:
         """Return the options that decide the defaults of the settings."""
@@ -77,6 +77,19 @@ class Keywords:
         if extra is not None:
             extra = overlay_named(extra, {n: v for n, v in self.others.items() if n in own}, "the keywords")
         return self.options, found, extra
+
+
+def _spelled_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their dotted names. Raises BadInput if one is given twice, with two values."""
+    found: dict[str, Any] = {}
+    for name, value in flat_items(given):
+        full, plain = SHORT.get(name, name), plain_value(value)
+        if full in found and found[full] != plain:
+            raise BadInput(
+                f"{full} is given twice, as {found[full]!r} and as {plain!r} ({name}): leave one of them out"
+            )
+        found[full] = plain
+    return found
 
 
 def plain_value(value: Any) -> Any:

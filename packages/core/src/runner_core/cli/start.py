@@ -92,7 +92,9 @@ def start_new(
     run = _resumed(name, seen)
     saved = None if run is None else read_run(run, name)
     file = None if seen.config is None else read_settings(seen.config)
-    start = _start(name, kind, seen, file)
+    if saved is not None:
+        _refuse_other_start(saved, seen)
+    start = _start(name, kind, seen, file) if saved is None else None
     parent = None if start is None else start.settings
     plugins, chosen = _plugins(name, seen, saved, (file, parent))
     project = plugins.project()
@@ -129,15 +131,8 @@ class _From:
 
 
 def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None) -> _From | None:
-    """Return the weights that a new training starts from, or None. Raises BadInput for --from beside --resume."""
+    """Return the weights that a new training starts from, or None."""
     if not issubclass(kind, StartOptions) or seen.help:
-        return None
-    if seen.resume is not None:
-        if seen.start is not None:
-            raise BadInput(
-                "--from starts a new run, and --resume continues an old one, whose weights are in its checkpoints: "
-                "leave one of them out"
-            )
         return None
     named = seen.start or (None if file is None else file.start)
     if named is None:
@@ -151,6 +146,18 @@ def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None
         return _From(place, None, None)
     settings = read_run(run, name)
     return _From(place, settings, History.of(run.path, settings.source or PHANTOM))
+
+
+def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
+    """Raise BadInput if --from beside --resume does not name the weights that the run started from."""
+    if seen.start is None:
+        return
+    began = None if saved.start is None else Path(saved.start).resolve()
+    if began is None or Path(seen.start).expanduser().resolve() not in (began, *began.parents):
+        raise BadInput(
+            f"--from {seen.start}: {saved.path.parent} started from {saved.start or 'no weights'}, and --resume goes "
+            "on with the weights in its checkpoints: leave one of them out"
+        )
 
 
 def _with_source(file: SettingsFile | None, parent: SettingsFile | None) -> SettingsFile | None:
@@ -304,9 +311,12 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
 def _resumed(name: str, seen: Peek) -> RunFolder | None:
     if seen.resume is None:
         return None
-    if seen.resume != LATEST:
-        return RunFolder.open(Path(seen.resume))
-    return RunFolder.open(seen.run_dir) if seen.run_dir else RunFolder.latest(name)
+    named = seen.run_dir if seen.resume == LATEST else Path(seen.resume)
+    if named is None:
+        return RunFolder.latest(name)
+    if not named.exists():
+        raise BadInput(f"{named}: there is no such run to resume; without --resume, the same line starts it")
+    return RunFolder.open(named)
 
 
 def read_run(run: RunFolder, name: str) -> SettingsFile:
