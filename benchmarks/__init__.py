@@ -15,6 +15,7 @@ NAMES = (
     "metrics",
     "scan",
     "spectral",
+    "preprocess",
     "brain",
     "openkbp",
     "volumes",

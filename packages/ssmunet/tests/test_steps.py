@@ -208,7 +208,7 @@ def test_planted_scattering_is_taken_off() -> None:
     pure = tissue(60, noise=0.0005)
     seen = scattered(pure)
     plain = applied(seen, [emsc.model(mie.protein(KEPT), KEPT, 2)])
-    before, without, after = (residual(own, pure) for own in (seen, plain, done(seen, "rmies")))
+    before, without, after = (residual(own, pure) for own in (seen, plain, done(seen, "rmies", mie_iterations=2)))
     assert after < 0.5 * before
     assert after < 0.7 * without
 
@@ -262,7 +262,8 @@ def test_filters_and_baselines_do_not_reach_across_the_gap(names: list[Any], sid
 @pytest.mark.parametrize("step", ["spikes", "asls", "polynomial", "rubberband", "rmies", "savgol", "snv", "area"])
 def test_a_pixel_is_the_same_alone_and_among_others(step: Any) -> None:
     pixels = scattered(tissue(300))
-    np.testing.assert_allclose(done(pixels, step)[-2:], done(pixels[-2:], step), atol=1e-5)
+    alone, among = (done(own, step, mie_iterations=2) for own in (pixels[-2:], pixels))
+    np.testing.assert_allclose(among[-2:], alone, atol=1e-5)
 
 
 def test_operations_are_the_same_in_numpy_and_torch() -> None:

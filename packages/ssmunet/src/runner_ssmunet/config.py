@@ -89,8 +89,9 @@ class PreprocessConfig:
     """emsc: number of components of the variation between training cores within a class that are subtracted too."""
     mie_components: Annotated[int, AtLeast(1)] = 7
     """rmies: principal components of the scattering curves."""
-    mie_iterations: Annotated[int, AtLeast(1)] = 3
-    """rmies: each round after the first takes a pixel's own corrected spectrum as its reference."""
+    mie_iterations: Annotated[int, AtLeast(1)] = 1
+    """rmies: rounds. Each round after the first takes a pixel's own corrected spectrum as its reference, which takes 70
+    times as long and pays only for spectra with little noise."""
     mie_radius: tuple[float, float] = (2.0, 8.0)
     """rmies: range of the scatterers' radius (µm)."""
     mie_index: tuple[float, float] = (1.1, 1.5)
