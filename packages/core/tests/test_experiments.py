@@ -57,6 +57,10 @@ def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval:
         assert [note for note in notes if "undefined" in note] == [
             "distance is undefined in 2 of 6 scores (an empty prediction, for example): its mean is over the others"
         ]
+    pooled.undefined["distance"] = 6
+    assert [note for note in _notes(found, pooled) if "undefined" in note] == [  # type: ignore[arg-type]
+        "distance is undefined in every score (an empty prediction, for example): it has no mean"
+    ]
     keys = [entry["record"] for entry in records]
     assert len(set(keys)) == len(keys) == found["records"]
     for n in (1, 2, 3):

@@ -191,8 +191,11 @@ def _notes(summary: Mapping[str, Any], pooled: Pooled) -> Iterator[str]:
     if len(few) > 1:
         yield f"some records were scored by {min(few)}, others by {max(few)} of the runs"
     for name in pooled.scores.shown_names:
-        if count := pooled.undefined.get(name):
-            of = f"{count} of {counted(sum(pooled.counts), 'score')}"
+        total = sum(pooled.counts)
+        if (count := pooled.undefined.get(name)) == total:
+            yield f"{name} is undefined in every score (an empty prediction, for example): it has no mean"
+        elif count:
+            of = f"{count} of {counted(total, 'score')}"
             yield f"{name} is undefined in {of} (an empty prediction, for example): its mean is over the others"
 
 
