@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from runner_core import BadInput, Combining, Record, RunConfig, View
 from runner_core.cli import main
 from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.tools.runs import read_run
 from runner_core.training import ensembles
 from runner_core.training.ensembles import Ensemble
 
@@ -198,7 +199,16 @@ def test_networks_that_are_the_same_get_no_verdict(cv: Path, capsys: pytest.Capt
     shutil.copytree("cv/fold-1", "copy")
     for other in ("cv/fold-1", "copy"):
         assert main(["compare", "cv", other, "--out", f"compared-{Path(other).name}"]) == 0
-        assert "no verdict: run 1 and run 2 contain the same network" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "no verdict: run 1 and run 2 contain the same network" in out
+        assert "speed (of an experiment: the mean over its runs)" in out
+    speeds = [json.loads((folder / "compare.json").read_text())["speed"] for folder in cv.parent.glob("compared-*")]
+    folds = [read_run(cv / f"fold-{n}") for n in (1, 2, 3)]
+    for speed in speeds:
+        assert speed["samples/s"][0] == pytest.approx(np.mean([run.summary["samples_per_second"] for run in folds]))
+        assert speed["seconds a step"][0] == pytest.approx(np.mean([run.seconds["seconds"] / run.steps for run in folds]))
+        assert speed["wall time"][0] == pytest.approx(np.mean([run.summary["wall_seconds"] for run in folds]))
+        assert speed["samples/s"][1] == folds[0].summary["samples_per_second"]
     assert main(["compare", "cv/fold-2", "copy", "--out", "others"]) == 0
     assert "same network" not in capsys.readouterr().out
 

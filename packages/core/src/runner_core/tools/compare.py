@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 from typing import Any
 
 from runner_core.base.files import size_text
@@ -18,6 +19,7 @@ from runner_core.tools.runs import Run, numbers
 from runner_core.tools.verdict import Arm, Verdict, judge
 
 NOT_THERE = "–"
+_OF_MEANS = " (of an experiment: the mean over its runs)"
 _MOST = 60
 """Largest number of characters shown of a setting."""
 
@@ -65,7 +67,7 @@ def tables(runs: Sequence[Run]) -> list[Compared]:
         Compared(
             "scores", "whole records", [*_every(scores, decimal), *_every(baseline, decimal, "trivial baseline, ")]
         ),
-        Compared("speed", "speed", _speed(runs)),
+        Compared("speed", f"speed{_OF_MEANS if any(run.parts for run in runs) else ''}", _speed(runs)),
     ]
     return [
         Compared(table.name, table.title, [row for row in table.rows if any(value is not None for value in row.values)])
@@ -131,30 +133,44 @@ def verdicts(runs: Sequence[Run]) -> tuple[list[Verdict], list[str]]:
 
 
 def _speed(runs: Sequence[Run]) -> list[Row]:
-    def of(key: str) -> list[Json]:
-        return [run.summary.get(key) for run in runs]
-
-    def memory(where: str) -> list[Json]:
-        return [(run.summary.get("peak_memory_bytes") or {}).get(where) or None for run in runs]
-
-    seconds = [run.seconds for run in runs]
-    steps = [max((e["step"] for e in run.events if e.get("event") == "train"), default=0) for run in runs]
-    each = [s["seconds"] / n if n and s["seconds"] else None for s, n in zip(seconds, steps, strict=True)]
-    waited = [s["data_wait"] / s["seconds"] if s["seconds"] else None for s in seconds]
-    rates = [last[1] if last else None for last in (_last(run) for run in runs)]
-    speeds = [a if a is not None else b for a, b in zip(of("samples_per_second"), rates, strict=True)]
-    rows = [
-        _row("samples/s", speeds, speed),
-        _row("seconds a step", each, "{:.4g}".format),
-        _row("waiting for data", waited, "{:.1%}".format),
-        _row("wall time", of("wall_seconds"), duration),
-        _row("peak host memory", memory("host"), size_text),
-        _row("peak device memory", memory("device"), size_text),
-    ]
-    known = [value for value in speeds if value]
-    if len(known) == len(speeds):
+    """Return rows of speed and memory; those of an experiment are means over its runs."""
+    every = [[_costs(part) for part in run.parts or [run]] for run in runs]
+    rows = [_row(name, [_mean([each[name] for each in costs]) for costs in every], show) for name, show in _COSTS]
+    known = [value for value in rows[0].values if value]
+    if len(known) == len(runs):
         rows.insert(1, _row("times run 1", [value / known[0] for value in known], "{:.2f}".format))
     return rows
+
+
+_COSTS: Sequence[tuple[str, Callable[[Any], str]]] = (
+    ("samples/s", speed),
+    ("seconds a step", "{:.4g}".format),
+    ("waiting for data", "{:.1%}".format),
+    ("wall time", duration),
+    ("peak host memory", size_text),
+    ("peak device memory", size_text),
+)
+
+
+def _costs(run: Run) -> Mapping[str, float | None]:
+    """Return what the training of one run cost, by the names of `_COSTS`; None for what is not known."""
+    seconds, memory = run.seconds, run.summary.get("peak_memory_bytes") or {}
+    steps = max((e["step"] for e in run.events if e.get("event") == "train"), default=0)
+    rate, last = run.summary.get("samples_per_second"), _last(run)
+    return {
+        "samples/s": last[1] if rate is None and last else rate,
+        "seconds a step": seconds["seconds"] / steps if steps and seconds["seconds"] else None,
+        "waiting for data": seconds["data_wait"] / seconds["seconds"] if seconds["seconds"] else None,
+        "wall time": run.summary.get("wall_seconds"),
+        "peak host memory": memory.get("host") or None,
+        "peak device memory": memory.get("device") or None,
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if any value is not known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def _last(run: Run) -> tuple[float, float] | None:
