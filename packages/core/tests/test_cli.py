@@ -105,6 +105,7 @@ def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
         ("new cells --framwork=keras", "--framework"),
         ("compare a b --ot=c", "--out"),
         ("toy report run --debgu", "--debug"),
+        ("toy train --epohcs 3", "--epochs"),
     ],
 )
 def test_a_mistyped_option_or_choice_gets_a_hint(runner: Runner, words: str, meant: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction
 
-from runner_core.base.errors import BadInput
+from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import Location, location
 from runner_core.cli.help_text import common, complete_help
 from runner_core.config import RunConfig
@@ -427,8 +428,22 @@ def parse(
         arguments = ["--help"]
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
-    parsed: Any = tyro.cli(command, args=arguments, prog=prog, description="\n\n".join(about))
+    try:
+        parsed: Any = tyro.cli(command, args=arguments, prog=prog, description="\n\n".join(about))
+    except SystemExit as refusal:
+        if refusal.code == 2:
+            _suggest_aliases(arguments, {field.name for field in dataclasses.fields(command)})
+        raise
     return parsed, parsed.settings, getattr(parsed, "extra", None)
+
+
+def _suggest_aliases(arguments: Sequence[str], own: Iterable[str]) -> None:
+    """Name the word of `ALIASES` that an unknown flag resembles: tyro has seen settings by their full names only."""
+    for word in arguments:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and "." not in flag and flag[2:].replace("-", "_") not in own:
+            if hint := did_you_mean(flag, ALIASES):
+                print(f"there is no option {flag}{hint}", file=sys.stderr)
 
 
 def _refuse_values(settings: Any, arguments: Sequence[str]) -> None:
