@@ -206,7 +206,8 @@ def test_networks_that_are_the_same_get_no_verdict(cv: Path, capsys: pytest.Capt
     folds = [read_run(cv / f"fold-{n}") for n in (1, 2, 3)]
     for speed in speeds:
         assert speed["samples/s"][0] == pytest.approx(np.mean([run.summary["samples_per_second"] for run in folds]))
-        assert speed["seconds a step"][0] == pytest.approx(np.mean([run.seconds["seconds"] / run.steps for run in folds]))
+        steps = [run.seconds["seconds"] / run.steps for run in folds]
+        assert speed["seconds a step"][0] == pytest.approx(np.mean(steps))
         assert speed["wall time"][0] == pytest.approx(np.mean([run.summary["wall_seconds"] for run in folds]))
         assert speed["samples/s"][1] == folds[0].summary["samples_per_second"]
     assert main(["compare", "cv/fold-2", "copy", "--out", "others"]) == 0
