@@ -441,9 +441,9 @@ def _suggest_aliases(arguments: Sequence[str], own: Iterable[str]) -> None:
     """Name the word of `ALIASES` that an unknown flag resembles: tyro has seen settings by their full names only."""
     for word in arguments:
         flag = word.partition("=")[0].replace("_", "-")
-        if flag.startswith("--") and "." not in flag and flag[2:].replace("-", "_") not in own:
-            if hint := did_you_mean(flag, ALIASES):
-                print(f"there is no option {flag}{hint}", file=sys.stderr)
+        unknown = flag.startswith("--") and "." not in flag and flag[2:].replace("-", "_") not in own
+        if unknown and (hint := did_you_mean(flag, ALIASES)):
+            print(f"there is no option {flag}{hint}", file=sys.stderr)
 
 
 def _refuse_values(settings: Any, arguments: Sequence[str]) -> None:
