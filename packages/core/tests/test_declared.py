@@ -34,6 +34,9 @@ def test_a_monitor_that_chooses_nothing_is_refused(monitor: Any, toy: None, monk
     monkeypatch.setattr(toy_class(), "monitor", monitor)
     with pytest.raises(BadInput, match=r'project toy: monitor must be .* "max" or "min"'):
         Plugins.load("toy").project()
+    monkeypatch.setattr(toy_class(), "directions", {"dvh": "down"})
+    with pytest.raises(BadInput, match=r"""project toy: directions\['dvh'\] must be "max" or "min", not 'down'"""):
+        Plugins.load("toy").project()
 
 
 def test_members_that_have_moved_are_named_with_their_places(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ ABOUT = {
     "data": "phantom",
     "command": "runner toy train",
     "monitor": ["dice", "max"],
+    "directions": {"dvh": "min"},
 }
 VALIDATION = {"epoch": 1, "loss": 0.5, "dice": 0.25, "best": True, "timing": {"seconds": 1.0}}
 
@@ -77,6 +78,7 @@ def test_a_resumed_run_is_not_what_its_old_summary_says(run: RunFolder) -> None:
     note_start(run, ABOUT)
     found = progress(run, run.events())
     assert (found.status, found.steps, found.monitor) == ("running", 80, ("dice", "max"))
+    assert [found.arrow(name) for name in ("dice", "dvh", "bce_loss", "ratio")] == ["↑", "↓", "↓", ""]
     assert Run(run.path).status == "running"
     page = render(run)
     assert "SIGTERM" not in page

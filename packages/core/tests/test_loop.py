@@ -118,13 +118,16 @@ def test_the_screen_shows_the_loss_of_now_and_every_validation(tmp_path, monkeyp
 
 def test_a_validation_on_the_screen():
     monitor, metrics = loop.Monitor("dice", "max"), {"loss": 0.61278, "dice": 0.95491, "iou": 0.9137}
-    assert monitor.line(metrics, 2.74, True, None) == "dice ↑ 0.9549 (best so far)  loss ↓ 0.6128  iou 0.9137  in 2.7 s"
+    text = monitor.line(metrics, 2.74, True, None)
+    assert text == "dice ↑ 0.9549 (best so far)  loss ↓ 0.6128  iou ↑ 0.9137  in 2.7 s"
     text = monitor.line(metrics, 61, False, {"value": 0.96, "step": 70})
-    assert text == "dice ↑ 0.9549 (best: 0.96, step 70)  loss ↓ 0.6128  iou 0.9137  in 1:01"
+    assert text == "dice ↑ 0.9549 (best: 0.96, step 70)  loss ↓ 0.6128  iou ↑ 0.9137  in 1:01"
     many = monitor.line({**metrics, **{f"iou_{n}": 0.5 for n in range(9)}}, 1.0, True, None)
-    assert many.startswith("dice ↑ 0.9549 (best so far)  loss ↓ 0.6128  iou 0.9137  iou_0 0.5")
-    assert many.endswith("iou_2 0.5  and 6 more  in 1.0 s")
-    assert loop.Monitor("loss", "min").line({"loss": 1.0}, 0.04, True, None) == "loss ↓ 1 (best so far)  in 0.0 s"
+    assert many.startswith("dice ↑ 0.9549 (best so far)  loss ↓ 0.6128  iou ↑ 0.9137  iou_0 ↑ 0.5")
+    assert many.endswith("iou_2 ↑ 0.5  and 6 more  in 1.0 s")
+    own = loop.Monitor("loss", "min", {"dvh": "min", "euler": "max"})
+    line = own.line({"loss": 1.0, "dvh": 2.0, "euler": 3.0, "mae_coarse": 4.0, "ratio": 5.0}, 0.04, True, None)
+    assert line == "loss ↓ 1 (best so far)  dvh ↓ 2  euler ↑ 3  mae_coarse ↓ 4  ratio 5  in 0.0 s"
 
 
 @pytest.mark.torch

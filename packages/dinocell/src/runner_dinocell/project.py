@@ -58,6 +58,7 @@ class DinoCell(Project):
     Config = CellConfig
     presets = PRESETS
     monitor = ("rank", "max")
+    directions = dict.fromkeys(("dino", "ibot", "koleo"), "min")
     dataset = DataSet(
         remote=True,
         settings=("data.manifest", "data.pattern", "data.label"),

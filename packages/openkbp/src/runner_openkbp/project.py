@@ -56,6 +56,7 @@ class OpenKBP(Project):
     Config = OpenKBPConfig
     presets = PRESETS
     monitor = ("dose_error_gy", "min")
+    directions = dict.fromkeys(("dvh",), "min")
     dataset = DataSet(
         prepare_version=2,
         labels=("dose",),

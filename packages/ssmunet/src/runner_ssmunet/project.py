@@ -71,6 +71,7 @@ class SSMUNet(Project):
     Config = SSMConfig
     presets = PRESETS
     monitor = ("miou", "max")
+    directions = dict.fromkeys(("cross_entropy",), "min")
     dataset = DataSet(
         prepare_version=3,
         phantom_version=2,

@@ -67,6 +67,7 @@ class Vesuvius(Project):
     Config = ScrollConfig
     presets = PRESETS
     monitor = ("proxy", "max")
+    directions = dict.fromkeys(("euler",), "max")
     dataset = DataSet(
         labels=("label",),
         settings=("data.manifest", "data.pattern"),

@@ -186,7 +186,8 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
         display.log(line)
     display.once_measured(lambda seconds: advice_if_slow(setup, seconds))
     _ = setup.precision  # engine, device, precision and sinks refuse unusable settings before a cache is built
-    live = LiveReport(folder, _head(started) | {"command": started.command, "monitor": list(setup.project.monitor)})
+    known = {"monitor": list(setup.project.monitor), "directions": dict(setup.project.directions)}
+    live = LiveReport(folder, _head(started) | {"command": started.command, **known})
     sinks = Sinks([*setup.sinks(folder.path), live], display.say)
     if not resume:  # a resumed run may still be refused, and then it was not started
         live.started()

@@ -51,6 +51,10 @@ class Project:
     """Named defaults. `default` and `demo` (the phantom, about a minute on 2 cores) are required."""
     monitor: ClassVar[tuple[str, Literal["max", "min"]]] = ("loss", "min")
     """The validation metric that chooses the best checkpoint, and its direction."""
+    directions: ClassVar[Mapping[str, Literal["max", "min"]]] = {}
+    """Directions of better values of other metrics, by name: curves and validations then show an arrow.
+
+    Names that begin or end with loss, accuracy, dice, f1, iou, miou, precision, recall, mae, mse or rmse need none."""
     dataset: ClassVar[DataSet] = DataSet()
     """Versions of the cache and the phantom, the cropper, and which settings describe the data."""
     predict_options: Any = NoOptions()

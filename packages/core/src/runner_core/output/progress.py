@@ -70,9 +70,25 @@ class Progress:
 
     def arrow(self, metric: str) -> str:
         """Return an arrow towards better values of a metric, or "" if no direction is known."""
-        if self.monitor is not None and metric == self.monitor[0]:
-            return "↑" if self.monitor[1] == "max" else "↓"
-        return "↓" if metric.rsplit("_", maxsplit=1)[-1] == "loss" else ""
+        found = self.summary.get("directions")
+        return arrow(metric, (found if isinstance(found, dict) else {}) | dict([self.monitor] if self.monitor else ()))
+
+
+_LARGER = {"accuracy", "dice", "f1", "iou", "miou", "precision", "recall"}
+_SMALLER = {"loss", "mae", "mse", "rmse"}
+
+
+def arrow(metric: str, directions: Mapping[str, str]) -> str:
+    """Return an arrow towards better values of a metric, by `directions` (max or min), else by its last or first word.
+
+    An empty text means that no direction is known.
+
+    >>> arrow("iou_tumour", {}), arrow("dice_loss", {}), arrow("rank", {"rank": "max"})
+    ('↑', '↓', '↑')
+    """
+    words = metric.split("_")
+    usual = ("min" if word in _SMALLER else "max" for word in (words[-1], words[0]) if word in _LARGER | _SMALLER)
+    return {"max": "↑", "min": "↓"}.get(directions.get(metric) or next(usual, ""), "")
 
 
 def progress(run: RunFolder, events: Iterable[Event]) -> Progress:

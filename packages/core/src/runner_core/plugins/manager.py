@@ -391,6 +391,9 @@ def refuse_incomplete(cls: type[Any]) -> None:
         raise BadInput(f"project {name}: its class {cls.__name__} lacks {', '.join(missing)}, which have no default")
     if presets := [preset for preset in _PRESETS if preset not in cls.presets]:
         raise BadInput(f"project {name} lacks the preset {' and '.join(presets)}")
+    for metric, way in cls.directions.items():
+        if way not in ("max", "min"):
+            raise BadInput(f'project {name}: directions[{metric!r}] must be "max" or "min", not {way!r}')
     match cls.monitor:
         case (str(), "max" | "min"):
             return

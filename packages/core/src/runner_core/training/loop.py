@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from signal import Signals as Signal
 from time import perf_counter_ns
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from runner_core.contract import Finding, HealthEvent, HostBatch, Json, is_strea
 from runner_core.engines.steplog import not_finite
 from runner_core.health import Health
 from runner_core.output.display import Display, duration
+from runner_core.output.progress import arrow
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
 from runner_core.training.keeping import Keeper, LoopState
@@ -33,6 +34,8 @@ class Monitor:
 
     name: str
     mode: Literal["max", "min"]
+    directions: Mapping[str, str] = field(default_factory=dict)
+    """Directions of other metrics: `Project.directions`."""
 
     def value(self, metrics: Mapping[str, float]) -> float:
         """Return the metric's value; raise BadInput if validation does not return this metric."""
@@ -54,10 +57,9 @@ class Monitor:
 
         Where an arrow stands, it points to better values. `best` is what was the best before.
         """
-        arrows = {name: " ↓" for name in metrics if name.split("_")[-1] == "loss"}
-        arrows[self.name] = " ↑" if self.mode == "max" else " ↓"
+        known = {**self.directions, self.name: self.mode}
         shown = [
-            f"{name}{arrows.get(name, '')} {metrics[name]:.4g}"
+            " ".join(filter(None, (name, arrow(name, known), f"{metrics[name]:.4g}")))
             for name in sorted(metrics, key=lambda name: name != self.name)
         ]
         if improved:
@@ -104,7 +106,7 @@ class Loop:
         self.sinks, self.display = sinks, display
         self.processes = setup.team.count
         self.signals = signals if self.processes == 1 else AgreedSignals(signals, setup.team)
-        self.monitor = Monitor(*setup.project.monitor)
+        self.monitor = Monitor(*setup.project.monitor, setup.project.directions)
         self.patience = setup.config.train.patience
         self.precision = setup.precision.compute
         self.fetching = Fetching.of(parts, display.say) if is_streamed(parts.data.store) else None
