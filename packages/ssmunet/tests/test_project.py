@@ -526,6 +526,12 @@ def test_a_network_keeps_the_files_of_its_steps(write_core: WriteCore, tmp_path:
         Stored(frozen, records)
 
 
+def test_a_missing_file_is_refused_before_any_core_is_read(write_core: WriteCore, tmp_path: Path) -> None:
+    project = project_with_steps(("emsc", "snv"), reference=tmp_path / "none.csv")
+    with pytest.raises(BadInput, match=r"^preprocess\.reference: .*none\.csv: No such file or directory"):
+        project.records(write_core().parent)
+
+
 def test_the_cache_is_keyed_by_the_steps_in_it() -> None:
     keys = [project_with_steps(steps, **chosen).prepare_settings() for steps, chosen in (
         (("asls", "snv"), {}), (("snv", "asls"), {}), (("asls", "snv"), {"asls_smoothness": 1e3}),

@@ -132,6 +132,7 @@ class SSMUNet(Project):
             files.find_records(root, self.config.data.group_by, self.config.data)
         )
         data = self.config.data
+        _ = self.pipeline  # refuse a file of spectra once, and not for every core
         if self._trained is None:
             if not data.classes:
                 self._found = classes.find(root, records, data.ignore)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from runner_ssmunet.steps.spikes import without_spikes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_PIXELS = 16384
+"""Pixels that the operations work on at once, which bounds the memory."""
 FILES = ("reference", "vapour", "interferents")
 """Settings that name files of spectra."""
 _USES = {
@@ -195,8 +198,15 @@ def opened(settings: PreprocessConfig, kept: Mapping[str, Any] | None) -> Pipeli
             own = kept["files"][name]
             found[name] = spectrafile.Spectra(own["name"], own["wavenumbers"], own["spectra"])
         elif path is not None:
-            found[name] = spectrafile.read(path, single=name == "reference")
+            found[name] = _read(name, path)
     return Pipeline(settings, found)
+
+
+def _read(setting: str, path: Path) -> spectrafile.Spectra:
+    try:
+        return spectrafile.read(path, single=setting == "reference")
+    except BadInput as error:
+        raise BadInput(f"preprocess.{setting}: {error}") from error
 
 
 def saved(pipeline: Pipeline, operations: Iterable[Operation]) -> dict[str, Any]:
@@ -260,7 +270,12 @@ class _Applied:
         return np.dtype(np.float32)
 
     def read(self, record: int, region: tuple[slice, ...] | None = None) -> Array:
-        return np.asarray(applied(self.array.read(record, region), self.operations))
+        stored = self.array.read(record, region)
+        pixels = stored.reshape(-1, stored.shape[-1])
+        out = np.empty(pixels.shape, np.float32)
+        for first in range(0, len(pixels), _PIXELS):
+            out[first : first + _PIXELS] = applied(pixels[first : first + _PIXELS], self.operations)
+        return out.reshape(stored.shape)
 
 
 def after(store: Store, operations: Sequence[Operation]) -> Store:
