@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from runner_core.plugins.discovery import how_to_install
 from workspace import ROOT, Runner
 
 PACKAGES = sorted(p.parent for p in ROOT.glob("packages/*/pyproject.toml"))
@@ -52,6 +54,8 @@ def test_the_readme_names_every_project_and_how_to_install_it_alone() -> None:
         if folder.name != "core":
             assert f"(packages/{folder.name}/README.md)" in readme
             assert f"`uv sync --package runner-{folder.name}`" in readme
+            without_cuda = re.findall("`(.*?)`", how_to_install(folder.name))[-1]
+            assert f"uv venv && {without_cuda}\n" in (folder / "README.md").read_text(), "as the program says it"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["list"]], ids=["runner", "help", "list"])

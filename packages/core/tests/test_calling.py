@@ -10,22 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from runner_core.base.calling import with_extra
+from runner_core.base.calling import adds_extra
 
 PRINTS = f"#!{sys.executable}\nfrom runner_core.base.calling import runner\nprint(runner())\n"
 
 
-def test_an_extra_is_named_as_the_installed_project_passes_it_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, extras in (("heads", "Provides-Extra: wandb\n"), ("hearts", "")):
-        info = tmp_path / f"my_{name}-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: my-{name}\nVersion: 1\n{extras}")
-        (info / "entry_points.txt").write_text(f"[runner.projects]\n{name} = {name}\n")
+def test_an_extra_is_added_by_its_own_packages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ("a>=1", "b!=2.9,>=2; extra == 'two'", "c; (sys_platform == 'linux') and extra == 'two'", "d; extra == 'd'")
+    info = tmp_path / "runner_core-9.dist-info"
+    info.mkdir()
+    lines = ("Metadata-Version: 2.1", "Name: runner-core", "Version: 9", *(f"Requires-Dist: {need}" for need in needs))
+    (info / "METADATA").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert with_extra("wandb", "heads") == "my-heads[wandb]"
-    assert with_extra("mlflow", "heads") == with_extra("mlflow", "hearts") == "runner-core[mlflow]"
+    assert adds_extra("two") == "uv pip install 'b!=2.9,>=2' c"
+    assert adds_extra("d") == "uv pip install d"
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ def test_a_kept_phantom_that_is_refused_names_the_way_out(runner: Runner, tmp_pa
 
 def test_a_word_that_is_no_command_gets_a_hint(runner: Runner) -> None:
     refused(runner("tooy", "train"), "no project or command 'tooy'", "did you mean 'toy'")
-    refused(runner("kidneys", "train"), "installed projects: ", "`pip install runner-kidneys`, adds it")
-    refused(runner("./kid neys", "train"), "installed projects: ", "`pip install runner-NAME`, adds it")
+    refused(runner("kidneys", "train"), "installed projects: ", "runner new kidneys` writes one of your own")
+    refused(runner("./kid neys", "train"), "installed projects: ", "runner new NAME` writes one of your own")
     refused(runner("toy", "trian"), "did you mean 'train'")
     refused(runner("--nonsense"), "unknown option")
     refused(runner("--versio"), "did you mean '--version'")
@@ -473,7 +473,7 @@ def test_a_tracker_that_cannot_work_is_refused_before_the_data_are_read(runner: 
     assert "no toy data here" not in secret.stderr
     if not find_spec("mlflow"):
         missing = runner("toy", "train", "--data", "data", "--run-dir", "run", "--log.mlflow", "https://example.org")
-        refused(missing, "runner-core[mlflow]")
+        refused(missing, "`uv pip install 'mlflow-skinny>=")
         assert "no toy data here" not in missing.stderr
     words = ("--log.tensorboard",) if find_spec("tensorboard") else ()
     refused(runner("toy", "train", "--data", "data", "--run-dir", "run", *words), "no toy data here")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from runner_core import BadInput, Record, refuse_special_file, walk
 from runner_core.base.files import hash_file
-from runner_core.base.writing import full_disk
+from runner_core.base.writing import full_disk, write_once
 from runner_core.config.yamlfile import read_yaml
 from runner_core.data.cache.identity import identify
 from runner_core.data.pipeline import local
@@ -122,3 +122,15 @@ def test_a_path_that_cannot_be_looked_at_is_refused_with_the_reason() -> None:
     """Whatever is asked of such a path afterwards would be a traceback."""
     with pytest.raises(BadInput, match=r"^a{200}… cannot be read: File name too long$"):
         refuse_special_file(Path("a" * 5000))
+
+
+def test_a_file_that_is_written_once_has_the_mode_of_others_and_is_kept(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for text in ("first: é", "second"):
+            write_once(tmp_path / "table.csv", text)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "table.csv").read_text(encoding="utf-8") == "first: é"
+    assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o644
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]

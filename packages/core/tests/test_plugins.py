@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import types
@@ -47,6 +48,39 @@ def test_a_project_is_found_by_metadata_without_importing_it(toy: None) -> None:
     assert (found.distribution, found.version) == ("toy", "0.1")
     assert found.summary() == "Bright discs in noise, found by a tiny network"
     assert "toy_project" not in sys.modules
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `a clone`, with the projects heads (torch) and doses (Keras), from which the core is installed."""
+    root = tmp_path / "a clone"
+    for folder, text in (("core", ""), ("heads", f'entry-points."{discovery.PROJECTS}".heads = "h"'),
+                         ("doses", f'entry-points."{discovery.PROJECTS}".doses = "d"')):  # fmt: skip
+        (root / "packages" / folder).mkdir(parents=True)
+        (root / "packages" / folder / "pyproject.toml").write_text(f"[project]\n{text}\n")
+    (root / "packages" / "doses" / "cpu.txt").touch()
+    site = install(tmp_path / "site", "runner_core", "x", "x", "x")
+    address = json.dumps({"url": (root / "packages" / "core").as_uri(), "dir_info": {"editable": True}})
+    (site / "runner_core-1.0.dist-info" / "direct_url.json").write_text(address)
+    install(site, "torch", "x", "x", "x")  # version 1.0, whatever is installed here
+    monkeypatch.syspath_prepend(str(site))
+    return root
+
+
+def test_a_missing_project_is_added_by_a_line_that_keeps_cuda_out(repository: Path) -> None:
+    torch_line = "`uv pip install --torch-backend cpu -e packages/heads`"
+    keras_line = "`uv pip install --overrides packages/doses/cpu.txt -e packages/doses tensorflow-cpu`"
+    assert discovery.how_to_install("kidneys") == discovery.how_to_install("core") == "", "no such project is there"
+    assert f"README in {repository} has the lines that install doses, heads;" in discovery.none_installed()
+    if not discovery._without_cuda():  # tensorflow-cpu may be installed here
+        first = f"`uv pip install -e packages/heads` in {repository} adds it, without CUDA {torch_line}"
+        assert discovery.how_to_install("heads") == first
+    metadata = repository.parent / "site" / "torch-1.0.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.10.0+cpu\n")
+    assert discovery.how_to_install("heads") == f"{torch_line} in {repository} adds it"
+    assert discovery.how_to_install("doses") == f"{keras_line} in {repository} adds it"
+    with pytest.raises(BadInput, match=re.escape(f"; {torch_line} in {repository} adds it")):
+        discovery.find_project("heads")
 
 
 def test_only_the_chosen_project_is_loaded(toy: None) -> None:

@@ -160,7 +160,7 @@ def test_tensorboard_leaves_nothing_of_a_run_without_events(tmp_path: Path) -> N
 
 def test_tensorboard_missing_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(BadInput, match=r"runner-core\[tensorboard\]"):
+    with pytest.raises(BadInput, match=r"`uv pip install .tensorboard>="):
         TensorBoardSink(tmp_path)
 
 

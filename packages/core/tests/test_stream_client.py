@@ -208,9 +208,9 @@ def test_one_client_for_a_process_which_no_other_gets(s3):
         pickle.dumps(remote_client(config))
 
 
-def test_without_obstore_the_extra_is_named(monkeypatch):
+def test_without_obstore_its_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(BadInput, match=r"runner-core\[stream\]"):
+    with pytest.raises(BadInput, match=r"`uv pip install .obstore>="):
         clients.Client(RemoteConfig())
 
 

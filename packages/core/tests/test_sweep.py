@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -191,6 +192,17 @@ def test_a_record_with_the_name_of_another_group_is_refused(
     assert main(["toy", "sweep", *VARY, *QUICK]) == 2
     assert "record g2 of group g1 has the name of another group" in capsys.readouterr().err
     assert not list(here.glob("runs/toy/*"))
+
+
+def test_without_optuna_the_names_are_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for words, message in (
+        ((), "name the settings to search"),
+        (("model.widht=2,4",), "did you mean 'model.width'"),
+        (("model.width=2,4",), r"a sweep needs the package optuna: `uv pip install .optuna>=[\d.]+.` adds it"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            space(*words)
 
 
 @pytest.mark.parametrize(

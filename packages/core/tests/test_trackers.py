@@ -285,7 +285,7 @@ def test_what_is_missing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
     toy: Any = Toy()
     for name, make in (("wandb", wandb_sink), ("mlflow", mlflow_sink)):
         monkeypatch.setattr(f"runner_core.output.sinks.{name}.find_spec", lambda _: None)
-        with pytest.raises(BadInput, match=rf"runner-core\[{name}\]"):
+        with pytest.raises(BadInput, match=rf"`uv pip install .{name}.*>="):
             make(toy, RunConfig(log=LogConfig(wandb="offline", mlflow="runs")), tmp_path)
 
 

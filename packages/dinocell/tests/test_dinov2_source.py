@@ -146,7 +146,7 @@ def config(source: str = "dinov2", registers: int = 0, **model: Any) -> CellConf
 
 def test_without_the_package(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "dinov2", None)
-    with pytest.raises(BadInput, match=r"needs the package dinov2 .*runner-dinocell\[dinov2\].* or leave model.source"):
+    with pytest.raises(BadInput, match=r"needs the package dinov2 .*/dinocell\[dinov2\].* or leave model.source"):
         backbone(config(), 3)
 
 

@@ -611,7 +611,7 @@ def test_a_library_that_is_not_installed_is_named(tmp_path: Path, core, monkeypa
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [_Missing(package), *sys.meta_path])
-    with pytest.raises(BadInput, match=rf"{package.replace('_', '-')}: install runner-ssmunet\[formats\]"):
+    with pytest.raises(BadInput, match=rf"`uv pip install {package.replace('_', '-')}` adds it"):
         read_core(tmp_path / name)
 
 

@@ -429,7 +429,7 @@ def test_the_kernels_need_no_vector_extensions(tmp_path: Path) -> None:
     [
         ("triton", "cpu", False, "model.scan triton: it runs on a GPU"),
         ("mamba_ssm", "cpu", False, "model.scan mamba_ssm: it runs on a GPU"),
-        ("mamba_ssm", "cuda", False, r"no mamba; install runner-ssmunet\[cuda\]"),
+        ("mamba_ssm", "cuda", False, r"no mamba; `uv pip install -e 'packages/ssmunet\[cuda\]'`"),
         ("mamba_ssm", "cuda:1", True, "train.deterministic asks for: set model.scan to triton"),
         ("cpu", "cuda", False, "this run computes on a GPU: set model.scan to auto"),
         ("auto", "cpu", True, None),

@@ -55,6 +55,7 @@ def _module() -> object:
         return import_module(MODULE)
     except ImportError as error:
         raise BadInput(
-            f"model.source dinov2 needs the package dinov2 ({error}): install runner-dinocell[dinov2] "
-            "(`uv sync --package runner-dinocell --extra dinov2`), or leave model.source timm"
+            f"model.source dinov2 needs the package dinov2 ({error}): `uv pip install -e "
+            "'packages/dinocell[dinov2]'` in runner's folder adds it (without CUDA: with --torch-backend cpu), or "
+            "leave model.source timm"
         ) from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import requires
 from pathlib import Path
 
 _NAME = "runner"
@@ -21,12 +22,14 @@ def runner() -> str:
     return shlex.quote(called)
 
 
-def with_extra(extra: str, project: str) -> str:
-    """Return the package to install for an extra of the core: the project's own, if it passes the extra on."""
-    for entry in entry_points(group="runner.projects", name=project):
-        if entry.dist is not None and extra in (entry.dist.metadata.get_all("Provides-Extra") or ()):
-            return f"{entry.dist.name}[{extra}]"
-    return f"runner-core[{extra}]"
+def adds_extra(extra: str) -> str:
+    """Return the command that installs the packages of an extra of the core, wherever the core came from.
+
+    It names those packages alone, so that uv and pip leave the frameworks as they are.
+    """
+    packages = (text.partition(";") for text in requires("runner-core") or ())
+    wanted = [package.strip() for package, _, marker in packages if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    return f"uv pip install {shlex.join(wanted)}"
 
 
 def _uv_run() -> list[str]:

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from runner_core.base.secrets import without_secrets
@@ -121,12 +120,15 @@ def replace_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 
 def write_once(path: Path, text: str) -> None:
     """Write a file whole unless it exists. Of several processes that call this at once, one writes."""
-    with suppress(FileExistsError), NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as own:
-        own.write(text)
-        own.flush()
-        flush(Path(own.name))
-        os.link(own.name, path)
-        flush(path.parent)
+    own = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        own.write_text(text, encoding="utf-8")
+        flush(own)
+        with suppress(FileExistsError):
+            os.link(own, path)
+            flush(path.parent)
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:

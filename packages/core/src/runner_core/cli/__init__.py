@@ -219,7 +219,7 @@ def list_plugins(arguments: Sequence[str]) -> int:
     if projects:
         print("projects:", *lines[: len(projects) + 1], sep="\n")
     else:
-        print(f"no project is installed: {discovery.how_to_install()}")
+        print(discovery.none_installed())
     if extensions:
         print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
     print("\n`runner list --hooks [PROJECT]` loads them and shows who provides what, and conflicts")
@@ -248,7 +248,7 @@ def _print_installed(projects: Iterable[Plugin], extensions: Iterable[Plugin]) -
             print(f"{title}:")
             _columns([(p.name, f"{p.summary()}  [{p.distribution} {p.version}]") for p in plugins])
         elif title == "projects":
-            print(f"no project is installed: {discovery.how_to_install()}")
+            print(discovery.none_installed())
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> None:

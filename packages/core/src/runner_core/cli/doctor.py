@@ -121,7 +121,7 @@ def _plugins() -> list[Plugin]:
 def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, speed: float | None) -> Iterator[str]:
     """Yield everything slow or missing, each with a remedy. `seen`: the GPUs that each installed framework sees."""
     if not discovery.projects():
-        yield f"no project is installed: {discovery.how_to_install()}"
+        yield discovery.none_installed()
     for name, found in seen.items():
         if not found:
             yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"

@@ -216,12 +216,12 @@ class LogConfig:
     """Steps between the pictures of what the network makes of a few samples. Default: about 20 times in the run, or
     less often if that would cost more than 1 % of the training."""
     tensorboard: bool = False
-    """Also write TensorBoard event files (needs the extra runner-PROJECT[tensorboard])."""
+    """Also write TensorBoard event files (needs the package tensorboard)."""
     wandb: Literal["off", "offline", "online"] = "off"
-    """Also log to Weights & Biases (needs the extra runner-PROJECT[wandb]). offline: files in the run folder, for
+    """Also log to Weights & Biases (needs the package wandb). offline: files in the run folder, for
     `wandb sync`. online: to the server, with the key that `wandb login` saved."""
     mlflow: str | None = None
-    """Also log to MLflow (needs the extra runner-PROJECT[mlflow]): a folder, or the http(s) address of a server."""
+    """Also log to MLflow (needs the package mlflow-skinny): a folder, or the http(s) address of a server."""
     experiment: str | None = None
     """Name of the run's W&B project or MLflow experiment. Default: the project's name."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from runner_core.base.calling import with_extra
+from runner_core.base.calling import adds_extra
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, overlay_named
@@ -48,9 +48,8 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
 
     Raises BadInput for a setting that does not exist or that may not have such a value, and if Optuna is missing.
     """
-    from_optuna = _optuna(project.name)
     known = flat(config)
-    space = {}
+    named: dict[str, tuple[str, str]] = {}
     for word in words:
         name, equals, values = word.partition("=")
         name = name.replace("-", "_")
@@ -60,23 +59,27 @@ def parse_space(words: Sequence[str], config: RunConfig, project: type[Project])
             raise BadInput(f"--vary {word}: there is no setting {name!r}{did_you_mean(name, known)}")
         if not equals or not values:
             raise BadInput(f"--vary {word}: write {name}=LOW..HIGH, {name}=LOW..HIGH:log or {name}=A,B,C")
-        if name in space:
+        if name in named:
             raise BadInput(f"--vary names {name} twice")
+        named[name] = word, values
+    if not named:
+        raise BadInput("name the settings to search: --vary train.learning_rate=1e-4..1e-2:log train.batch_size=2,4,8")
+    from_optuna = _optuna()
+    space = {}
+    for name, (word, values) in named.items():
         space[name] = _range(word, values, known[name], from_optuna)
         space[name] = space[name] or _choices(word, values, partial(_as_setting, config, name, word), from_optuna)
         for value in _ends(space[name]):
             refused = overlay_named(config, {name: value}, f"--vary {word}")
             project(refused)
-    if not space:
-        raise BadInput("name the settings to search: --vary train.learning_rate=1e-4..1e-2:log train.batch_size=2,4,8")
     return space
 
 
-def _optuna(project: str) -> Any:
+def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise BadInput(f"a sweep needs the package optuna: install {with_extra('sweep', project)}") from None
+        raise BadInput(f"a sweep needs the package optuna: `{adds_extra('sweep')}` adds it") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -153,7 +156,7 @@ class Sweep:
     _given_up: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        optuna = _optuna(self.experiment.project)
+        optuna = _optuna()
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 

@@ -45,6 +45,7 @@ from runner_core.contract.phases import (
 )
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord
+from runner_core.plugins.discovery import how_to_install
 
 
 @hookimpl
@@ -114,7 +115,7 @@ def runner_sinks(project: Project, config: RunConfig, folder: Path) -> Sequence[
     if config.log.tensorboard:
         from runner_core.output.sinks.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink(folder / "tensorboard", project.name))
+        sinks.append(TensorBoardSink(folder / "tensorboard"))
     if config.log.wandb != "off":
         from runner_core.output.sinks.wandb import wandb_sink
 
@@ -146,8 +147,8 @@ def _framework(project: Project) -> Iterator[None]:
         if error.name not in ("torch", "keras", "tensorflow", "jax"):
             raise
         raise BadInput(
-            f"project {project.name} needs {error.name}, which is not installed: install its own package "
-            f"(runner-{project.name}), or runner-core[{project.framework}]"
+            f"project {project.name} needs {error.name}, which is not installed; "
+            f"{how_to_install(project.name) or 'install the package of the project again, with all that it needs'}"
         ) from None
 
 

@@ -7,15 +7,18 @@ plugin that an error comes from.
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
+from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, did_you_mean
 
 PROJECTS = "runner.projects"
@@ -129,14 +132,57 @@ def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:
     there = f"installed projects: {', '.join(found) or 'none'}"
     if not hint and (near := get_close_matches(name, list(commands), n=1, cutoff=0.75)):
         hint = f"; did you mean `runner PROJECT {near[0]}`?"
-    more = "" if hint else f"; {how_to_install(name)}"
+    own = f"`{runner()} new {name if name.isidentifier() else 'NAME'}` writes one of your own"
+    more = "" if hint else f"; {how_to_install(name) or own}"
     raise BadInput(f"there is no project or command {name!r}{hint}\n{there}{more}")
 
 
-def how_to_install(name: str = "NAME") -> str:
-    """Return the commands that add a project to this environment."""
-    name = name if name.isidentifier() else "NAME"
-    return f"`uv pip install -e packages/{name}` in runner's folder, or `pip install runner-{name}`, adds it"
+def none_installed() -> str:
+    """Return the message that there is no project, with what to do."""
+    root, names = _repository()
+    own = f"`{runner()} new cells` writes one of your own"
+    there = f"the README in {root} has the lines that install {', '.join(names)}; " if names else ""
+    return f"no project is installed: {there}{own}"
+
+
+def how_to_install(name: str) -> str:
+    """Return the command that adds a project of the repository that runner was installed from, or "".
+
+    It brings CUDA only into an environment whose frameworks have it, or that has none yet.
+    """
+    root, names = _repository()
+    if name not in names:
+        return ""
+    package = f"packages/{name}"
+    without = f"uv pip install --torch-backend cpu -e {package}"
+    if (root / package / "cpu.txt").exists():
+        without = f"uv pip install --overrides {package}/cpu.txt -e {package} tensorflow-cpu"
+    if _without_cuda():
+        return f"`{without}` in {root} adds it"
+    return f"`uv pip install -e {package}` in {root} adds it, without CUDA `{without}`"
+
+
+def _repository() -> tuple[Path, list[str]]:
+    """Return the folder that runner's core was installed from, and the projects in it: none if it was a wheel."""
+    import tomllib  # only errors need it
+
+    address = urlsplit(json.loads(distribution("runner-core").read_text("direct_url.json") or "{}").get("url", ""))
+    root = Path(unquote(address.path)).parent.parent
+    files = root.glob("packages/*/pyproject.toml") if address.scheme == "file" else ()
+    names = []
+    for file in sorted(files):
+        with suppress(OSError, ValueError):
+            names += tomllib.loads(file.read_text("utf-8"))["project"].get("entry-points", {}).get(PROJECTS, ())
+    return root, names
+
+
+def _without_cuda() -> bool:
+    """Return whether a framework is installed whose build is for the CPU alone."""
+    for package, sign in (("torch", "+cpu"), ("tensorflow-cpu", "")):
+        with suppress(PackageNotFoundError):
+            if version(package).endswith(sign):
+                return True
+    return False
 
 
 def _plugin(entry: EntryPoint, kind: Literal["project", "extension"]) -> Plugin:

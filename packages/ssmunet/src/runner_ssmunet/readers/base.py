@@ -110,9 +110,9 @@ def library(name: str, path: Path) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
+        package = name.partition(".")[0].replace("_", "-")
         raise BadInput(
-            f"{path}: reading this format needs the package {name.partition('.')[0].replace('_', '-')}: install "
-            "runner-ssmunet[formats]."
+            f"{path}: reading this format needs the package {package}: `uv pip install {package}` adds it"
         ) from error
 
 

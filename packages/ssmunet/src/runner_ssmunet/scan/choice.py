@@ -73,7 +73,8 @@ def refuse_unavailable(how: str, device: str, deterministic: bool) -> None:
     elif how == "mamba_ssm" and not _is_fused():
         from runner_ssmunet.scan import mamba_ssm
 
-        why = f"{mamba_ssm.unavailable()}; install runner-ssmunet[cuda], or set model.scan to triton or auto"
+        adds = "`uv pip install -e 'packages/ssmunet[cuda]'` in runner's folder adds it"
+        why = f"{mamba_ssm.unavailable()}; {adds}, or set model.scan to triton or auto"
     elif how == "cpu" and on_gpu:
         why = "it runs on the CPU, and this run computes on a GPU: set model.scan to auto, or train.device to cpu"
     elif how == "cpu" and not _compiles():

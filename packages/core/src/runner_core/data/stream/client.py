@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runner_core.base.calling import adds_extra
 from runner_core.base.errors import BadInput
 from runner_core.base.location import Url, refuse_secrets
 from runner_core.data.stream.bad import Unreachable, first_line, meant
@@ -403,7 +404,7 @@ def _obstore() -> ModuleType:
         import obstore.store
     except ImportError as error:
         raise BadInput(
-            "data at a URL need the package obstore, which is not installed: install the extra runner-core[stream]"
+            f"data at a URL need the package obstore, which is not installed: `{adds_extra('stream')}` adds it"
         ) from error
     return obstore
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner_core.base.calling import with_extra
+from runner_core.base.calling import adds_extra
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
@@ -33,8 +33,7 @@ _LONGEST = 500
 def mlflow_sink(project: Project, config: RunConfig, folder: Path) -> Sink:
     """Return the sink. Raises BadInput if the package is missing, or if the address holds a password or a token."""
     if find_spec("mlflow") is None:
-        package = with_extra("mlflow", project.name)
-        raise BadInput(f"log.mlflow needs the package mlflow: install {package}, or leave log.mlflow out")
+        raise BadInput(f"log.mlflow needs the package mlflow: `{adds_extra('mlflow')}`, or leave log.mlflow out")
     address = _address(str(config.log.mlflow))
 
     def connect(run_id: str | None) -> _Run:

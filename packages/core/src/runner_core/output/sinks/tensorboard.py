@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runner_core.base.calling import with_extra
+from runner_core.base.calling import adds_extra
 from runner_core.base.errors import BadInput
 from runner_core.contract import Json
 from runner_core.output.sinks import numbers
@@ -21,14 +21,13 @@ class TensorBoardSink:
     Raises BadInput if that is missing. The folder is made at the first event.
     """
 
-    def __init__(self, folder: Path, project: str = "") -> None:
+    def __init__(self, folder: Path) -> None:
         tensorboard_without_tensorflow()
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError:
-            package = with_extra("tensorboard", project)
             raise BadInput(
-                f"log.tensorboard needs the package tensorboard: install {package}, or switch it off"
+                f"log.tensorboard needs the package tensorboard: `{adds_extra('tensorboard')}`, or switch it off"
             ) from None
         self._folder, self._kind = str(folder), EventFileWriter
         self._writer: Any = None

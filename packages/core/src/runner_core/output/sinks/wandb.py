@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner_core.base.calling import with_extra
+from runner_core.base.calling import adds_extra
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
 from runner_core.config.values import flat
@@ -22,8 +22,7 @@ _EXIT_CODES = {"done": 0, "unhealthy": 3, "stopped": 143, "failed": 1}
 def wandb_sink(project: Project, config: RunConfig, folder: Path) -> Sink:
     """Return the sink. Raises BadInput if the package is missing, or the key that `online` needs."""
     if find_spec("wandb") is None:
-        package = with_extra("wandb", project.name)
-        raise BadInput(f"log.wandb needs the package wandb: install {package}, or set log.wandb off")
+        raise BadInput(f"log.wandb needs the package wandb: `{adds_extra('wandb')}`, or set log.wandb off")
     online = config.log.wandb == "online"
     if online and not _has_key():
         raise BadInput("log.wandb online needs an API key: run `wandb login` once, or set WANDB_API_KEY")
