@@ -144,6 +144,11 @@ def test_parquet_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytes
         (["p1_head.npy", "p1_skull.npy", "p2_head.npy", "p2_brain.npy"], None),
         (["p1_head.npy", "p1_skull.npy", "p1_eye.npy"], None),
         (["p1.npy", "p2.npy"], None),
+        (["p_1.npy", "p_1_by_hand.npy", "q/p_2.npy", "q/p_2_by_hand.npy"], (".npy", "_by_hand.npy")),
+        (["p_1.npy", "p_1_by_hand.npy", "p_2.npy"], None),
+        (["p_1.npy", "p_1_by_hand.npy", "p_2.npy", "p_2_drawn.npy"], None),
+        (["p.npy", "p_1.npy", "p_2.npy"], None),
+        (["p1.npy", "p10.npy"], None),
         ([], None),
     ],
 )

@@ -104,10 +104,30 @@ def guess_pairs(root: Path, files: PairFiles) -> Guess:
 
 
 def name_endings(paths: Sequence[Path], stem: Callable[[Path], str]) -> tuple[str, str] | None:
-    """Return the two endings of names that come in pairs, _head.nii.gz and _skull.nii.gz; None if they do not.
+    """Return the two endings of names that come in pairs, that of the images first; None if they do not come so.
 
-    The ending whose files are larger is first: an image takes more room than its label.
+    They are .nii.gz and _skull.nii.gz, or _head.nii.gz and _skull.nii.gz. Of these, the ending whose files are larger
+    is first: an image takes more room than its label.
     """
+    return _added_ending(paths, stem) or _last_words(paths, stem)
+
+
+def _added_ending(paths: Sequence[Path], stem: Callable[[Path], str]) -> tuple[str, str] | None:
+    """Return the endings if half of the names are the other half with one ending added to each."""
+    plain = {path.with_name(stem(path)): path for path in paths}
+    endings, used = set(), set()
+    for path in paths:
+        own = stem(path)
+        cuts = [found.start() for found in re.finditer(r"(?<!^)[-_. ]", own)]
+        if cut := next((n for n in cuts if path.with_name(own[:n]) in plain), None):
+            image = plain[path.with_name(own[:cut])]
+            used |= {image, path}
+            endings.add((image.name[cut:], path.name[cut:]))
+    return endings.pop() if len(endings) == 1 and len(used) == len(paths) else None
+
+
+def _last_words(paths: Sequence[Path], stem: Callable[[Path], str]) -> tuple[str, str] | None:
+    """Return the endings if each name but for its last word occurs twice, with the same two words."""
     pairs: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
     for path in paths:
         known, joint, last = stem(path).rpartition("_")
