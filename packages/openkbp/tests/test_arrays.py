@@ -32,6 +32,8 @@ def test_what_is_needed_is_said(tmp_path: Path) -> None:
         ({"image": CT}, (4.0,), "needs more than one array"),
         ({"ct": CT}, (4.0,), "possible_dose_mask is missing"),
         (GIVEN, None, "size of a voxel"),
+        (GIVEN, (4.0, 4.0), "spacing has 2 numbers: a patient needs 3"),
+        (GIVEN | {"ct": INSIDE}, (4.0,), "ct is of true and false"),
         (GIVEN | {"ct": CT[:64]}, (4.0,), "ct has shape"),
         (GIVEN | {"ct": np.full(GRID, np.nan)}, (4.0,), "NaN"),
         (GIVEN | {"PTV71": TARGET}, (4.0,), "the regions are Brainstem"),

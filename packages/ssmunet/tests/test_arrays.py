@@ -41,6 +41,7 @@ def test_without_an_axis_it_is_the_networks(tmp_path: Path) -> None:
 def test_what_is_needed_is_said(tmp_path: Path) -> None:
     for arrays, message in (
         ({"image": CORE}, "300 bands, the network reads 150"),
+        ({"image": CORE > 0}, "true and false"),
         ({"image": CORE[0]}, "rows, columns, bands"),
         ({"wavenumbers": AXIS}, "called image"),
         ({"image": CORE, "mask": TISSUE}, "mask: a core is given as"),

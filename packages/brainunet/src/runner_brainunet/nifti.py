@@ -220,18 +220,21 @@ def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None,
     if unknown := sorted({*arrays} - {"image", "affine"}) or (["no image"] if "image" not in arrays else []):
         raise BadInput(f"{unknown[0]}: a scan is given as an array (X, Y, Z), or as {{'image': …, 'affine': …}}")
     image, affine = arrays["image"], arrays.get("affine")
-    if image.ndim != 3 or image.dtype.kind not in "biuf":
+    if image.dtype == bool:
+        raise BadInput("the array is of true and false, as a mask is: give the scan, as numbers")
+    if image.ndim != 3 or image.dtype.kind not in "iuf":
         raise BadInput(f"the array has shape {image.shape} and type {image.dtype}: a scan is (X, Y, Z), of numbers")
-    if affine is None and (spacing is None or len(spacing) not in (1, 3)):
+    if affine is None and spacing is None:
         raise BadInput("give the size of a voxel in mm, spacing=(x, y, z), or the affine: {'image': …, 'affine': …}")
+    if affine is None and len(spacing) not in (1, 3):
+        raise BadInput(f"spacing has {len(spacing)} numbers: a scan needs 3, (x, y, z) in mm, or one for all axes")
     if affine is None:
         affine = np.diag([*np.broadcast_to(np.array(spacing), 3), 1.0])
     elif affine.shape != (4, 4):
         raise BadInput(f"the affine has shape {affine.shape}: it is (4, 4), from voxels to mm")
-    stored = image.astype(np.uint8) if image.dtype == bool else image
-    if (stored.dtype.kind in "iu" and stored.dtype.itemsize == 8) or stored.dtype == np.float16:
-        stored = stored.astype(np.float32)
-    nibabel.save(nibabel.Nifti1Image(stored, affine.astype(np.float64)), path)
+    if (image.dtype.kind in "iu" and image.dtype.itemsize == 8) or image.dtype == np.float16:
+        image = image.astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(image, affine.astype(np.float64)), path)
     return path
 
 

@@ -145,11 +145,15 @@ def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None,
         raise BadInput(f"{min(unknown)}: a dose needs more than one array. Write {example}; {known}")
     if lacking := needed - {*arrays}:
         raise BadInput(f"{min(lacking)} is missing: {example}")
-    if spacing is None or len(spacing) not in (1, len(GRID)):
+    if spacing is None:
         raise BadInput(f"give the size of a voxel in mm: {example}")
+    if len(spacing) not in (1, len(GRID)):
+        raise BadInput(f"spacing has {len(spacing)} numbers: a patient needs 3, (x, y, z) in mm, or one for all axes")
     for name, array in arrays.items():
         if array.shape != GRID:
             raise BadInput(f"{name} has shape {array.shape}: every array is on the challenge's grid, {GRID}")
+        if name == "ct" and array.dtype == bool:
+            raise BadInput("ct is of true and false, as a mask is: give the CT, as numbers")
         if not np.isfinite(array).all():
             raise BadInput(f"{name} has values that are NaN or infinite")
     write_voxels(folder / REQUIRED["voxels"], np.broadcast_to(np.array(spacing), 3))

@@ -122,6 +122,8 @@ def write_arrays(arrays: Mapping[str, Array], own: Array, folder: Path) -> Path:
     image = arrays.get("image", np.empty(0))
     if image.ndim != 3:
         raise BadInput(f"the array has shape {image.shape}: a core is (rows, columns, bands), and called image")
+    if image.dtype == bool:
+        raise BadInput("the array is of true and false, as a mask is: give the spectra, as numbers")
     if "wavenumbers" not in arrays and image.shape[2] != len(own):
         raise BadInput(
             f"the array has {counted(image.shape[2], 'band')}, the network reads {len(own)}: say which the array's "

@@ -69,7 +69,7 @@ class Predictor:
                 )
             return self._predicted(found[0])
         folder = tempfile.TemporaryDirectory(prefix="runner-")
-        place = Path(folder.name) / _KEY
+        place = written = Path(folder.name) / _KEY
         place.mkdir()
         try:
             with undisturbed():
@@ -77,7 +77,8 @@ class Predictor:
             (record,) = self._records(written)
             return self._predicted(record, folder)
         except BadInput as error:  # the user knows no such folder
-            error.args = (str(error).replace(f"{place}{os.sep}", "").replace(str(place), "the array"),)
+            text = str(error) if written == place else str(error).replace(str(written), "the array")
+            error.args = (text.replace(f"{place}{os.sep}", "").replace(str(place), "the array"),)
             raise
 
     def each(self, path: str | os.PathLike[str]) -> Iterator[Prediction]:
