@@ -224,11 +224,13 @@ def write_arrays(arrays: Mapping[str, Array], spacing: tuple[float, ...] | None,
         raise BadInput("the array is of true and false, as a mask is: give the scan, as numbers")
     if image.ndim != 3 or image.dtype.kind not in "iuf":
         raise BadInput(f"the array has shape {image.shape} and type {image.dtype}: a scan is (X, Y, Z), of numbers")
-    if affine is None and spacing is None:
-        raise BadInput("give the size of a voxel in mm, spacing=(x, y, z), or the affine: {'image': …, 'affine': …}")
-    if affine is None and len(spacing) not in (1, 3):
-        raise BadInput(f"spacing has {len(spacing)} numbers: a scan needs 3, (x, y, z) in mm, or one for all axes")
     if affine is None:
+        if spacing is None:
+            raise BadInput(
+                "give the size of a voxel in mm, spacing=(x, y, z), or the affine: {'image': …, 'affine': …}"
+            )
+        if len(spacing) not in (1, 3):
+            raise BadInput(f"spacing has {len(spacing)} numbers: a scan needs 3, (x, y, z) in mm, or one for all axes")
         affine = np.diag([*np.broadcast_to(np.array(spacing), 3), 1.0])
     elif affine.shape != (4, 4):
         raise BadInput(f"the affine has shape {affine.shape}: it is (4, 4), from voxels to mm")
