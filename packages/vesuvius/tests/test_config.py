@@ -47,6 +47,8 @@ WRONG: list[tuple[str, Any]] = [
     ("predict.seed_threshold", 1.0),
     ("predict.overlap", 0.95),
     ("predict.overlap", -0.1),
+    ("predict.along_sheets", -1.0),
+    ("predict.along_sheets", 9.0),
     ("predict.min_size", -1),
     ("predict.fill_holes", -1),
     ("predict.threshold", float("nan")),

@@ -182,7 +182,8 @@ def test_remarks_on_predictions_that_cannot_be_right() -> None:
     (merged,) = outputs.remarks(Detected(comb.astype(np.uint8), None))
     assert merged.level == "note"
     assert "100% of the surface, which fills 40% of the volume, is one piece" in merged.message
-    assert "does not raise the score" in merged.message  # measured: the README's table
+    assert "does not raise the score" in merged.message  # measured: the README's tables
+    assert "predict.along_sheets" in merged.message
     empty = Detected(np.zeros(shape, np.uint8), np.full(shape, 51, np.uint8))
     assert "the highest probability is 0.20" in next(outputs.remarks(empty)).message
 

@@ -143,6 +143,9 @@ class ScrollPredictConfig(PredictConfig):
     """Drop components without a voxel of this probability (hysteresis); at most `threshold`: none is dropped."""
     overlap: Annotated[float, Within(0, 0.9)] = 0.5
     """Share of its side by which a window overlaps the next; overlaps are blended with a Gaussian."""
+    along_sheets: Annotated[float, Within(0, 8)] = 0.0
+    """Before the threshold, average probabilities along the sheets over this many voxels (standard deviation): closes
+    pinholes, cuts bridges, and rounds what is smaller. 0: off."""
     min_size: Annotated[int, AtLeast(0)] = 100
     """Remove components of fewer voxels (26-connected)."""
     fill_holes: Annotated[int, AtLeast(0)] = 1000

@@ -91,7 +91,8 @@ def remarks(prediction: Detected) -> Iterator[Finding]:
     largest = int(sizes(labels, count)[1:].max()) / found
     if largest > MERGED[0] and share > MERGED[1]:
         text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: sheets touch. "
-        text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score"
+        text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score. "
+        text += "Averaging along the sheets may (predict.along_sheets)"
         yield Finding("merged", "note", text)
 
 

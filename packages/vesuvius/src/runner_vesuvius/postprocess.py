@@ -1,4 +1,4 @@
-"""Post-processing of probabilities: hysteresis, size of components, cavities."""
+"""Post-processing of probabilities: averages along sheets, hysteresis, size of components, cavities."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from runner_core import Array
 
 from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import ScrollPredictConfig
+from runner_vesuvius.sheets import along_sheets
 
 
 def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
     """Return the surface (D, H, W) uint8, 0 or 1, of a probability (D, H, W) uint8, 255 for certain."""
     low, high = _steps(settings.threshold), _steps(settings.seed_threshold)
+    probability = along_sheets(probability, settings.along_sheets)
     return tidied(hysteresis(probability, low, high), settings)
 
 
