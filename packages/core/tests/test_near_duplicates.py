@@ -101,6 +101,25 @@ def test_records_known_to_be_different_are_left_out() -> None:
     assert find_near_duplicates(records, pictures, ["same", "same"], []) == []  # reported as exact duplicates
 
 
+@pytest.mark.parametrize(("other_two", "found"), [(0.2, [(0, 1)]), (0.029, [(0, 1), (0, 2), (1, 2)])])
+def test_a_pair_that_a_nearer_copy_denies_is_left_out(
+    other_two: float, found: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record 1 is a copy of 0. If 2 is like 0, but not like 1, it is another person who resembles both."""
+    from runner_core.data import near_duplicates as module
+
+    pictures = [Fingerprint(np.full((2, 2), n, np.uint8), (2, 2), 0, 1) for n in range(3)]
+    distance = {(0, 1): 0.005, (0, 2): 0.028, (1, 2): other_two}
+    partners = np.array([[1, 2], [2, 0], [0, 0]]), np.array([[0.9, 0.8], [0.8, -1], [-1, -1]])
+    monkeypatch.setattr(module, "_partners", lambda *_: partners)
+    straight = module._orientations(2)[0]
+    monkeypatch.setattr(
+        module, "_compared", lambda a, b: module._Pair(1 - distance[int(a[0, 0]), int(b[0, 0])], straight, 0)
+    )
+    pairs = near_duplicates(pictures, [range(3)])
+    assert sorted((pair.first, pair.second) for pair in pairs) == found
+
+
 def test_of_many_alike_records_only_so_many_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[object] = []
 
@@ -116,7 +135,7 @@ def test_of_many_alike_records_only_so_many_pairs_are_compared(monkeypatch: pyte
     monkeypatch.setattr(module, "_SAMPLE", 4)
     pictures = [fingerprint(noisy(scan(n // 2, 2)) if n % 2 else scan(n // 2, 2), 2) for n in range(24)]
     assert 1 <= len(near_duplicates(pictures, [range(24)])) <= 5
-    assert len(compared) <= 5 + 4 + 3
+    assert len(compared) <= 5 + 4 * module._PARTNERS
 
 
 def test_check_reports_a_near_copy_in_another_group(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runner_core
 import yaml
 from runner_core import BadInput, Combining, Judging, Record, View
 from runner_core.cli import main
@@ -176,8 +177,24 @@ def test_the_command_line_selects_what_evaluate_confirms(
     assert {**again, "views": 0, "folder": 0, "command": 0} == {**result, "views": 0, "folder": 0, "command": 0} | {
         "notes": again["notes"]
     }
+    # Python gives the same, from what is stored
+    capfd.readouterr()
+    choices = runner_core.open("cv").select(out="python")
+    assert len(computed) == 2
+    assert "use: runner toy predict cv" in capfd.readouterr().out
+    assert {**choices.summary, "views": 0, "folder": 0, "command": 0, "stored": 0, "runs": 0, "notes": 0} == {
+        **again, "views": 0, "folder": 0, "command": 0, "stored": 0, "runs": 0, "notes": 0
+    }  # fmt: skip
+    assert choices.changed == result["changed"]
+    assert choices.file.read_text("utf-8").splitlines()[2:] == Path("again/settings.yaml").read_text().splitlines()[2:]
+    assert choices.report.is_file()
+    assert result["text"] in repr(choices)
+    with pytest.raises(BadInput, match="python exists and is not an empty folder"):
+        runner_core.open("cv").select(out="python")
     assert main(["toy", "phantom", "data"]) == 0
+    found = runner_core.open("cv").predict("data/p0_a.npy", **choices.settings)
     assert main(["toy", "predict", "cv", "data", "--out", "masks", "--config", "chosen/settings.yaml"]) == 0
+    np.testing.assert_array_equal(np.load("masks/p0_a_mask.npy"), found.array > choices.settings["predict.threshold"])
 
 
 _TURNS = ("turn-90", "turn-180", "turn-270", "transpose", "antitranspose")

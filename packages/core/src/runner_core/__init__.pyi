@@ -6,6 +6,7 @@ from runner_core.api.calls import phantom as phantom
 from runner_core.api.calls import train as train
 from runner_core.api.experiment import Experiment as Experiment
 from runner_core.api.prediction import Prediction as Prediction
+from runner_core.api.results import Choices as Choices
 from runner_core.api.results import DataCheck as DataCheck
 from runner_core.api.results import Rows as Rows
 from runner_core.api.results import Scores as Scores

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_core.base.files import read_json
+from runner_core.config.values import flat_items
 from runner_core.contract.records import Table
+from runner_core.experiments.chosen import settings_file
 from runner_core.output.report.page import Markup, Note, fragment
 
 if TYPE_CHECKING:
@@ -99,6 +101,34 @@ class Scores(dict[str, float]):
     def _repr_html_(self) -> str:
         records = [self.records.table("Records, the worst first")] if self.records else []
         return fragment([self.table(), *records] if self else [Note("nothing was scored")])
+
+
+class Choices:
+    """What `select` found: the settings that it recommends, and whether they are better beyond the noise."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.summary = dict(found)
+        """The content of select.json."""
+        self.folder = Path(found["folder"])
+        self.file = self.folder / "settings.yaml"
+        """The recommended settings as a file, for `config=`."""
+        self.report = self.folder / "report.html"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recommended settings by dotted name: `run.predict(item, **choices.settings)`."""
+        return dict(flat_items(settings_file(self.summary)))
+
+    @property
+    def changed(self) -> bool:
+        """True if something else than the current settings is recommended."""
+        return bool(self.summary["changed"])
+
+    def __repr__(self) -> str:
+        return f"<choices for {self.summary['project']}: {self.summary['text']}>"
+
+    def _repr_html_(self) -> str:
+        return fragment([Note(self.summary["text"]), *map(Note, self.summary["notes"])])
 
 
 class DataCheck:

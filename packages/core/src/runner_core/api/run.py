@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_core.api.keywords import keywords
-from runner_core.api.results import Pictures, Rows, Scores
+from runner_core.api.results import Choices, Pictures, Rows, Scores
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.files import is_own_file
 from runner_core.config.values import flat_items
@@ -127,6 +127,32 @@ class Run:
             members = start_from_runs(self.project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))
             framework(members[0].setup.project.framework)
             return Scores.read(evaluate_with(members)[1])
+
+    def select(
+        self, data: AnyPath | None = None, *, with_: AnyPath | list[AnyPath] | None = None,
+        out: AnyPath | None = None, checkpoint: str | None = None, **settings: Any,
+    ) -> Choices:  # fmt: skip
+        """Choose settings of the decision, views and networks without training, as `runner PROJECT select` does.
+
+        Args:
+            data: A folder or a URL. Default: the run's own validation records.
+            with_: Further runs that predict together with this one.
+            out: A new or empty folder. Default: a new one in the folder of the run.
+            checkpoint: The name of a checkpoint. Default: the best.
+            settings: Settings that leave the model alone, by dotted or short name.
+
+        Raises:
+            BadInput: There is nothing to choose, or the data or the settings cannot be used.
+        """
+        from runner_core.cli.ensembles import start_from_runs
+        from runner_core.cli.options import SelectOptions
+        from runner_core.cli.select import select_with
+
+        given = {"run": self._checkpoint(checkpoint), "data": data, "with_": with_, "out": out, **settings}
+        with undisturbed() as framework:
+            members = start_from_runs(self.project, "select", SelectOptions, keywords(SelectOptions, given))
+            framework(members[0].setup.project.framework)
+            return Choices(select_with(members))
 
     def predict(
         self, item: Any, spacing: Any = None, *, checkpoint: str | None = None, **options: Any

@@ -51,7 +51,15 @@ _EVERY_SUBSET = 4
 
 def select(name: str, arguments: Sequence[str]) -> int:
     members = start_from_runs(name, "select", SelectOptions, arguments)
-    options = members[0].options
+    result = select_with(members)
+    if members[0].options.json:
+        show_json(result)
+    return 0
+
+
+def select_with(members: Sequence[Started[SelectOptions]]) -> dict[str, Any]:
+    """Search, show and write the result, and return what select.json holds."""
+    options, name = members[0].options, members[0].setup.name
     if options.out is not None:  # hours before it is written
         refuse_full_folder(options.out, "name another with --out")
     place, column = folder_of(members, options.run), _column(members)
@@ -69,9 +77,7 @@ def select(name: str, arguments: Sequence[str]) -> int:
     for note in result["notes"]:
         print(f"NOTE: {note}")
     print(f"use: {result['command']}\nreport: {out / 'report.html'}")
-    if options.json:
-        show_json(result)
-    return 0
+    return result
 
 
 def _outputs(members: Sequence[Started[SelectOptions]], folder: Path) -> tuple[SoftOutputs, Sequence[AnyRecord]]:

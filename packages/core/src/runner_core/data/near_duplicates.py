@@ -2,13 +2,14 @@
 
 Fingerprints of all records are compared at a low resolution in every orientation. The pairs that are most alike are
 laid over each other and compared in detail. What counts as alike depends on the data: heads in one atlas resemble each
-other more than fields of cells do, so a copy must be nearer to its original than most records are to others.
+other more than fields of cells do, so a copy must be nearer to its original than most records are to others. Copies
+of one scan are copies of each other: a pair is left out if a much nearer copy of one record is no copy of the other.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
@@ -50,7 +51,7 @@ _HOPELESS = 0.6
 """Likeness at half the resolution below which a pair is not looked at more closely."""
 _MOVED = 0.02
 """Shift, or change of a side, that is worth a word."""
-_STRICT, _USUAL, _LAX = 0.035, 0.12, 0.2
+_STRICT, _USUAL, _LAX = 0.03, 0.12, 0.2
 """Largest difference of a copy: if all records resemble each other, if nothing is known of that, if none do."""
 _CLOSE, _NEARER = 0.1, 2.0
 """How many times nearer a copy must be than the second most similar record is, for this share of the records."""
@@ -152,20 +153,58 @@ def _copies(fingerprints: Sequence[Fingerprint], labels: Array) -> Iterator[tupl
     others, similar = _partners(fingerprints, labels)
 
     @cache
-    def compared(one: int, rank: int) -> _Pair:
-        return _compared(fingerprints[one].picture, fingerprints[others[one, rank]].picture)
+    def compared(one: int, other: int) -> _Pair:
+        return _compared(fingerprints[one].picture, fingerprints[other].picture)
 
-    most = _USUAL
-    if others.shape[1] > 1:  # the first may be a copy; the second is one only where many are
-        half = range(0, (len(others) + 1) // 2, max(1, len(others) // 2 // _SAMPLE))  # these have many later records
-        usual = [1 - compared(one, 1).likeness for one in half if similar[one, 1] > -1]
-        most = min(_LAX, max(_STRICT, float(np.quantile(usual, _CLOSE)) / _NEARER)) if usual else _USUAL
+    most = _largest_distance(others, similar, compared)
+    found: dict[tuple[int, int], _Pair] = {}
     for place in np.argsort(-similar, axis=None)[:_PAIRS]:
         one, rank = divmod(int(place), others.shape[1])
         if similar[one, rank] < _FLOOR:
             break
-        if 1 - (pair := compared(one, rank)).likeness <= most:
-            yield (one, int(others[one, rank])), pair
+        other = int(others[one, rank])
+        if 1 - (pair := compared(one, other)).likeness <= most:
+            found[one, other] = pair
+    for (one, other), pair in found.items():
+        if not any(_denied(ends, pair, found, compared, labels, most) for ends in ((one, other), (other, one))):
+            yield (one, other), pair
+
+
+def _largest_distance(others: Array, similar: Array, compared: Callable[[int, int], _Pair]) -> float:
+    """Return how far a copy may be from its original, by how near records usually are that are no copies.
+
+    That is the distance to the second nearest record: the nearest one may be a copy, the second is one only where many
+    are. Of many records a sample is looked at, which has many later records to be compared with.
+    """
+    count = len(others) if len(others) < 2 * _SAMPLE else len(others) // 2
+    distances: dict[int, list[float]] = {}
+    for one in range(0, count, max(1, count // _SAMPLE)):
+        for other in others[one][similar[one] > -1].tolist():
+            distance = 1 - compared(one, other).likeness
+            distances.setdefault(one, []).append(distance)
+            distances.setdefault(other, []).append(distance)
+    usual = [sorted(own)[1] for own in distances.values() if len(own) > 1]
+    return min(_LAX, max(_STRICT, float(np.quantile(usual, _CLOSE)) / _NEARER)) if usual else _USUAL
+
+
+def _denied(
+    ends: tuple[int, int],
+    pair: _Pair,
+    found: Mapping[tuple[int, int], _Pair],
+    compared: Callable[[int, int], _Pair],
+    labels: Array,
+    most: float,
+) -> bool:
+    """Return whether the first record has a copy that is much nearer to it, and that is no copy of the second."""
+    one, other = ends
+    for (first, second), own in found.items():
+        third = second if first == one else first
+        if one not in (first, second) or third == other or (labels[third] == labels[other]).any():
+            continue
+        nearer = 1 - own.likeness < (1 - pair.likeness) / _NEARER
+        if nearer and 1 - compared(min(third, other), max(third, other)).likeness > most:
+            return True
+    return False
 
 
 def _partners(fingerprints: Sequence[Fingerprint], labels: Array) -> tuple[Array, Array]:
