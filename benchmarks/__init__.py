@@ -30,4 +30,5 @@ NAMES = (
     "multicrop",
     "experiments",
     "verdict",
+    "near_duplicates",
 )
