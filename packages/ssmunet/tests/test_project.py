@@ -560,3 +560,24 @@ def test_check_draws_spectra_before_and_after(
         half = len(drawn) // 2
         assert (other[:half] == drawn[:half]).all()  # as measured
         assert (other[half:] != drawn[half:]).any()  # as prepared
+
+
+def test_replicates_and_interferents_are_subtracted(
+    write_core: WriteCore, make_core: Callable[..., Arrays], tmp_path: Path
+) -> None:
+    file = tmp_path / "paraffin.csv"
+    file.write_text("\n".join(f"{at},{np.exp(-(((at - 1300) / 15) ** 2)):.6f}" for at in range(890, 1811)))
+    project = project_with_steps(("emsc",), interferents=file, replicates=2)
+    for n in range(4):
+        path = write_core(f"core_{n}", meta={"patient_id": f"P{n}"}, **make_core(30, 30, seed=n))
+    store: Any = Stored(project, list(project.records(path.parent)))
+    ((name, constants),) = operations_of(project.fit(store, [0, 1, 2]))
+    assert name == "emsc"
+    assert constants["shapes"].shape == (3 + 1 + 2, 101)  # polynomial, interferent, replicates
+    pixels = store.arrays["spectra"].read(0)[store.arrays["tissue"].read(0) > 0].astype(np.float32)
+    paraffin = constants["shapes"][3].astype(np.float32)
+    found = applied(pixels + 0.3 * paraffin + 0.1, [(name, constants)])
+    np.testing.assert_allclose(found, applied(pixels, [(name, constants)]), atol=1e-3)
+    project.config.preprocess.replicates = 50
+    with pytest.raises(BadInput, match=r"preprocess.replicates 50: the training records have \d+ pairs of cores"):
+        project.fit(store, [0, 1, 2])
