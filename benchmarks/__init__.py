@@ -31,4 +31,5 @@ NAMES = (
     "experiments",
     "verdict",
     "near_duplicates",
+    "wrong_labels",
 )

@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from workspace import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are no package that one installs
 from runner_core.cli import main
 
-from benchmarks import NAMES
+from benchmarks import NAMES, wrong_labels
 from benchmarks.harness import Aim, Options, Result, Table, Times, Turns, at_least, compared, number
 from benchmarks.page import PAGE, RESULTS, keep, page, section, table
 from benchmarks.verdict import EVERY, SOURCES
@@ -240,3 +241,38 @@ def test_options_know_where_real_data_are(tmp_path):
     assert Options(data=tmp_path).folder("brainunet") == tmp_path / "brainunet"
     assert Options(data=tmp_path).folder("openkbp") is None
     assert Options().folder("brainunet") is None
+
+
+def test_wrong_labels_are_seeded_where_the_project_would_read_them():
+    """A fault changes what is labelled; what is not stays so, and a dose is known at the same places."""
+    rng = np.random.default_rng(0)
+    masks = {name: (rng.integers(-1, 2, (9, 8, 7)), rng.integers(-1, 2, (9, 8, 7))) for name in wrong_labels.MASKS}
+    for name, (label, other) in masks.items():
+        wrong = wrong_labels.seeded(wrong_labels.MASKS[name], np.zeros((1, 9, 8, 7)), label, other)
+        assert wrong.shape == label.shape
+        assert not np.array_equal(wrong, label), name
+        assert set(np.unique(wrong)) <= {-1, 0, 1}
+    dose, other = 70 * rng.random((2, 9, 8, 7))
+    dose[:, :2], other[:, -2:] = np.nan, np.nan
+    for name, change in wrong_labels.DOSES.items():
+        wrong = wrong_labels.seeded(change, dose[None], dose, other)
+        assert np.array_equal(np.isnan(wrong), np.isnan(dose)), name
+        assert not np.array_equal(np.nan_to_num(wrong), np.nan_to_num(dose)), name
+    tissue = rng.integers(0, 4, (12, 12))
+    soft = np.ones((4, 12, 12))
+    soft[:, :3] = 0
+    for name, change in wrong_labels.TISSUES.items():
+        wrong = wrong_labels.seeded(change, soft, tissue, tissue.T)
+        assert (wrong[:3] == -1).all(), name
+        assert (wrong[3:] != tissue[3:]).any(), name
+    wells = {("p", f"{n}"): "ab"[n % 2] for n in range(4)} | {("q", f"{n}"): "ab"[n // 2] for n in range(4)}
+    for name, faults in wrong_labels.PLATES.items():
+        given = [*faults(wells)]
+        assert given, name
+        assert all(one and all(wells[well] != label for well, label in one.items()) for one in given), name
+
+
+@pytest.mark.parametrize("name", wrong_labels.CASES)
+def test_the_settings_of_the_wrong_labels_trainings_are_there(name, capsys):
+    words = wrong_labels.CASES[name].words.split()[2:]  # without --folds
+    assert main([name, "config", "--preset", "demo", *words]) == 0, capsys.readouterr().err

@@ -22,7 +22,7 @@ from runner_core.tools.labels.judge import Judged, WrongLabels
 from runner_core.tools.labels.regions import Region
 from runner_core.training.ensembles import Ensemble, Member
 
-LIMIT = 4.0
+LIMIT = 3.5
 """Score from which a label is suspicious: lower than for other labels, whose scores have more than one part."""
 SHRINKAGES = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5)
 """Shares of a sphere in the covariance. The one that agrees most with the labels of other groups is taken."""

@@ -19,7 +19,7 @@ from runner_core.contract.facets import Combining
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, local
 from runner_core.tools.labels.confident import IGNORED, Classes, Values, probabilities
-from runner_core.tools.labels.evidence import compared, evidence, signs, text, total
+from runner_core.tools.labels.evidence import compared, evidence, evidence_of_values, signs, text, total
 from runner_core.tools.labels.regions import Region, regions
 from runner_core.training.ensembles import Ensemble
 
@@ -180,7 +180,7 @@ class Judging:
         for kept in self.stored:
             soft, labels, spread = kept.arrays()
             row, worst = measured(self.usual, soft, labels, spread)
-            of = signs(labels.ndim)
+            of = signs(labels.ndim, isinstance(self.usual, Values))
             rows.append(row)
             found.append([moved(region, kept.origin) for region in worst])
         if not rows:
@@ -201,7 +201,8 @@ def measured(usual: Usual, soft: Array, labels: Array, spread: Array | None) -> 
     worst = regions(margins, kind, usual.kinds())
     known = labels != IGNORED if labels.dtype.kind == "i" else np.isfinite(labels)
     pairs = _pairs(usual, soft, labels)
-    return evidence(pairs, known, margins, worst[0].score if worst else 0.0), worst
+    found = evidence(pairs, known, margins, worst[0].score if worst else 0.0)
+    return np.append(found, evidence_of_values(soft, labels)) if isinstance(usual, Values) else found, worst
 
 
 def _pairs(usual: Usual, soft: Array, labels: Array) -> Iterator[tuple[Array, Array]]:
