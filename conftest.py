@@ -74,18 +74,21 @@ class Passed:
                 names.write(f"{report.nodeid}\n")
 
 
-def _takes_long(item: pytest.Item) -> bool:
+def _turn(item: pytest.Item) -> int:
+    """Return 0 for a test with a long timeout, 1 for a slow one, 2 for all others."""
     timeout = item.get_closest_marker("timeout")
-    return timeout is not None and timeout.args[0] > 600
+    if timeout is not None and timeout.args[0] > 600:
+        return 0
+    return 1 if item.get_closest_marker("slow") else 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the kill check of our projects' contracts once a week: tests/test_resume.py kills each of them more often.
 
-    Tests with a long timeout come first, so that no process waits for the last one.
+    Long tests come first, so that no process waits for the last one.
     """
-    items.sort(key=lambda item: not _takes_long(item))
+    items.sort(key=_turn)
     for item in items:
         if "[killed_and_resumed_equals_never_killed]" in item.name:
             item.add_marker("weekly")

@@ -20,10 +20,11 @@ def summary_of(run: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None:
     """The README's first command: the phantom, preset demo."""
     run = tmp_path / "run"
-    done = runner("brainunet", "train", "--run-dir", run, fresh=True)
+    done = runner("brainunet", "train", "--run-dir", run, fresh=True, timeout=1400)
     assert done.returncode == 0, done.stderr
     assert "phantom" in done.stdout
     summary = summary_of(run)

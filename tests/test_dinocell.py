@@ -91,11 +91,12 @@ def refused(runner: Runner, folder: Path, *words: str | Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_demo_learns_what_pixels_do_not_say(runner: Runner, tmp_path: Path) -> None:
     """The README's command: the treatment is found on plates that pretraining never saw, and neither by the network
     before its first step nor by statistics of pixels."""
     run = tmp_path / "run"
-    done = runner("dinocell", "train", "--run-dir", run, fresh=True)
+    done = runner("dinocell", "train", "--run-dir", run, fresh=True, timeout=1400)
     assert done.returncode == 0, done.stderr
     summary = summary_of(run)
     assert (summary["project"], summary["preset"], summary["data"]) == ("dinocell", "demo", "phantom")

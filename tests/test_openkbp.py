@@ -23,6 +23,7 @@ def summary_of(run: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     run = tmp_path / "run"
     try:

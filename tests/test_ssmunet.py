@@ -66,10 +66,11 @@ def cores(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_demo_learns_tissues(runner: Runner, cache_home: Path, tmp_path: Path) -> None:
     """The README's first command: the phantom, preset demo. Then a map of a core that it has never seen."""
     run = tmp_path / "run"
-    done = runner("ssmunet", "train", "--run-dir", run, fresh=True)
+    done = runner("ssmunet", "train", "--run-dir", run, fresh=True, timeout=1400)
     assert done.returncode == 0, done.stderr
     assert "differs from the preset default in" in done.stdout
     summary = summary_of(run)

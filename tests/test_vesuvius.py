@@ -87,10 +87,11 @@ def refused(runner: Runner, data: Path, folder: Path, said: str, command: str, *
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: Path, tmp_path: Path) -> None:
     """The README's command: the phantom, preset demo. Then a volume of the scroll that it has never seen."""
     run = tmp_path / "run"
-    done = runner("vesuvius", "train", "--run-dir", run, fresh=True)
+    done = runner("vesuvius", "train", "--run-dir", run, fresh=True, timeout=1400)
     assert done.returncode == 0, done.stderr
     assert "differs from the preset default in" in done.stdout
     summary = summary_of(run)

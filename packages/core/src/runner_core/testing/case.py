@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import cached_property
 from io import StringIO
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Cropped, Metric, State, Trained
+from runner_core.contract import Cropped, Metric, State, Tensors, Trained
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data, Setup
+from runner_core.data.loader import Loader
 from runner_core.data.phantoms import write_phantom
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline
 from runner_core.data.splits import split
@@ -82,6 +84,29 @@ def _parts(value: Any) -> Mapping[Any, Any] | None:
 
 
 STEPS = 2
+
+
+class Watcher:
+    """A metric that keeps the input of all metrics as NumPy arrays."""
+
+    def reset(self) -> None:
+        self.predictions: list[Any] = []
+        self.batches: list[Any] = []
+
+    def update(self, prediction: Any, batch: Tensors) -> None:
+        self.predictions.append(_copied(prediction))
+        self.batches.append(_copied(batch))
+
+    def compute(self) -> dict[str, float]:
+        return {}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(part) for part in value]
+    return np.asarray(value).copy()
 
 
 class WatchedSetup(Setup):
@@ -167,13 +192,40 @@ class Case:
         assert found is not None, f"no checkpoint was saved in {folder}"
         return checkpoints.load(found[0])
 
+    def validate(self, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:
+        """Return the values of a validation of the untrained network, and the names of those that metrics gave."""
+        trainer = self.setup.engine.trainer(self.setup, self.data, STEPS)
+        loader = Loader(self.data.samples["validation"], batch_size=batch_size, seed=0, shuffle=False)
+        values = trainer.validate(loader.batches(0))
+        loader.close()
+        return values, [name for metric in self.setup.metrics_made for name in metric.compute()]
+
+    @cached_property
+    def watched(self) -> tuple[Mapping[str, float], Sequence[str], Watcher]:
+        """The same in batches of four, and what the metrics were given."""
+        watcher = Watcher()
+        self.setup.extra = [watcher]
+        try:
+            return *self.validate(4), watcher
+        finally:
+            self.setup.extra = []
+
     @property
     def validation_record(self) -> Record:
         return self.records[self.data.splits["validation"][0]]
 
-    def predict(self, cropped: Cropped | None = None) -> Any:
-        """Return the trained network's prediction of `cropped`, or of the validation record, newly cropped."""
-        return self.project.predict(cropped or self.cropped(), self.network.infer)
+    def predict(self, cropped: Cropped) -> Any:
+        """Return the trained network's prediction of `cropped`."""
+        return self.project.predict(cropped, self.network.infer)
+
+    @property
+    def prediction(self) -> Any:
+        """The prediction of the validation record: made once, copied so that no check sees what another did to it."""
+        return deepcopy(self._prediction)
+
+    @cached_property
+    def _prediction(self) -> Any:
+        return self.predict(self.cropped())
 
     def cropped(self) -> CroppedRecord:
         """Return the validation record as `predict` gets it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -13,8 +13,7 @@ from unittest import SkipTest
 import numpy as np
 
 from runner_core.config.values import plain
-from runner_core.contract import State, Tensors, Trainer
-from runner_core.data.loader import Loader
+from runner_core.contract import State, Trainer
 from runner_core.output.sinks import Sinks
 from runner_core.plugins import discovery
 from runner_core.testing.case import STEPS, Case
@@ -44,7 +43,7 @@ def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
     count = len(case.data.samples["validation"])
     if count == 1:
         raise SkipTest(f"the phantom of {case.kind.name} has one validation sample: there is nothing to cut")
-    (small, names), (large, _) = _validated(case, min(3, count - 1)), _validated(case, 4)
+    (small, names), (large, _, _) = case.validate(min(3, count - 1)), case.watched
     for name in names:
         assert name in small, f"metric {name!r} is not among those of validation: {list(small)}"
         same = np.isclose(small[name], large[name], rtol=1e-3, atol=1e-4, equal_nan=True)
@@ -53,12 +52,7 @@ def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
 
 def metrics_equal_numpy(case: Case) -> None:
     """Check that metrics equal those that `plain_metrics` computes from all predictions and batches at once."""
-    watcher = _Watcher()
-    case.setup.extra = [watcher]
-    try:
-        found, names = _validated(case, 4)
-    finally:
-        case.setup.extra = []
+    found, names, watcher = case.watched
     if not names:
         raise SkipTest(f"{case.kind.name} has no metrics besides its loss")
     plain_metrics = case.project.checks().plain_metrics
@@ -170,38 +164,6 @@ def train_in_a_process() -> None:
     without = tuple(discovery.extensions())
     spec = TrainingSpec(name, "demo", str(case.phantom), plain(config), without=without)
     train(spec, Path(folder, run), _Killer(int(step)))
-
-
-def _validated(case: Case, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:
-    """Return the values of a validation of the untrained network, and the names of those that metrics gave."""
-    trainer = case.setup.engine.trainer(case.setup, case.data, STEPS)
-    loader = Loader(case.data.samples["validation"], batch_size=batch_size, seed=0, shuffle=False)
-    values = trainer.validate(loader.batches(0))
-    loader.close()
-    return values, [name for metric in case.setup.metrics_made for name in metric.compute()]
-
-
-class _Watcher:
-    """A metric that keeps the input of all metrics as NumPy arrays."""
-
-    def reset(self) -> None:
-        self.predictions: list[Any] = []
-        self.batches: list[Any] = []
-
-    def update(self, prediction: Any, batch: Tensors) -> None:
-        self.predictions.append(_copied(prediction))
-        self.batches.append(_copied(batch))
-
-    def compute(self) -> dict[str, float]:
-        return {}
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _copied(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_copied(part) for part in value]
-    return np.asarray(value).copy()
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -36,7 +36,7 @@ def prediction_is_repeatable(case: Case) -> None:
     labels, record = case.project.dataset.labels, case.validation_record
     names = [*record.files, *record.values]
     assert not labels or set(names) & {*labels}, f"DataSet.labels names no file and no value of the record: {names}"
-    one, cropped = case.predict(), case.cropped()
+    one, cropped = case.prediction, case.cropped()
     assert_equal(one, case.predict(cropped), "predict, called twice")
     assert_equal(one, case.predict(cropped), "predict, called again with what the first call was given,")
 
@@ -51,7 +51,7 @@ def soft_output_can_be_combined(case: Case) -> None:
     soft = averaged(combining.soft, cropped, infer, views_of(case.project))
     assert soft, "soft returned no array"
     kept = {name: array.copy() for name, array in soft.items()}
-    assert_equal(combining.decide(cropped, soft), case.predict(), "decide of soft, beside predict,")
+    assert_equal(combining.decide(cropped, soft), case.prediction, "decide of soft, beside predict,")
     assert_equal(soft, kept, "soft, after decide,")
     for name, array in soft.items():
         packed = array.dtype == np.uint8 and combining.kind == "probabilities"
@@ -121,7 +121,7 @@ def prediction_is_written_in_its_own_grid(case: Case) -> None:
     project, record = case.project, case.validation_record
     out = case.folder / "out"
     out.mkdir()
-    written = project.write(record, case.predict(), out)
+    written = project.write(record, case.prediction, out)
     assert written, "write wrote nothing"
     for path in written:
         assert path.is_file(), f"write says that it wrote {path}, which does not exist"
@@ -152,7 +152,7 @@ def scores_fit_together(case: Case) -> None:
     for _, finding in scores.remarks:
         assert finding.level != "error", f"a remark is a note or a warning, not an error: {finding}"
     figure = project.pictures().figure
-    picture = None if figure is None else figure(record, case.predict())
+    picture = None if figure is None else figure(record, case.prediction)
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses anything but a picture
 
