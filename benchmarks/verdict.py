@@ -104,7 +104,7 @@ SOURCES = {
     "brainunet": Source(
         what="brainunet's Dice on 64 generated heads, trained on 16 others",
         data=_heads,
-        words="--data.spacing 4 --data.size 64 --data.views axial --train.steps-per-epoch 150",
+        words="--data.spacing 4 --data.size 64 --data.views axial --train.steps-per-epoch 600",
         unit=0.01,
         point="Dice points",
         gains=(0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0),
