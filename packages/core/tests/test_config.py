@@ -444,6 +444,15 @@ def test_a_setting_that_projects_had_is_answered() -> None:
     refuse_removed(WithLoss(), ["train.epochs", "loss.unknown"])
 
 
+def test_a_run_that_is_older_than_a_setting_continues_if_it_is_at_its_default() -> None:
+    saved, now = {"train.seed": 1}, {"train.seed": 1, "loss.dice": 1.0}
+    refuse_other_settings(saved, now, {"loss.dice": 1.0})
+    with pytest.raises(BadInput, match=r"loss\.dice: unset in the run, 1\.0 now"):
+        refuse_other_settings(saved, now, {"loss.dice": 0.5})
+    with pytest.raises(BadInput, match=r"loss\.dice: 2\.0 in the run, 1\.0 now"):
+        refuse_other_settings(saved | {"loss.dice": 2.0}, now, {"loss.dice": 1.0})
+
+
 def test_a_run_that_had_a_removed_setting_can_be_used_and_continued() -> None:
     saved = SettingsFile(Path("config.yaml"), {"loss": {"measure_every": 5, "dice": 2.0}})
     assert _without_removed(saved, WithLoss()).sections == {"loss": {"dice": 2.0}}

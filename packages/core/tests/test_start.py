@@ -154,6 +154,7 @@ def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pyt
     assert "there is no such run or file" in refused("--from", "nothing.pth")
     assert "leave one of them out" in refused("--from", "parent", "--resume", "child")
     assert "leave one of them out" in refused("--from", "child", "--resume", "parent")
+    assert "leave one of them out" in refused("--from", "/", "--resume", "child")
     assert "without --resume, the same line starts it" in refused("--from", "parent", "--resume", "nowhere")
     Path("empty").mkdir()
     assert "neither a run nor a folder with weights" in refused("--from", "empty")

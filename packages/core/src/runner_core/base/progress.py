@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 10.0
 _CALLS_TO_TIME, _SECONDS_TO_TIME = 20, 5.0
-"""So many calls, or seconds of calls, tell how long a network takes for each."""
+"""The calls are timed until there are this many, or until they have taken this long."""
 
 Advance = Callable[[], None]
 

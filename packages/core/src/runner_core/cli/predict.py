@@ -33,7 +33,7 @@ from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
 _WORTH_SAYING = 20.0
-"""Seconds of work before which nobody asks how long it takes."""
+"""Shortest work (seconds) whose duration is announced."""
 ENSEMBLE_FILE = "ensemble.json"
 """Beside the exported networks of several runs: how they predict together."""
 

@@ -121,7 +121,7 @@ def _column(members: Sequence[Started[SelectOptions]]) -> str:
     columns = {column_of(ExperimentFolder.open(place).about) for place in places if ExperimentFolder.at(place)} - {""}
     if len(columns) > 1:
         raise BadInput(
-            f"these runs were cross-validated by other columns ({', '.join(sorted(columns))}): name one kind"
+            f"these runs were split by different columns ({', '.join(sorted(columns))}): name runs of one only"
         )
     return next(iter(columns), "")
 

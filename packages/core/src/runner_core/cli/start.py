@@ -152,8 +152,10 @@ def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
     """Raise BadInput if --from beside --resume does not name the weights that the run started from."""
     if seen.start is None:
         return
-    began = None if saved.start is None else Path(saved.start).resolve()
-    if began is None or Path(seen.start).expanduser().resolve() not in (began, *began.parents):
+    began = [] if saved.start is None else [(place := Path(saved.start).resolve()), place.parent]
+    if began and began[-1].name == "checkpoints":
+        began.append(began[-1].parent)  # the run
+    if Path(seen.start).expanduser().resolve() not in began:
         raise BadInput(
             f"--from {seen.start}: {saved.path.parent} started from {saved.start or 'no weights'}, and --resume goes "
             "on with the weights in its checkpoints: leave one of them out"

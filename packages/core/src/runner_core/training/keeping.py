@@ -65,9 +65,15 @@ def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json
     return settings | {"computing in": precision} | records | {"data and its preparation": data.store.identity}
 
 
-def refuse_other_settings(saved: Mapping[str, Json], now: Mapping[str, Json]) -> None:
-    """Raise BadInput that lists every difference, except settings that no project has any more."""
-    gone = removed(now)
+def refuse_other_settings(
+    saved: Mapping[str, Json], now: Mapping[str, Json], defaults: Mapping[str, Json] | None = None
+) -> None:
+    """Raise BadInput that lists every difference, except settings that no project has any more.
+
+    A setting that came after the run was started may have its default: `defaults` holds those of all settings.
+    """
+    known = defaults or {}
+    gone = {*removed(now), *(name for name in now if name not in saved and name in known and now[name] == known[name])}
     changed = [
         f"  - {_NAMES.get(name, name)}: {_shown(saved, name)} in the run, {_shown(now, name)} now"
         for name in [*saved, *(n for n in now if n not in saved)]
@@ -235,7 +241,8 @@ class Keeper:
         """
         saved = self.checkpoints.load(path)
         refuse_nan(saved, path)
-        refuse_other_settings(saved.values["settings"], self._fingerprint)
+        defaults = flat(type(self._parts.setup.config)())
+        refuse_other_settings(saved.values["settings"], self._fingerprint, defaults)
         state = LoopState.from_json(saved.values["loop"])
         refuse_other_length(saved.values["length"], self._parts.cadence, self._parts.setup.project, state.step)
         self._parts.trainer.load_state(saved)
