@@ -579,6 +579,15 @@ def test_a_projects_own_pictures_follow_the_records(here: Path, monkeypatch: pyt
     assert [caption.split(":")[0] for caption in records] == [caption.split(":")[0] for caption in own]
     assert all(caption.endswith(": of 2 arrays") for caption in own)
 
+    def refused(decoded: Decoded) -> dict[str, Any]:
+        raise BadInput("too few pixels for a fit")
+
+    monkeypatch.setattr(Toy, "checks", lambda self: Checks(pictures=refused))
+    assert main(["toy", "check", "--preset", "demo", "--out", "refused"]) == 0
+    page = Path("refused/report.html").read_text(encoding="utf-8")
+    assert re.findall("<figcaption>([^<]*)", page) == records, "the others are drawn all the same"
+    assert page.count("could be drawn: too few pixels for a fit") == len(records)
+
 
 def test_a_picture_has_the_image_and_beside_it_the_labels_in_colours() -> None:
     image, label = np.zeros((2, 40, 20), np.float32), np.zeros((2, 40, 20), np.uint8)

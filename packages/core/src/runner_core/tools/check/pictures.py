@@ -42,13 +42,23 @@ def pictures(setup: Setup, audit: Audit) -> Iterator[Block]:
                     drawn = _drawn(decoded, setup.project.dataset.labels, is_nifti(record))
                 if drawn is not None:
                     yield picture(png_bytes(drawn), f"{record.key}: {why}")
-                further = setup.project.checks().pictures
-                for title, array in {} if further is None else further(decoded).items():
-                    yield picture(png_bytes(array), f"{record.key}: {title}")
+                yield from _projects_own(setup.project, record.key, decoded)
             except (BadInput, OSError):  # the findings say what is wrong with it
                 pass
             except Exception as error:  # the report of a long check is worth more than a picture
                 yield Note(f"{record.key}: no picture could be drawn of it ({type(error).__name__}: {error})")
+
+
+def _projects_own(project: Project, key: str, decoded: Decoded) -> Iterator[Block]:
+    """Yield the project's own pictures of a record, or a note that says why there are none."""
+    further = project.checks().pictures
+    try:
+        found = {} if further is None else further(decoded)
+    except BadInput as error:
+        yield Note(f"{key}: not all of its pictures could be drawn: {error}")
+        return
+    for title, array in found.items():
+        yield picture(png_bytes(array), f"{key}: {title}")
 
 
 def image_of(project: Project, decoded: Decoded) -> Array | None:
