@@ -340,6 +340,13 @@ def test_files_that_are_missing_or_too_short(tmp_path: Path) -> None:
         ({"steps": ("pca", "asls")}, "asls comes after pca, which is fitted in training: put asls before it"),
         ({"steps": ("emsc", "rmies")}, "rmies comes after emsc"),
         ({"steps": ("atmosphere",)}, "atmosphere needs the spectrum of the vapour on your instrument"),
+        (
+            {"steps": ("emsc",), "vapour": Path("v")},
+            "preprocess.vapour is set, and no step of preprocess.steps reads",
+        ),
+        ({"steps": ("snv",), "reference": Path("r")}, "add rmies or emsc to the steps, or leave it out"),
+        ({"interferents": Path("i")}, "preprocess.interferents is set"),
+        ({"steps": ("pca",), "replicates": 2}, "preprocess.replicates is set"),
         ({"savgol_window": 8}, "preprocess.savgol_window is 8; an odd number of points above savgol_order"),
         ({"savgol_derivative": 4}, "savgol_derivative is 4; a polynomial of order 3 has none"),
         ({"mie_radius": (5.0, 2.0)}, "preprocess.mie_radius is 5 2; two ascending numbers above 0"),

@@ -61,6 +61,20 @@ StepName = Literal[
 ]  # fmt: skip
 HOST_ONLY = ("spikes", "rmies", "rubberband", "asls", "polynomial")
 """Steps that are computed once, for the cache, and not on the device."""
+FILES = ("reference", "vapour", "interferents")
+"""Settings that name files of spectra."""
+USES = {
+    "spikes": ("spike_threshold",),
+    "atmosphere": ("vapour",),
+    "rmies": ("reference", "mie_components", "mie_iterations", "mie_radius", "mie_index"),
+    "emsc": ("reference", "interferents", "emsc_degree", "replicates"),
+    "asls": ("asls_smoothness", "asls_asymmetry"),
+    "polynomial": ("polynomial_degree",),
+    "savgol": ("savgol_derivative", "savgol_order", "savgol_window"),
+    "pca": ("pca_components",),
+    "mnf": ("mnf_components",),
+}
+"""Settings that each step reads."""
 
 
 @dataclass
@@ -290,6 +304,13 @@ def wrong_steps(chosen: PreprocessConfig, data: SpectraConfig) -> Iterator[str]:
             yield f"preprocess.steps: {step} comes after {fitted[0]}, which is fitted in training: put {step} before it"
     if "atmosphere" in steps and chosen.vapour is None:
         yield "preprocess.steps: atmosphere needs the spectrum of the vapour on your instrument: set preprocess.vapour"
+    for name in (*FILES, "replicates"):
+        readers = [step for step, read in USES.items() if name in read]
+        if getattr(chosen, name) and not set(readers) & set(steps):
+            yield (
+                f"preprocess.{name} is set, and no step of preprocess.steps reads it: add {' or '.join(readers)} to "
+                "the steps, or leave it out"
+            )
     window, order, derivative = chosen.savgol_window, chosen.savgol_order, chosen.savgol_derivative
     if window % 2 == 0 or window <= order:
         yield f"preprocess.savgol_window is {window}; an odd number of points above savgol_order ({order}) is needed"

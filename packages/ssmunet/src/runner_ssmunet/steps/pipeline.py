@@ -16,7 +16,7 @@ import numpy as np
 from runner_core import BadInput, Json, PreparedStore, Store, plain
 
 from runner_ssmunet.axis import Axis, plan, savgol
-from runner_ssmunet.config import PreprocessConfig, SpectraConfig, is_fitted
+from runner_ssmunet.config import FILES, USES, PreprocessConfig, SpectraConfig, is_fitted
 from runner_ssmunet.labels import LABELS
 from runner_ssmunet.preprocess import AMIDE1, amide1_weights, no_amide1, rubberband
 from runner_ssmunet.statistics import Moments
@@ -28,20 +28,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _PIXELS = 16384
 """Pixels that the operations work on at once, which bounds the memory."""
-FILES = ("reference", "vapour", "interferents")
-"""Settings that name files of spectra."""
-_USES = {
-    "spikes": ("spike_threshold",),
-    "atmosphere": ("vapour",),
-    "rmies": ("reference", "mie_components", "mie_iterations", "mie_radius", "mie_index"),
-    "emsc": ("reference", "interferents", "emsc_degree", "replicates"),
-    "asls": ("asls_smoothness", "asls_asymmetry"),
-    "polynomial": ("polynomial_degree",),
-    "savgol": ("savgol_derivative", "savgol_order", "savgol_window"),
-    "pca": ("pca_components",),
-    "mnf": ("mnf_components",),
-}
-"""Settings that each step reads."""
 
 
 class Place(NamedTuple):
@@ -74,7 +60,7 @@ class Pipeline:
     def key(self) -> Mapping[str, Json]:
         """What the cached steps read, for the key of the cache."""
         values: dict[str, Json] = {"steps": list(self.cached)}
-        for name in (name for step in self.cached for name in _USES.get(step, ())):
+        for name in (name for step in self.cached for name in USES.get(step, ())):
             value = getattr(self.settings, name)
             values[name] = self.files[name].digest if name in self.files else plain(value)
         return values
@@ -190,7 +176,7 @@ def opened(settings: PreprocessConfig, kept: Mapping[str, Any] | None) -> Pipeli
     Its files are read, or come from `kept`, what `saved` made for a checkpoint. Raises BadInput for a file that cannot
     be used.
     """
-    used = {name for step in settings.steps for name in _USES.get(step, ()) if name in FILES}
+    used = {name for step in settings.steps for name in USES.get(step, ()) if name in FILES}
     found = {}
     for name in sorted(used):
         path = getattr(settings, name)
