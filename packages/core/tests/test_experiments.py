@@ -12,7 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from threading import Event, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,7 @@ from runner_core.config import DataConfig
 from runner_core.data.splits import split
 from runner_core.experiments.members import write_split
 from runner_core.experiments.result import _notes
+from runner_core.output import experiments
 from runner_core.output.experiments import ExperimentFolder, Member
 
 pytestmark = pytest.mark.torch
@@ -282,6 +285,76 @@ def test_a_second_process_is_told_at_once_which_one_trains(
     with folder.claimed("2/2"):
         assert main([*whole, "--part", "1/2"]) == 0
     assert sorted(path.name for path in folder.path.glob(".running-*")) == [".running-", ".running-x"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("1/2", ""), ("", "2/2"), ("1/2", "1/3"), ("", "")])
+def test_of_two_that_claim_at_once_one_gets_the_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    """The second comes when the first has made its marker, and has not locked it yet."""
+    folder = ExperimentFolder(tmp_path, "repeat", "toy", [Member(f"seed-{n}") for n in range(4)])
+    there, came, tried, got = Event(), Event(), Event(), list[str]()
+    locked = experiments.lock
+
+    def lock(descriptor: int, **how: bool) -> None:
+        if current_thread() is not other:
+            came.set()
+        elif how:
+            there.set()
+            assert came.wait(60)
+        locked(descriptor, **how)
+
+    def claim(part: str) -> None:
+        with suppress(BadInput), folder.claimed(part):
+            got.append(part)
+            assert current_thread() is not other or tried.wait(60)
+
+    other = Thread(target=claim, args=[first])
+    monkeypatch.setattr(experiments, "lock", lock)
+    other.start()
+    assert there.wait(60)
+    claim(second)
+    tried.set()
+    other.join()
+    assert got == [first]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_share_that_is_given_up_while_another_claims_it_has_one_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second opens the marker just before the first removes it. Then a third comes."""
+    folder = ExperimentFolder(tmp_path, "repeat", "toy", [Member("seed-0")])
+    there, end, ends = Event(), Event(), Event()
+    locked = experiments.lock
+
+    def lock(descriptor: int, **how: bool) -> None:
+        if current_thread() is other and there.is_set():
+            ends.set()  # it waits for its turn to remove the marker
+        elif current_thread() is not other and how and not end.is_set():
+            end.set()
+            assert ends.wait(60)
+        locked(descriptor, **how)
+
+    def hold() -> None:
+        with folder.claimed():
+            there.set()
+            assert end.wait(60)
+        ends.set()
+
+    other = Thread(target=hold)
+    monkeypatch.setattr(experiments, "lock", lock)
+    other.start()
+    assert there.wait(60)
+    got = []
+    with ExitStack() as held:
+        for name in ("second", "third"):
+            with suppress(BadInput):
+                held.enter_context(folder.claimed())
+                got.append(name)
+            other.join()
+    assert len(got) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

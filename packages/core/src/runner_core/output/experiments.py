@@ -13,7 +13,7 @@ import platform
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,27 +114,39 @@ class ExperimentFolder:
         Raises BadInput that names the process which holds one of these members. A killed process holds nothing.
         """
         own = self._marker(part)
-        for other in self._markers():
-            if other != own and self._overlap(part, other) and (text := _held_by(other)):
-                raise self._busy(text)
-        try:
-            file = own.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"{own} cannot be written: {error.strerror or error}") from error
-        with file:
-            try:
-                lock(file.fileno(), wait=False)
-            except BlockingIOError:
-                raise self._busy(_held_by(own) or "another process") from None
-            except OSError:  # a network file system may have no locks: then each run's own lock is asked
-                pass
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-            file.flush()
+        with ExitStack() as held:
+            with self._alone():
+                for other in self._markers():
+                    if other != own and self._overlap(part, other) and (text := _held_by(other)):
+                        raise self._busy(text)
+                try:
+                    file = held.enter_context(own.open("a+", encoding="utf-8"))
+                except OSError as error:
+                    raise BadInput(f"{own} cannot be written: {error.strerror or error}") from error
+                try:
+                    lock(file.fileno(), wait=False)
+                except BlockingIOError:
+                    raise self._busy(_held_by(own) or "another process") from None
+                except OSError:  # a network file system may have no locks: then each run's own lock is asked
+                    pass
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+                file.flush()
             try:
                 yield
             finally:
-                own.unlink(missing_ok=True)
+                with self._alone():
+                    own.unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from claiming shares, and from giving them up; wait for one that does so now."""
+        with ExitStack() as held:
+            with suppress(OSError):  # the folder is gone, or its file system has no locks
+                descriptor = os.open(self.path, os.O_RDONLY)
+                held.callback(os.close, descriptor)
+                lock(descriptor)
+            yield
 
     def _busy(self, who: str) -> BadInput:
         return BadInput(f"{self.path}: {who} is training here already; wait for it, or stop it")
