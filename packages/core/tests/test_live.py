@@ -13,7 +13,7 @@ import pytest
 from runner_core.api.run import Run
 from runner_core.cli import main
 from runner_core.output import live
-from runner_core.output.progress import note_start, progress, read_starts
+from runner_core.output.progress import arrow, note_start, progress, read_starts
 from runner_core.output.report import render
 from runner_core.output.runfolder import RunFolder
 from runner_core.training.loop import Loop
@@ -69,6 +69,15 @@ def test_a_finished_page_does_not_reload(run: RunFolder) -> None:
     assert 'data-reload=""' in page
     assert "Reload now" not in page
     assert "ended some day" in page
+
+
+def test_an_arrow_says_where_better_values_are() -> None:
+    up, down = ["dice", "iou_tumour", "mean_recall"], ["loss", "dice_loss", "mae_dose", "dose_rmse"]
+    unknown = ["dice_error", "iou_gap", "recall_seconds", "accuracy_drop", "loss_std", "f1_time", "mae_count", "volume"]
+    assert {arrow(name, {}) for name in up} == {"↑"}
+    assert {arrow(name, {}) for name in down} == {"↓"}
+    assert {arrow(name, {}) for name in unknown} == {""}
+    assert arrow("dice_error", {"dice_error": "min"}) == "↓", "the project said so"
 
 
 def test_a_resumed_run_is_not_what_its_old_summary_says(run: RunFolder) -> None:

@@ -76,6 +76,8 @@ class Progress:
 
 _LARGER = {"accuracy", "dice", "f1", "iou", "miou", "precision", "recall"}
 _SMALLER = {"loss", "mae", "mse", "rmse"}
+_OTHER = {"bias", "change", "count", "delta", "difference", "drop", "error", "gap", "ms", "seconds", "std", "time"}
+"""Last words of a metric that is about another one, and better in a direction of its own."""
 
 
 def arrow(metric: str, directions: Mapping[str, str]) -> str:
@@ -83,11 +85,12 @@ def arrow(metric: str, directions: Mapping[str, str]) -> str:
 
     An empty text means that no direction is known.
 
-    >>> arrow("iou_tumour", {}), arrow("dice_loss", {}), arrow("rank", {"rank": "max"})
-    ('↑', '↓', '↑')
+    >>> arrow("iou_tumour", {}), arrow("dice_loss", {}), arrow("dice_gap", {}), arrow("rank", {"rank": "max"})
+    ('↑', '↓', '', '↑')
     """
     words = metric.split("_")
-    usual = ("min" if word in _SMALLER else "max" for word in (words[-1], words[0]) if word in _LARGER | _SMALLER)
+    telling = () if words[-1] in _OTHER else (words[-1], words[0])
+    usual = ("min" if word in _SMALLER else "max" for word in telling if word in _LARGER | _SMALLER)
     return {"max": "↑", "min": "↓"}.get(directions.get(metric) or next(usual, ""), "")
 
 
