@@ -11,7 +11,7 @@ from runner_vesuvius import postprocess
 from runner_vesuvius.components import label26
 from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.metric.betti import betti_counts
-from runner_vesuvius.sheets import _directions, _grid, along_sheets
+from runner_vesuvius.sheets import _directions, _discs, _grid, along_sheets
 
 UNSURE = ScrollPredictConfig(threshold=0.5, min_size=0, fill_holes=0)
 MENDED = ScrollPredictConfig(threshold=0.5, min_size=0, fill_holes=0, along_sheets=3.0)
@@ -70,6 +70,21 @@ def test_switched_off_nothing_is_averaged() -> None:
 def test_a_constant_answer_stays_constant(value: int, shape: tuple[int, int, int]) -> None:
     volume = np.full(shape, value, np.uint8)
     assert np.array_equal(along_sheets(volume, 2.5), volume)
+
+
+def test_only_directions_that_are_used_have_a_disc() -> None:
+    """A used one has the same disc, bit for bit, whether others are used or not."""
+    shape, count = (60, 50, 40), len(_grid())
+    used = np.zeros(count, bool)
+    used[[0, 7, 144, 290, 600]] = True
+    (starts, offsets, weights), (every, all_offsets, all_weights) = (
+        _discs(2.0, shape, flags) for flags in (used, np.ones(count, bool))
+    )
+    assert np.array_equal(np.diff(starts) > 0, used)
+    for k in np.flatnonzero(used):
+        own, whole = slice(starts[k], starts[k + 1]), slice(every[k], every[k + 1])
+        assert np.array_equal(offsets[own], all_offsets[whole])
+        assert weights[own].tobytes() == all_weights[whole].tobytes()
 
 
 def test_the_average_is_that_over_a_disc_in_the_plane() -> None:

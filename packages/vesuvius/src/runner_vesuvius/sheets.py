@@ -78,14 +78,16 @@ def _discs(sigma: float, shape: tuple[int, ...], used: Array) -> tuple[Array, Ar
     reach = math.ceil(REACH * sigma)
     cube = np.stack(np.meshgrid(*[np.arange(-reach, reach + 1)] * 3, indexing="ij"), -1).reshape(-1, 3)
     steps = cube @ np.array([shape[1] * shape[2], shape[2], 1])
-    offsets, weights = [], []
-    for direction in _grid()[: len(used)] * used[:, None]:
+    grid = _grid()
+    offsets, weights = [steps[:0]] * len(used), [np.empty(0)] * len(used)
+    for k in np.flatnonzero(used):
+        direction = grid[k]
         off = np.abs(cube @ direction)
         square = np.maximum((cube * cube).sum(1) - off * off, 0)
         near = (off < 1) & (square <= reach * reach)
         weight = (1 - off[near]) * np.exp(-square[near] / (2 * sigma * sigma))
-        offsets.append(steps[near])
-        weights.append(weight / weight.sum())
+        offsets[k] = steps[near]
+        weights[k] = weight / weight.sum()
     starts = np.cumsum([0, *map(len, offsets)])
     return starts, np.concatenate(offsets), np.concatenate(weights).astype(np.float32)
 
