@@ -17,7 +17,7 @@ from runner_core.cli import main
 from benchmarks import NAMES, wrong_labels
 from benchmarks.harness import Aim, Options, Result, Table, Times, Turns, at_least, compared, number
 from benchmarks.page import PAGE, RESULTS, keep, page, section, table
-from benchmarks.verdict import EVERY, SOURCES
+from benchmarks.verdict import EVERY, SCORES, SOURCES
 
 
 def times(*seconds):
@@ -132,7 +132,8 @@ def test_the_page_is_what_the_results_say():
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_settings_of_the_verdict_s_trainings_are_there(name, capsys):
     words = ["--preset", "demo", *EVERY, *SOURCES[name].words.split()]
-    assert main([name, "config", *words]) == 0, capsys.readouterr().err
+    assert main([SOURCES[name].project, "config", *words]) == 0, capsys.readouterr().err
+    assert (SCORES / f"{name}.json").exists()
 
 
 def test_projects_are_found_in_a_checkout_where_nothing_is_installed(monkeypatch):
