@@ -15,7 +15,7 @@ from runner_core import BadInput, DataErrors, Decoded, Original
 from runner_core.config import PairsConfig, RunConfig
 from runner_core.data.pairs import Pair, Pattern, content, find_folder_pairs, list_pairs, read_table
 from runner_core.data.pairs.content import holds_classes
-from runner_core.training.data import data_folder
+from runner_core.training.data import data_folder, kept_phantom
 
 SUFFIXES = (".nii.gz", ".nii", ".zarr")
 
@@ -312,3 +312,11 @@ def test_names_of_files_without_data_are_refused(name: str, value: Any) -> None:
     setup: Any = SimpleNamespace(source=None, config=RunConfig(data=PairsConfig(**{name: value})))
     with pytest.raises(BadInput, match=f"data.{name} is set, and --data is not: name the folder of "):
         data_folder(setup, print)
+
+
+def test_a_fault_of_a_setting_is_not_the_phantoms(tmp_path: Path) -> None:
+    setup: Any = SimpleNamespace(source=None, config=RunConfig())
+    for message, of_data in (("train.seed: none", False), ("train.seed is odd", False), ("a.npy: train.seed", True)):
+        with pytest.raises(BadInput) as refusal, kept_phantom(setup, tmp_path):
+            raise BadInput(message)
+        assert ("raise phantom_version" in str(refusal.value)) == of_data

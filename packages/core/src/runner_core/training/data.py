@@ -174,11 +174,15 @@ def _refuse_values(project: str, record: AnyRecord) -> None:
 
 @contextmanager
 def kept_phantom(setup: Setup, folder: Location) -> Iterator[None]:
-    """Add a hint to BadInput raised inside if the data are the phantom, which the user did not write."""
+    """Add a hint to BadInput raised inside if the data are the phantom, which the user did not write.
+
+    A message that begins with the name of a setting is about the setting, not the data.
+    """
     try:
         yield
     except BadInput as error:
-        if setup.source is None and not isinstance(error, OutOfSpace):
+        of_setting = str(error).partition(" ")[0].rstrip(":") in flat(setup.config)
+        if setup.source is None and not of_setting and not isinstance(error, OutOfSpace):
             hint = f"this is the generated phantom kept in {folder}: if `phantom` was changed, raise phantom_version"
             error.args = (f"{error}\n{hint}",)
         raise
