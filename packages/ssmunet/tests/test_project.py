@@ -516,7 +516,6 @@ def test_a_network_keeps_the_files_of_its_steps(write_core: WriteCore, tmp_path:
     assert np.array_equal(found.classes, expected.classes)
     frozen = project_with_steps(**chosen)
     frozen.config.model.features = tmp_path / "export"
-    frozen.statistics = whole.statistics
     features: Any = Stored(frozen, records)
     frozen.statistics = frozen.fit(features, [0, 1, 2])
     direct = frozen.predict(cropped(frozen, records[0]), inferred(frozen, network))
@@ -526,9 +525,50 @@ def test_a_network_keeps_the_files_of_its_steps(write_core: WriteCore, tmp_path:
         Stored(frozen, records)
 
 
+def test_a_frozen_network_takes_files_by_their_content(write_core: WriteCore, tmp_path: Path) -> None:
+    file, text = tmp_path / "reference.csv", "\n".join(f"{at},{1 + at / 2000}" for at in range(890, 1811, 5))
+    file.write_text(text)
+    chosen = {"steps": ("rmies", "snv"), "reference": file}
+    whole = project_with_steps(**chosen)
+    records, _ = ready(whole, write_core)
+    torch.manual_seed(0)
+    whole.export(whole.model(Precision("float32")), tmp_path / "export")
+
+    def frozen(**other: Any) -> SSMUNet:
+        project = project_with_steps(**{**chosen, **other})
+        project.config.model.features = tmp_path / "export"
+        project.records(tmp_path / "data")
+        return project
+
+    (tmp_path / "copy.csv").write_text(text)
+    copied = frozen(reference=tmp_path / "copy.csv")
+    assert copied.prepare_settings()["preprocess"] == whole.prepare_settings()["preprocess"]
+    features = prepared(copied, records[0]).arrays["features"]
+    file.write_text(text.replace("890,", "890,9"))
+    with pytest.raises(BadInput, match=r"preprocess.reference: .*holds other spectra than .*reference.csv, with which"):
+        frozen()
+    file.unlink()
+    np.testing.assert_array_equal(prepared(frozen(), records[0]).arrays["features"], features)
+    with pytest.raises(BadInput, match=r"trained with preprocess.reference .*csv, this run has None"):
+        prepared(frozen(reference=None), records[0])
+
+
+def test_a_file_that_no_core_can_use_is_refused_once(write_core: WriteCore, tmp_path: Path) -> None:
+    """The message begins with the setting: it is no fault of the cores."""
+    write_core("core_0", X=np.zeros((12, 14, 3), np.float32))  # a faulty core is left to the list of faulty cores
+    root, file = write_core().parent, tmp_path / "vapour.csv"
+    for text, said in (
+        ("800,1\n1900,1", "its spectra have no lines on the kept axis"),
+        ("950,1\n1000,3\n1700,1", "it runs from 950 to 1700 cm⁻¹, the cores' axis from 900 to 1800"),
+    ):
+        file.write_text(text)
+        with pytest.raises(BadInput, match=rf"^preprocess\.vapour: \S*vapour\.csv: {said}"):
+            project_with_steps(("atmosphere", "snv"), vapour=file).records(root)
+
+
 def test_a_missing_file_is_refused_before_any_core_is_read(write_core: WriteCore, tmp_path: Path) -> None:
     project = project_with_steps(("emsc", "snv"), reference=tmp_path / "none.csv")
-    with pytest.raises(BadInput, match=r"^preprocess\.reference: .*none\.csv: No such file or directory"):
+    with pytest.raises(BadInput, match=r"^preprocess\.reference: .*none\.csv: No such file .*, and to resume"):
         project.records(write_core().parent)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput, Statistics, hash_file, plain
 
-from runner_ssmunet.config import PreprocessConfig, SpectraConfig
+from runner_ssmunet.config import FILES, PreprocessConfig, SpectraConfig
 from runner_ssmunet.export import DESCRIPTION, WEIGHTS, read_description
 from runner_ssmunet.preprocess import SETTINGS
 from runner_ssmunet.statistics import axes_differ
 from runner_ssmunet.steps.operations import applied
-from runner_ssmunet.steps.pipeline import operations_of
+from runner_ssmunet.steps.pipeline import opened, operations_of, read
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -64,7 +64,9 @@ class FrozenFeatures:
         had = self.description["input"].get("preprocess", {"settings": plain(PreprocessConfig())})["settings"]
         wanted = plain(steps or PreprocessConfig())
         for name, value in wanted.items() if wanted["steps"] or had["steps"] else ():
-            if value != had.get(name, value):
+            # of files the content counts (`refuse_other_files`), and whether there is one
+            same = (value is None) == (had.get(name) is None) if name in FILES else value == had.get(name, value)
+            if not same:
                 raise BadInput(
                     f"model.features: the network in {self.folder} was trained with preprocess.{name} {had[name]}, "
                     f"this run has {value}; set it as it was there"
@@ -81,6 +83,19 @@ class FrozenFeatures:
                 f"model.features: the network in {self.folder} was trained on other wavenumbers: {difference}; use "
                 "cores of the same axis, or train without model.features"
             )
+
+    def refuse_other_files(self, steps: PreprocessConfig) -> None:
+        """Raise BadInput if a file of spectra that this run names has other content than in the network's training.
+
+        A file that is gone is not missed: the export holds its spectra.
+        """
+        for name, own in opened(steps, self.statistics.get("preprocess")).files.items():
+            path = getattr(steps, name)
+            if path is not None and path.exists() and read(name, path).digest != own.digest:
+                raise BadInput(
+                    f"model.features: preprocess.{name}: {path} holds other spectra than {own.name}, with which the "
+                    f"network in {self.folder} was trained; give that file, or train without model.features"
+                )
 
     def __call__(self, spectra: Array, tissue: Array) -> Array:
         """Return features (H, W, F) float16, 0 off the tissue, of prepared spectra (H, W, L), not z-scored.

@@ -117,8 +117,14 @@ class SSMUNet(Project):
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The steps of `preprocess.steps`, with the spectra of their files; those of a trained network are its own."""
-        return opened(self.config.preprocess, self.statistics.get("preprocess"))
+        """The steps of `preprocess.steps`, with the spectra of their files.
+
+        Those of a trained network, or of the frozen one of `model.features`, are its own.
+        """
+        kept = self.statistics.get("preprocess")
+        if kept is None and self.frozen is not None:
+            kept = self.frozen.statistics.get("preprocess")
+        return opened(self.config.preprocess, kept)
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -132,14 +138,28 @@ class SSMUNet(Project):
             files.find_records(root, self.config.data.group_by, self.config.data)
         )
         data = self.config.data
-        _ = self.pipeline  # refuse a file of spectra once, and not for every core
         if self._trained is None:
+            self._refuse_spectra(records)
             if not data.classes:
                 self._found = classes.find(root, records, data.ignore)
             classes.refuse_short(self.classes, records, data.ignore)
         elif not data.classes and (found := classes.named(root, records, data.ignore)):
             classes.refuse_others(self._trained, found)
         return records
+
+    def _refuse_spectra(self, records: Sequence[Record]) -> None:
+        """Raise BadInput for a file of spectra that cannot be used, once and not for every core."""
+        if self.frozen is not None:
+            self.frozen.refuse_other_files(self.config.preprocess)
+        for record in records if self.pipeline.files else ():
+            path = record.files["core"]
+            try:
+                measured = files.read_outline(path).wavenumbers
+                axis = preprocess.usable_axis(measured, self.config.data, str(path))
+            except BadInput:  # it is reported with the other faulty cores
+                continue
+            self.pipeline.refuse_files(Place(measured, axis, str(path)))
+            return
 
     def inputs(self, path: Path) -> Sequence[Record]:
         return files.find_inputs(path, self.config.data)

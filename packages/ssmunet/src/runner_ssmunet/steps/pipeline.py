@@ -65,6 +65,16 @@ class Pipeline:
             values[name] = self.files[name].digest if name in self.files else plain(value)
         return values
 
+    def refuse_files(self, place: Place) -> None:
+        """Raise BadInput naming the setting if the spectra of a file cannot be used on a core's axis."""
+        for name, own in self.files.items():
+            try:
+                found = own.on(place.measured, place.axis)
+                if name == "vapour":
+                    _atmosphere(found, place.axis, own.name)
+            except BadInput as error:
+                raise BadInput(f"preprocess.{name}: {error}") from error
+
     def on_pixels(self, pixels: Array, place: Place) -> Array:
         """Return spectra (P, L) float32 after the cached steps."""
         for step in self.cached:
@@ -184,15 +194,17 @@ def opened(settings: PreprocessConfig, kept: Mapping[str, Any] | None) -> Pipeli
             own = kept["files"][name]
             found[name] = spectrafile.Spectra(own["name"], own["wavenumbers"], own["spectra"])
         elif path is not None:
-            found[name] = _read(name, path)
+            found[name] = read(name, path)
     return Pipeline(settings, found)
 
 
-def _read(setting: str, path: Path) -> spectrafile.Spectra:
+def read(setting: str, path: Path) -> spectrafile.Spectra:
+    """Return the spectra of the file that `preprocess.SETTING` names; raise BadInput if it cannot be used."""
     try:
         return spectrafile.read(path, single=setting == "reference")
     except BadInput as error:
-        raise BadInput(f"preprocess.{setting}: {error}") from error
+        kept = " to train, and to resume a training; predictions take its spectra from the checkpoint"
+        raise BadInput(f"preprocess.{setting}: {error}{'' if path.exists() else kept}") from error
 
 
 def saved(pipeline: Pipeline, operations: Iterable[Operation]) -> dict[str, Any]:
