@@ -87,3 +87,18 @@ def test_a_project_adds_a_command_of_its_own(runner: Runner, tmp_path: Path) -> 
         said("completion", "words", "toy", "count-discs", "--")
         == "none --help show this help message and exit --debug show tracebacks of errors --all count each"
     )
+
+
+def test_a_project_cannot_replace_a_command_that_every_project_has(runner: Runner, tmp_path: Path) -> None:
+    info = tmp_path / "toy-0.1.dist-info"
+    shutil.copytree(PROJECT / info.name, info)
+    with (info / "entry_points.txt").open("a", encoding="utf-8") as table:
+        table.write("[runner.commands]\ntoy.check = toy_checking:check\n")
+    shutil.copy(PROJECT / "toy_project.py", tmp_path)
+    for words in (["--help"], ["check"], ["train"], ["count"]):
+        refused = runner("toy", *words, installed=(tmp_path,))
+        assert refused.returncode == 2
+        assert "the command 'toy.check' of toy has the name of a command that every project has" in refused.stderr
+        assert "have the command renamed" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+        assert not refused.stdout

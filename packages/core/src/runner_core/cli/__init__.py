@@ -107,8 +107,8 @@ def _project_command(project: str, rest: list[str]) -> int:
     plugin = find_project(project, PROJECT_COMMANDS)
     if not rest or rest[0] in ("-h", "--help", "--help-all", "help"):
         return project_help(plugin)
+    own = discovery.own_commands(plugin, PROJECT_COMMANDS)
     if rest[0] not in PROJECT_COMMANDS:
-        own = discovery.own_commands(plugin)
         if rest[0] in own:
             return own_command(plugin, own[rest[0]], rest[1:])
         known = [*PROJECT_COMMANDS, *own]
@@ -234,9 +234,9 @@ def _described(plugin: Plugin) -> tuple[str, str, str, str]:
 def project_help(plugin: Plugin) -> int:
     """Print the commands of a project (`runner PROJECT`)."""
     name, call = plugin.name, runner()
-    print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
     rows = [(command, text) for command, (_, text) in PROJECT_COMMANDS.items()]
-    rows += [(command.name, command.summary()) for command in discovery.own_commands(plugin).values()]
+    rows += [(command.name, command.summary()) for command in discovery.own_commands(plugin, PROJECT_COMMANDS).values()]
+    print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
     _columns([(f"{call} {name} {command}", text) for command, text in rows])
     print(f"\n`{call} {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0

@@ -109,7 +109,9 @@ def _commands(plugin: discovery.Plugin) -> Iterator[tuple[str, str]]:
     from runner_core.cli import PROJECT_COMMANDS
 
     yield from ((command, text) for command, (_, text) in PROJECT_COMMANDS.items())
-    yield from ((command.name, command.summary()) for command in discovery.own_commands(plugin).values())
+    yield from (
+        (command.name, command.summary()) for command in discovery.own_commands(plugin, PROJECT_COMMANDS).values()
+    )
 
 
 def _first() -> Iterator[tuple[str, str]]:
@@ -152,10 +154,10 @@ def _flags(text: str) -> Flags:
 
 
 def _of_project(project: str, command: str, words: Sequence[str], now: str) -> Answer:
-    from runner_core.cli import options, own_command
+    from runner_core.cli import PROJECT_COMMANDS, options, own_command
 
     plugin = discovery.find_project(project)
-    if added := discovery.own_commands(plugin).get(command):
+    if added := discovery.own_commands(plugin, PROJECT_COMMANDS).get(command):
         return _value_or_flag(words, now, _flags(_help(lambda: own_command(plugin, added, ["--help"]))), "files")
     kind = getattr(options, f"{command.title().replace('-', '')}Options", options.RunOptions)
     own = _options(kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
@@ -109,12 +109,17 @@ class OwnCommand(NamedTuple):
         return f"{first[:1].lower()}{first[1:]}"
 
 
-def own_commands(project: Plugin) -> dict[str, OwnCommand]:
-    """Return the commands that the project's distribution adds, by name."""
+def own_commands(project: Plugin, taken: Container[str]) -> dict[str, OwnCommand]:
+    """Return the commands that the project's distribution adds, by name. Raises BadInput for a name in `taken`."""
     found = {}
     for entry in entry_points(group=OWN_COMMANDS):
         owner, _, command = entry.name.partition(".")
         if owner == project.name and entry.dist and entry.dist.name == project.distribution:
+            if command in taken:
+                raise BadInput(
+                    f"the command {entry.name!r} of {project.distribution} has the name of a command that every "
+                    f"project has; uninstall {project.distribution}, or have the command renamed"
+                )
             found[command] = OwnCommand(command, entry)
     return found
 
