@@ -93,8 +93,9 @@ class FrozenFeatures:
             path = getattr(steps, name)
             if path is not None and path.exists() and read(name, path).digest != own.digest:
                 raise BadInput(
-                    f"model.features: preprocess.{name}: {path} holds other spectra than {own.name}, with which the "
-                    f"network in {self.folder} was trained; give that file, or train without model.features"
+                    f"model.features: the network in {self.folder} was trained with other spectra than "
+                    f"preprocess.{name} {path} holds now (its file was {own.name}); give the file as it was, or leave "
+                    "model.features out"
                 )
 
     def __call__(self, spectra: Array, tissue: Array) -> Array:
