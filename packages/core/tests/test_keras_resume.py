@@ -169,6 +169,9 @@ def killed_and_resumed(folder: Path, settings, at: list[int]) -> None:
 
 
 LONG = {**EVERYTHING, "train__epochs": 20, "log__every": 1}
+LONG_BLOCKS = {**BLOCKS, "train__epochs": 20, "log__every": 1}
+SIX = [1, 7, 19, 31, 44, 58]
+"""Steps at which a run is killed."""
 
 
 def test_kill_9(tmp_path):
@@ -181,10 +184,9 @@ def test_kill_9(tmp_path):
 @pytest.mark.parametrize(
     "settings, at",
     [
-        pytest.param(LONG, [1, 7, 19, 31, 44, 58], id="steps", marks=pytest.mark.weekly),
-        pytest.param(
-            {**BLOCKS, "train__epochs": 20, "log__every": 1}, [1, 19, 44], id="blocks", marks=pytest.mark.slow
-        ),
+        pytest.param(LONG, SIX, id="steps", marks=pytest.mark.weekly),
+        pytest.param(LONG_BLOCKS, SIX, id="blocks", marks=pytest.mark.weekly),
+        pytest.param(LONG_BLOCKS, SIX[::2], id="blocks, half as often", marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_again_and_again(tmp_path, settings, at):

@@ -22,10 +22,10 @@ from runner_core.base.errors import BadInput
 sys.path.insert(0, str(Path(__file__).parent / "crash"))
 import power
 from disk import Disk
-from scenarios import SCENARIOS, Scenario
+from scenarios import SCENARIOS, WEEKLY, Scenario
 
-STATES = {"run": 600, "cache": 200, "stream": 200}
-"""In a test; 1,000 in all."""
+STATES = {"run": 600, "cache": 200, "stream": 200, "roomy stream": 200}
+"""In a test; 1,000 in all, and 200 once a week."""
 FLUSHES = (
     "training.checkpoints.flush_all",
     "training.checkpoints.move",
@@ -81,7 +81,9 @@ def check_states(scenario: Scenario, disk: Disk, seed: str, count: int, place: P
     return len({check_state(scenario, disk, f"{seed} {number}", place) for number in range(count)})
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ()) for name in SCENARIOS]
+)
 def test_what_was_promised_outlasts_a_loss_of_power(name: str, tmp_path: Path) -> None:
     scenario, disk = recorded(name, tmp_path)
     count = int(os.environ.get("RUNNER_CRASH_STATES", STATES[name]))

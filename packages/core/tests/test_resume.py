@@ -388,17 +388,20 @@ def newest_step(run: Path) -> int:
     return max((int(p.name.rpartition("-")[2]) for p in run.glob("checkpoints/step-*")), default=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_kill_minus_nine(tmp_path, workers):
+@pytest.mark.parametrize(
+    "epochs, kills",
+    [pytest.param(75, 3, marks=pytest.mark.slow), pytest.param(150, 6, marks=pytest.mark.weekly)],
+)
+def test_kill_minus_nine(tmp_path, workers, epochs, kills):
     """Real processes, killed at random moments, until one reaches the end."""
-    settings = {**EVERYTHING, "train__epochs": 75, "train__workers": workers}
+    settings = {**EVERYTHING, "train__epochs": epochs, "train__workers": workers}
     one, other = tmp_path / "one", tmp_path / "other"
     assert start(one, settings, resume=False).wait() == 0
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    for _ in range(3):
+    for _ in range(kills):
         process = start(other, settings, resume=(other / "checkpoints").exists())
         goal = newest_step(other) + rng.randint(2, 40)
         while newest_step(other) < goal:  # killed for its progress, not for its time: no machine is too fast or slow
