@@ -138,7 +138,7 @@ def _understood(line: str, made: set[str]) -> bool:
 
 def _own_commands(project: str) -> Collection[str]:
     plugin = discovery.projects().get(project)
-    return discovery.own_commands(plugin) if plugin else ()
+    return discovery.own_commands(plugin, PROJECT_COMMANDS) if plugin else ()
 
 
 def _own_flags(project: str, command: str) -> set[str]:
