@@ -317,7 +317,7 @@ def _resumed(name: str, seen: Peek) -> RunFolder | None:
     if named is None:
         return RunFolder.latest(name)
     if not named.exists():
-        raise BadInput(f"{named}: there is no such run to resume; without --resume, the same line starts it")
+        raise BadInput(f"{named}: there is no such run folder; without --resume, the same line starts it")
     return RunFolder.open(named)
 
 
