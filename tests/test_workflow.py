@@ -259,18 +259,23 @@ def test_slow(): pass
 
 def test_what_passed_alone_is_left_out_of_the_workspace(tmp_path: Path) -> None:
     """Only that: what was skipped, slow, known to fail or depends on what is installed has its turn."""
+    tests, passed = tmp_path / "repository", tmp_path / "elsewhere" / "passed"
+    tests.mkdir()
+    passed.parent.mkdir()
     for name in ("conftest.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "test_once.py").write_text(ONCE)
+        shutil.copy(ROOT / name, tests)
+    (tests / "test_once.py").write_text(ONCE)
+    used = set(re.findall(r'"(--write-passed=|--leave-out=)\$passed"', (ROOT / ".ci" / "run").read_text()))
+    assert used == {"--write-passed=", "--leave-out="}, "without =, pytest looks for its settings beside the file"
 
     def outcomes(*words: str) -> dict[str, int]:
-        command = [sys.executable, "-m", "pytest", "test_once.py", "-n", "1", "-p", "no:cacheprovider", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", *words]
+        done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         last = done.stdout.splitlines()[-1]
         return {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|skipped|xfailed)", last)}
 
-    assert outcomes("--write-passed", "passed") == {"passed": 3, "skipped": 1, "xfailed": 1}
-    names = (tmp_path / "passed").read_text().splitlines()
+    assert outcomes(f"--write-passed={passed}") == {"passed": 3, "skipped": 1, "xfailed": 1}
+    names = passed.read_text().splitlines()
     assert names == [f"test_once.py::{name}" for name in ("test_sound[a]", "test_sound[b]", "test_installed")]
-    assert outcomes("-m", "not weekly", "--leave-out", "passed") == {"passed": 2, "skipped": 1, "xfailed": 1}
+    assert outcomes("-m", "not weekly", f"--leave-out={passed}") == {"passed": 2, "skipped": 1, "xfailed": 1}
