@@ -136,7 +136,7 @@ def test_all_views_of_a_plane_differ_and_are_undone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "count"), [((), 0), (("none",), 0), (("all",), 7), (("mirror-y", "mirror-zx", "mirror-y"), 2)]
+    ("words", "count"), [((), 0), (("none",), 0), (("all",), 11), (("mirror-y", "mirror-zx", "mirror-y"), 2)]
 )
 def test_views_are_chosen_by_name(words: tuple[str, ...], count: int) -> None:
     project = MADE["vesuvius"]()[0]
