@@ -252,6 +252,19 @@ def test_damaged_later_ones_are_set_aside(tmp_path):
     assert json.loads((tmp_path / ".damaged-step-00000002" / "manifest.json").read_text())["step"] == 2
 
 
+def test_a_name_of_the_best_that_a_kill_left_half_written_goes(tmp_path, monkeypatch):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1, best=True)
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "unlink", lambda *args, **options: None)
+        killed.setattr("runner_core.base.writing.move", lambda *args: None)
+        killed.setattr("runner_core.base.writing.os.getpid", lambda: 1)  # another process
+        checkpoints.set_best(1)
+    assert len(list(tmp_path.glob(".*"))) == 1
+    assert make(tmp_path).start(1, 1)
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_best_that_is_gone_or_damaged_is_not_named(tmp_path, gone):
     checkpoints = make(tmp_path)

@@ -195,7 +195,7 @@ class Checkpoints:
         for leftover in self.folder.glob(".*-step-*"):
             if not leftover.name.startswith(DAMAGED):
                 _remove(leftover)
-        for half in self.folder.glob(f".{BEST}.*"):
+        for half in self.folder.glob(f".*.{BEST}"):
             half.unlink()
         for later, path in self._steps().items():
             if later > step:
