@@ -12,6 +12,7 @@ from runner_core.contract.setup import Data
 from runner_core.contract.team import ALONE
 from runner_core.data.loader import Loader
 from runner_core.health import Health, default_rules
+from runner_core.output.display import Display
 from runner_core.training.assembly import Loaders, Parts
 from runner_core.training.cadence import Cadence
 from runner_core.training.keeping import LoopState
@@ -44,7 +45,7 @@ class Rows:
 
 
 class Silent:
-    """Stands for the keeper of checkpoints, the sinks and the display."""
+    """Stands for the keeper of checkpoints and the sinks."""
 
     recalls = False
 
@@ -52,15 +53,12 @@ class Silent:
 
     def event(self, kind: str, step: int, values: Any) -> None: ...
 
-    def update(self, step: int, epoch: int, values: Any) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
 
 class TinySetup:
     team = ALONE
     device = Device("cpu")
     precision = Precision("float32")
+    start = None
 
     def __init__(self, project: Project) -> None:
         self.project, self.config = project, project.config
@@ -93,7 +91,9 @@ def runner(project: type[Project], engine: Callable[[Project, RunConfig], Any], 
         cadence = Cadence(steps, done + 1, LOG_EVERY, block=block)
         parts = Parts(setup, data, cadence, trainer, None, Loaders(loader, None))
         health = Health(default_rules(setup.project, config), "stop", lambda *_: None)
-        loop = Loop(parts, silent, health, None, silent, silent, Signals())
+        display = Display(silent=True)
+        display.start(steps, 0, "tiny")
+        loop = Loop(parts, silent, health, None, silent, display, Signals())
         loop.restore(LoopState(step=done * steps), Timing())
         done += 1
         begun = time.perf_counter()
