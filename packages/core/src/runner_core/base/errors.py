@@ -11,7 +11,6 @@ RunnerError                      1
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 from runner_core.base.secrets import without_secrets
@@ -71,5 +70,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("epoch", ["epochs", "batch_size"])
     "; did you mean 'epochs'?"
     """
+    import difflib  # only errors need it
+
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""

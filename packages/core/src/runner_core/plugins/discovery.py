@@ -7,16 +7,13 @@ plugin that an error comes from.
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, did_you_mean
@@ -133,6 +130,8 @@ def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:
     found = projects()
     if name in found:
         return found[name]
+    from difflib import get_close_matches  # only errors need it
+
     hint = did_you_mean(name, [*found, *COMMANDS])
     there = f"installed projects: {', '.join(found) or 'none'}"
     if not hint and (near := get_close_matches(name, list(commands), n=1, cutoff=0.75)):
@@ -169,7 +168,9 @@ def how_to_install(name: str) -> str:
 
 def _repository() -> tuple[Path, list[str]]:
     """Return the folder that runner's core was installed from, and the projects in it: none if it was a wheel."""
-    import tomllib  # only errors need it
+    import json  # only errors need these
+    import tomllib
+    from urllib.parse import unquote, urlsplit
 
     address = urlsplit(json.loads(distribution("runner-core").read_text("direct_url.json") or "{}").get("url", ""))
     root = Path(unquote(address.path)).parent.parent
