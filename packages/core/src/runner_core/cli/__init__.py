@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from io import TextIOWrapper
@@ -231,13 +231,19 @@ def _described(plugin: Plugin) -> tuple[str, str, str, str]:
     return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, plugin.summary()
 
 
+def commands_of(plugin: Plugin) -> Iterator[tuple[str, str]]:
+    """Yield the commands of a project with their summaries: those that every project has, then its own."""
+    yield from ((command, text) for command, (_, text) in PROJECT_COMMANDS.items())
+    own = discovery.own_commands(plugin, PROJECT_COMMANDS)
+    yield from ((command.name, command.summary()) for command in own.values())
+
+
 def project_help(plugin: Plugin) -> int:
     """Print the commands of a project (`runner PROJECT`)."""
     name, call = plugin.name, runner()
-    rows = [(command, text) for command, (_, text) in PROJECT_COMMANDS.items()]
-    rows += [(command.name, command.summary()) for command in discovery.own_commands(plugin, PROJECT_COMMANDS).values()]
+    rows = [(f"{call} {name} {command}", text) for command, text in commands_of(plugin)]
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
-    _columns([(f"{call} {name} {command}", text) for command, text in rows])
+    _columns(rows)
     print(f"\n`{call} {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0
 

@@ -101,17 +101,10 @@ def _next(words: Sequence[str], now: str) -> Answer:
     if words[0] in COMMANDS:
         return _of_command(words[0], words[1:], now)
     if not words[1:]:
-        return "none", _commands(discovery.find_project(words[0]))
+        from runner_core.cli import commands_of
+
+        return "none", commands_of(discovery.find_project(words[0]))
     return _of_project(words[0], words[1], words[2:], now)
-
-
-def _commands(plugin: discovery.Plugin) -> Iterator[tuple[str, str]]:
-    from runner_core.cli import PROJECT_COMMANDS
-
-    yield from ((command, text) for command, (_, text) in PROJECT_COMMANDS.items())
-    yield from (
-        (command.name, command.summary()) for command in discovery.own_commands(plugin, PROJECT_COMMANDS).values()
-    )
 
 
 def _first() -> Iterator[tuple[str, str]]:

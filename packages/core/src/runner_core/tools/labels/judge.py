@@ -59,7 +59,7 @@ class Judged:
     """Number of networks that judged: those that never saw the record."""
     stored: Stored | None = None
     nearest: Mapping[str, AnyRecord] = field(default_factory=dict)
-    """Of embeddings: the nearest record in other groups with the record's own label, and with the other one."""
+    """For embeddings, the nearest record in other groups with the record's own label, and with the other one."""
 
 
 @dataclass(frozen=True)
