@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from runner_core.experiments.members import write_split
 from runner_core.experiments.result import _notes
 from runner_core.output import experiments
 from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.tools.uncertainty import mean
+from runner_core.training.data import read_records
 
 pytestmark = pytest.mark.torch
 QUICK = ["--epochs", "2", "--train.steps-per-epoch", "2", "--train.threads", "1"]
@@ -79,6 +82,30 @@ def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval:
     page = (crossval / "report.html").read_text()
     assert "95 % interval" in page
     assert 'href="fold-2/report.html"' in page
+
+
+@pytest.mark.parametrize("about", [{"group_by": "plate"}, {"folds": "column:plate"}])
+def test_intervals_are_for_new_values_of_the_column_that_the_folds_keep_together(
+    crossval: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, str]
+) -> None:
+    """With `--group-by plate`, records of one plate are no more independent than those of one group."""
+    file = crossval / "experiment.json"
+    experiment = json.loads(file.read_text())
+    file.write_text(json.dumps({**experiment, "about": {**experiment["about"], **about}}))
+
+    def with_plates(*arguments: Any) -> list[Any]:
+        return [replace(r, values={"plate": int(r.group[1:]) % 3}) for r in read_records(*arguments)]
+
+    monkeypatch.setattr("runner_core.cli.experiment.read_records", with_plates)
+    before = read(crossval)
+    assert main(["toy", "crossval", "--resume", "cv"]) == 0
+    found, records = read(crossval), read(crossval, "scores.json")["records"]
+    assert (found["groups"], {entry["group"] for entry in records}) == (3, {"0", "1", "2"})
+    plates = [str(int(re.findall(r"p(\d+)_", entry["record"])[0]) % 3) for entry in records]
+    wanted = mean([entry["scores"]["error"] for entry in records], plates)
+    assert (found["scores"]["error"]["low"], found["scores"]["error"]["high"]) == pytest.approx(wanted.interval())
+    assert found["scores"]["error"]["low"] != before["scores"]["error"]["low"]
+    assert found["scores"]["error"]["mean"] == pytest.approx(before["scores"]["error"]["mean"])
 
 
 def test_a_member_equals_the_same_training_by_itself(crossval: Path) -> None:

@@ -35,7 +35,7 @@ from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.splits import SPLITS, split
-from runner_core.experiments.folds import make_folds, refuse_ambiguous
+from runner_core.experiments.folds import column_of, groups_by, make_folds, refuse_ambiguous
 from runner_core.experiments.members import Runner, Words, progress, write_split
 from runner_core.experiments.result import SUMMARY_FILE, conclude
 from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member, share_of
@@ -96,11 +96,11 @@ def _train_members(folder: ExperimentFolder, started: Started[Several], *, new: 
             raise
         except RunnerError as error:
             if any(map(folder.done, folder.members)):  # what there is until now
-                conclude(folder, started.setup, print)
+                conclude(folder, started.setup, print, _groups(folder, started.setup))
             elif new and isinstance(error, BadInput) and not started.options.part:
                 _discard(folder)
             raise
-    conclude(folder, started.setup, print)
+    conclude(folder, started.setup, print, _groups(folder, started.setup))
     if started.options.json:
         show_json({"folder": folder.path, **written_result(folder.path / SUMMARY_FILE)})
     if failed:
@@ -221,6 +221,19 @@ def _records(setup: Setup) -> Sequence[AnyRecord]:
     """Return the records. A project may learn its classes from them, which pooled scores need."""
     with collect_left_out():  # each member says what its data leave out
         return read_records(setup, data_folder(setup, print), print)
+
+
+def _groups(folder: ExperimentFolder, setup: Setup) -> Mapping[str, str]:
+    """Return the groups that the folds keep together (`--group-by`, `--folds column:`), if not the records' own."""
+    column = column_of(folder.about)
+    if not column:
+        return {}
+    with collect_left_out():
+        return groups_by(read_records(setup, data_folder(setup, _silent), _silent), column)
+
+
+def _silent(text: str) -> None:
+    """Say nothing: what there is to say of the records was said when they were read first."""
 
 
 def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentFolder:

@@ -30,15 +30,18 @@ class Pooled:
     undefined: Mapping[str, int]
 
 
-def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
-    """Return the pooled scores of the members that are done. Raises BadInput for a damaged scores.json."""
+def pool(experiment: ExperimentFolder, project: Project, groups: Mapping[str, str]) -> Pooled:
+    """Return the pooled scores of the members that are done. Raises BadInput for a damaged scores.json.
+
+    `groups` names the groups of records (by key) that differ from their own, which the members' scores name.
+    """
     contents = {m.name: read_scores(experiment.run(m).path) for m in experiment.members if experiment.done(m)}
     found: dict[str, list[Mapping[str, Any]]] = {}
     for content in contents.values():
         for entry in content.get("records") or ():
             if not entry.get("trained_on"):
                 found.setdefault(entry["record"], []).append(entry)
-    rows = [_row(key, entries) for key, entries in found.items()]
+    rows = [_row(key, groups.get(key, entries[0]["group"]), entries) for key, entries in found.items()]
     rows.sort(key=lambda row: goodness(project, row))
     judging = project.judging()
     own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
@@ -62,8 +65,8 @@ def pool(experiment: ExperimentFolder, project: Project) -> Pooled:
     )
 
 
-def _row(key: str, entries: Sequence[Mapping[str, Any]]) -> Row:
+def _row(key: str, group: str, entries: Sequence[Mapping[str, Any]]) -> Row:
     """Return the row of a record: the mean of its scores over the members that scored it."""
     scores = [entry.get("scores") or {} for entry in entries]
     baselines = [entry.get("baseline") or {} for entry in entries]
-    return Row(Record(key, entries[0]["group"], {}), means(scores), means(baselines))
+    return Row(Record(key, group, {}), means(scores), means(baselines))

@@ -34,12 +34,15 @@ _KEYS = {"kind", "preset", "data", "about", "status", "done", "records", "groups
 Say = Callable[[str], None]
 
 
-def conclude(experiment: ExperimentFolder, setup: Setup, say: Say) -> Mapping[str, Any]:
+def conclude(
+    experiment: ExperimentFolder, setup: Setup, say: Say, groups: Mapping[str, str] | None = None
+) -> Mapping[str, Any]:
     """Pool the scores of the members that are done, write and say the result, and return summary.json.
 
-    While members are missing, the result is that of the others, and says so.
+    While members are missing, the result is that of the others, and says so. `groups` (by record key) replace the
+    records' own groups: intervals are for new ones of these.
     """
-    pooled = pool(experiment, setup.project)
+    pooled = pool(experiment, setup.project, groups or {})
     summary = _summary(experiment, setup, pooled)
     if pooled.scores.rows:
         write_scores(pooled.scores, experiment.path)
