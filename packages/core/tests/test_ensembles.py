@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,9 @@ import runner_core as api
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import BadInput, Combining, Record, RunConfig, View
+from runner_core.base.errors import Stopped
 from runner_core.cli import main
+from runner_core.experiments.members import Runner
 from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.tools.runs import read_run
 from runner_core.training import ensembles
@@ -192,6 +194,46 @@ def test_an_experiment_is_opened_from_python_as_a_run_is(cv: Path) -> None:
     replace(ExperimentFolder.open(cv), kind="sweep").save()
     with pytest.raises(BadInput, match="is a sweep"):
         api.open("cv")
+
+
+@pytest.mark.torch
+def test_cross_validating_and_comparing_from_python(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick: dict[str, Any] = {"epochs": 1, "train.steps_per_epoch": 2, "train.threads": 1}
+    found = api.crossval("toy", folds=2, out="cv", resume="auto", **quick)
+    assert (found.status, [run.path.name for run in found.runs]) == ("done", ["fold-1", "fold-2"])
+    again = api.crossval("toy", resume=found.path)
+    assert "2 of 2 runs done already" in capsys.readouterr().out
+    assert again.scores == found.scores
+    with pytest.raises(BadInput, match=r"--folds \(it has 2\)"):
+        api.crossval("toy", resume="cv", folds=3)
+    with pytest.raises(BadInput, match="no keyword 'fold'; did you mean 'folds'"):
+        api.crossval("toy", fold=3)
+    compared = api.compare(found.runs[0], "cv/fold-2")
+    assert compared.verdicts == []
+    assert "were not validated on the same records" in compared._repr_html_()
+    with pytest.raises(BadInput, match="two runs or more"):
+        api.compare(found)
+
+
+@pytest.mark.torch
+def test_an_interrupted_repetition_goes_on_from_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick: dict[str, Any] = {"epochs": 1, "train.steps_per_epoch": 2, "train.threads": 1}
+    train_all = Runner.train_all
+
+    def interrupted(self: Runner, members: Sequence[Member], *rest: Any) -> list[str]:
+        train_all(self, members[:1], *rest)
+        raise Stopped(2, "interrupted")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Runner, "train_all", interrupted)
+        found = api.repeat("toy", seeds=2, out="seeds", **quick)
+    assert (found.status, len(found.runs)) == ("unfinished", 1)
+    found = api.repeat("toy", resume=found.path)
+    assert found.status == "done"
+    compared = api.compare(*found.runs, out="compared")
+    assert (compared.folder, {row["run"] for row in compared.verdicts}) == (Path("compared"), {"run 2"})
+    assert compared.report.is_file()
+    assert compared.verdicts[0]["text"] in repr(compared)
 
 
 @pytest.mark.torch

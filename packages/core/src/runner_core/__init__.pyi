@@ -7,10 +7,14 @@ from runner_core.api.calls import train as train
 from runner_core.api.experiment import Experiment as Experiment
 from runner_core.api.prediction import Prediction as Prediction
 from runner_core.api.results import Choices as Choices
+from runner_core.api.results import Comparison as Comparison
 from runner_core.api.results import DataCheck as DataCheck
 from runner_core.api.results import Rows as Rows
 from runner_core.api.results import Scores as Scores
 from runner_core.api.run import Run as Run
+from runner_core.api.several import compare as compare
+from runner_core.api.several import crossval as crossval
+from runner_core.api.several import repeat as repeat
 from runner_core.base.errors import BadInput as BadInput
 from runner_core.base.errors import DataErrors as DataErrors
 from runner_core.base.errors import OutOfSpace as OutOfSpace

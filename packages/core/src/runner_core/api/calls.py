@@ -78,7 +78,7 @@ def train(
                 return _train_together(started)
             train_with(started, list)
         except Stopped as stopped:
-            if stopped.exit_code != _INTERRUPTED:  # SIGTERM: the program is to end
+            if stopped.exit_code != INTERRUPTED:  # SIGTERM: the program is to end
                 raise
             print(stopped)
         except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def train(
     return Run(started.run.path)
 
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
 
 
 def _train_together(started: Started[Any]) -> Run:
@@ -110,7 +110,7 @@ def _train_together(started: Started[Any]) -> Run:
         for name in ("extension", "no_extension"):
             words += [word for value in getattr(options, name) for word in (f"--{name.replace('_', '-')}", value)]
         code = train_with(started, lambda: words)
-    if code not in (0, _INTERRUPTED):
+    if code not in (0, INTERRUPTED):
         kinds = {BadInput.exit_code: BadInput, Unhealthy.exit_code: Unhealthy}
         raise kinds.get(code, RunnerError)(
             f"the training of {setup.name} ended with code {code}; see its message above"

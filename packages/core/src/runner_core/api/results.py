@@ -1,4 +1,4 @@
-"""Results as Python values that a notebook shows as tables: `Rows`, `Pictures`, `Scores`, `DataCheck`."""
+"""Results as Python values that a notebook shows as tables: `Rows`, `Pictures`, `Scores`, `Comparison`, `DataCheck`."""
 
 from __future__ import annotations
 
@@ -129,6 +129,37 @@ class Choices:
 
     def _repr_html_(self) -> str:
         return fragment([Note(self.summary["text"]), *map(Note, self.summary["notes"])])
+
+
+class Comparison:
+    """What `compare` found: a verdict for each run and score, the headline score first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.summary: dict[str, Any] = read_json(folder / "compare.json", dict, "compare the runs again") or {}
+        """The content of compare.json."""
+        self.report = folder / "report.html"
+
+    @property
+    def verdicts(self) -> Rows:
+        """One row for each run and score: better, worse or cannot tell, the difference, its interval and p.
+
+        Empty if the runs cannot be compared; then `summary["notes"]` says why.
+        """
+        return Rows(self.summary["verdicts"])
+
+    def __repr__(self) -> str:
+        return f"<comparison in {self.folder}: {' '.join(self._headline()) or 'no verdict'}>"
+
+    def _headline(self) -> list[str]:
+        rows = self.verdicts
+        return [row["text"] for row in rows if row["score"] == rows[0]["score"]]
+
+    def _repr_html_(self) -> str:
+        shown = ("run", "score", "verdict", "difference", "low", "high")
+        found = Rows({name: row[name] for name in shown} for row in self.verdicts)
+        notes = map(Note, [*self.summary["remarks"], *self.summary["notes"]])
+        return fragment([*map(Note, self._headline()), *([found.table()] if found else []), *notes])
 
 
 class DataCheck:

@@ -43,20 +43,26 @@ def compare(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result on stdout as JSON, the rest on stderr")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     options = parser.parse_args(list(arguments))
-    runs = read_runs(options.runs)
+    folder = compare_with(options.runs, options.out)
+    if options.json:
+        show_json({"folder": folder, **written_result(folder / FACTS)})
+    return 0
+
+
+def compare_with(named: Sequence[Path], out: Path | None) -> Path:
+    """Compare runs, print and write the result, and return its folder."""
+    runs = read_runs(named)
     found, remarks = tables(runs), notes(runs)
     judged, about = verdicts(runs)
     answer = list(blocks(judged, about))
-    with claimed(runs[0].project, "compare", options.out) as folder:  # refuse the folder before anything is printed
+    with claimed(runs[0].project, "compare", out) as folder:  # refuse the folder before anything is printed
         for line in _lines(runs, answer, found, remarks):
             print(line)
         judgement = {"verdicts": [facts(verdict) for verdict in judged], "remarks": about}
         replace_json(folder / FACTS, _facts(runs, found, remarks) | judgement)
         replace_text(folder / "report.html", render(runs, answer, found, remarks))
         print(f"\ncurves: {folder / 'report.html'}")
-        if options.json:
-            show_json({"folder": folder, **written_result(folder / FACTS)})
-    return 0
+    return folder
 
 
 def _lines(

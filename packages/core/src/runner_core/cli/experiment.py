@@ -7,10 +7,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
@@ -18,16 +18,17 @@ from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
 from runner_core.cli.json_output import show_json, written_result
+from runner_core.cli.keywords import Keywords
 from runner_core.cli.options import (
     LATEST,
     CrossvalOptions,
     ExperimentOptions,
     FolderOptions,
+    Peek,
     RepeatOptions,
     TrainOptions,
-    peek,
 )
-from runner_core.cli.start import Started, start_new
+from runner_core.cli.start import Arguments, Started, seen_flags, start_new
 from runner_core.cli.train import train_with
 from runner_core.contract import Json
 from runner_core.contract.records import AnyRecord
@@ -48,7 +49,6 @@ AUTO = "auto"
 _PLUGINS = ("extension", "no_extension")
 _FOLDS, _SEEDS = "5", 5
 Kind = TypeVar("Kind", bound=FolderOptions)
-Several = TypeVar("Several", bound=ExperimentOptions)
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,32 @@ Planner = Callable[[Started[Kind], Sequence[AnyRecord]], Plan]
 
 
 def crossval(name: str, arguments: Sequence[str]) -> int:
-    return _run(name, "crossval", CrossvalOptions, arguments, _folds)
+    experiment_with(name, "crossval", arguments)
+    return 0
 
 
 def repeat(name: str, arguments: Sequence[str]) -> int:
-    return _run(name, "repeat", RepeatOptions, arguments, _seeds)
+    experiment_with(name, "repeat", arguments)
+    return 0
 
 
-def _run(name: str, kind: str, options: type[Several], arguments: Sequence[str], plan: Planner[Several]) -> int:
-    """Start or continue an experiment, train its members, and pool their scores."""
+def experiment_with(
+    name: str, kind: str, arguments: Arguments, begun: Callable[[ExperimentFolder], None] = lambda folder: None
+) -> None:
+    """Start or continue an experiment, train its members, and pool their scores; `begun` gets its folder.
+
+    Raises Unhealthy, after all that, if a member did not end well.
+    """
+    options, plan = _KINDS[kind]
     started, folder = start(name, kind, options, arguments)
     share_of(started.options.part)  # refuses another form
     with claimed(started, folder, kind, plan, started.options.part) as found:
-        return _train_members(found, started, new=folder is None)
+        begun(found)
+        _train_members(found, started, new=folder is None)
 
 
-def _train_members(folder: ExperimentFolder, started: Started[Several], *, new: bool) -> int:
-    """Train the members that are not done, pool the scores of all, and return the exit code."""
+def _train_members(folder: ExperimentFolder, started: Started[ExperimentOptions], *, new: bool) -> None:
+    """Train the members that are not done, and pool the scores of all."""
     own = folder.members[share_of(started.options.part)]
     left = [member for member in own if not folder.done(member)]
     if len(left) < len(own):
@@ -105,7 +114,6 @@ def _train_members(folder: ExperimentFolder, started: Started[Several], *, new: 
         show_json({"folder": folder.path, **written_result(folder.path / SUMMARY_FILE)})
     if failed:
         raise Unhealthy(f"{counted(len(failed), 'run')} did not end well:\n" + "\n".join(failed))
-    return 0
 
 
 @contextmanager
@@ -152,30 +160,30 @@ def _train(name: str, words: Words) -> int:
 
 
 def start(
-    name: str, kind: str, options: type[Kind], arguments: Sequence[str]
+    name: str, kind: str, options: type[Kind], arguments: Arguments
 ) -> tuple[Started[Kind], ExperimentFolder | None]:
-    """Parse the command line; return the experiment to continue too, or None for a new one."""
-    seen = peek(arguments)
-    words, folder = _without_resume(seen.arguments), None
+    """Parse the command, a line or keywords; return the experiment to continue too, or None for a new one."""
+    seen, folder = seen_flags(arguments), None
     if seen.resume == AUTO and seen.out is None and not seen.help:
         raise BadInput(f"--resume auto needs the folder: {runner()} {name} {kind} --resume auto --out DIR …")
     if seen.resume == AUTO:
         folder = ExperimentFolder.open(seen.out) if seen.out and ExperimentFolder.at(seen.out) else None
     elif seen.resume is not None:
         folder = _latest(name, kind) if seen.resume == LATEST else ExperimentFolder.open(Path(seen.resume))
+    added: dict[str, Any] = {}
     if folder is not None:
         kept, typed = [folder.about.get(name, []) for name in _PLUGINS], [[*seen.extension], [*seen.no_extension]]
         if any(typed) and typed != kept:
             raise BadInput(f"{folder.path} was started with other extensions ({kept[0]}, without {kept[1]})")
         if not any(typed):
-            words = [*words, *_plugin_words(*kept)]
+            added |= dict(zip(_PLUGINS, map(tuple, kept), strict=True))
         if (folder.project, folder.kind) != (name, kind):
             raise BadInput(
                 f"{folder.path} is of `runner {folder.project} {folder.kind}`, not of `runner {name} {kind}`"
             )
         if seen.config is None and seen.preset is None:
-            words = ["--config", str(folder.settings_file), *words]
-    started = start_new(name, kind, options, words)
+            added["config"] = folder.settings_file
+    started = start_new(name, kind, options, _without_resume(arguments, seen, added))
     for flag in ("seeds", "at_once", "trials"):
         number = getattr(started.options, flag, None)
         if number is not None and number < 1:
@@ -183,12 +191,17 @@ def start(
     return started, folder
 
 
-def _without_resume(words: Sequence[str]) -> list[str]:
-    kept = [word for word in words if not word.startswith("--resume=")]
+def _without_resume(arguments: Arguments, seen: Peek, added: Mapping[str, Any]) -> Arguments:
+    """Return the command with `added` (plugins and config) in place of resume, which names an experiment here."""
+    if isinstance(arguments, Keywords):
+        changes: dict[str, Any] = {"resume": None, **added}
+        return replace(arguments, options=replace(arguments.options, **changes))
+    kept = [word for word in seen.arguments if not word.startswith("--resume=")]
     if "--resume" in kept:
         place = kept.index("--resume")
         del kept[place : place + 2]
-    return kept
+    kept += _plugin_words(*(added.get(name, ()) for name in _PLUGINS))
+    return ["--config", str(added["config"]), *kept] if "config" in added else kept
 
 
 def _latest(name: str, kind: str) -> ExperimentFolder:
@@ -349,3 +362,13 @@ def _seeds(started: Started[RepeatOptions], records: Sequence[AnyRecord]) -> Pla
         for seed in range(config.train.seed, config.train.seed + seeds)
     ]
     return Plan(members, {"split.yaml": splits}, {"seeds": seeds})
+
+
+_KINDS: Mapping[str, tuple[type[ExperimentOptions], Planner[Any]]] = {
+    "crossval": (CrossvalOptions, _folds),
+    "repeat": (RepeatOptions, _seeds),
+}
+
+
+def options_of(kind: str) -> type[ExperimentOptions]:
+    return _KINDS[kind][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -18,6 +19,7 @@ from runner_core.base.writing import lock, locked, make_folder, replace_json, re
 
 RUNS = Path("runs")
 _LOCK = ".lock"
+"""Runs and tools use one name, so that they keep each other out."""
 _LEFTOVER = re.compile(r"\.(\d+\.\w+\.(yaml|jsonl|json|html|csv)|streaming\.json\.\w{8})")
 """Names of half-written files, from `whole_file` and `write_once`."""
 
@@ -241,9 +243,6 @@ def _unwritable(path: Path, error: OSError) -> BadInput:
     return BadInput(f"{path} cannot be written: {error.strerror or error}; name another run folder with --run-dir")
 
 
-"""A run's folder uses the same name, so that a tool and a run keep each other out."""
-
-
 @contextmanager
 def claimed(project: str, tool: str, out: Path | None) -> Iterator[Path]:
     """Yield a folder in which no other process writes meanwhile.
@@ -300,21 +299,34 @@ def _make(project: str, tool: str, out: Path | None) -> tuple[Path, list[Path]]:
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises BadInput if another process holds it; a killed process holds nothing."""
     place = path / _LOCK
+    while True:
+        try:
+            file = place.open("ab")
+        except OSError as error:
+            raise _tool_unwritable(path, error) from error
+        with file:
+            try:
+                lock(file.fileno(), wait=False)
+            except BlockingIOError:
+                raise BadInput(
+                    f"{path}: another runner is writing into this folder; name another one with --out"
+                ) from None
+            except OSError:  # a network file system may have no locks
+                pass
+            if not _is_at(file.fileno(), place):  # its last holder removed it after it was opened here
+                continue
+            try:
+                yield
+                return
+            finally:
+                place.unlink(missing_ok=True)
+
+
+def _is_at(descriptor: int, place: Path) -> bool:
     try:
-        file = place.open("ab")
-    except OSError as error:
-        raise _tool_unwritable(path, error) from error
-    with file:
-        try:
-            lock(file.fileno(), wait=False)
-        except BlockingIOError:
-            raise BadInput(f"{path}: another runner is writing into this folder; name another one with --out") from None
-        except OSError:  # a network file system may have no locks
-            pass
-        try:
-            yield
-        finally:
-            place.unlink(missing_ok=True)
+        return os.path.samestat(os.fstat(descriptor), place.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _refuse_full(path: Path) -> None:
