@@ -77,7 +77,7 @@ def left_out(records: Sequence[Record], data: SpectraConfig) -> Iterator[Finding
     for record in records:
         path = record.files["core"]
         try:
-            core = read_core(path, record.files.get("labels"))
+            core = read_core(path, record.files.get("labels"), data.units)
             plan(core.wavenumbers, data, str(path))
         except BadInput as error:
             yield _warning("decode", f"a core without labels cannot be read: {error}")
@@ -103,8 +103,9 @@ def _spectra(name: str, core: Core, tissue: Array) -> Iterator[Finding]:
     flat = high - low < FLAT
     clipped = ~flat & ((pixels == high[:, None]).sum(1) >= CLIPPED)
     reach = f"outside {ABSORBANCE[0]:g} to {ABSORBANCE[1]:g} (from {low.min():.3g} to {high.max():.3g})"
+    question = "is it transmittance? See data.units"
     faults = {
-        "range": ((low < ABSORBANCE[0]) | (high > ABSORBANCE[1]), f"absorbances {reach}; is it transmittance?"),
+        "range": ((low < ABSORBANCE[0]) | (high > ABSORBANCE[1]), f"absorbances {reach}; {question}"),
         "flat": (flat, "a flat spectrum; dead detector pixels?"),
         "saturated": (clipped, f"the same highest value at {CLIPPED} wavenumbers or more; saturated?"),
     }

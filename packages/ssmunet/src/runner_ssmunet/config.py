@@ -23,6 +23,9 @@ class SpectraConfig(PairsConfig):
     label is left out, and unannotated pixels are learned as a class of their own (a health rule objects)."""
     group_by: Literal["patient", "slide", "core"] = "patient"
     """Records of one patient, slide or core always stay in one split. A core whose meta does not name it is refused."""
+    units: Literal["auto", "absorbance", "transmittance", "percent"] = "auto"
+    """Units of the files' spectra; transmittance (0 to 1) and percent (%T) become absorbance, 4 at most. auto: what the
+    file says, else absorbance."""
     low: float = 900.0
     """Lowest wavenumber kept (cm⁻¹)."""
     high: float = 1800.0

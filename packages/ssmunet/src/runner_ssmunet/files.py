@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from runner_core import (
@@ -27,7 +27,7 @@ from runner_core import (
 from runner_ssmunet import readers
 from runner_ssmunet.classes import Classes
 from runner_ssmunet.labels import LABELS
-from runner_ssmunet.readers import Core, Outline
+from runner_ssmunet.readers import Core, Outline, Units
 from runner_ssmunet.readers.sidecars import stem
 
 __all__ = [
@@ -134,12 +134,12 @@ def write_arrays(arrays: Mapping[str, Array], own: Array, folder: Path) -> Path:
     return path
 
 
-def read_core(path: Path, labels: Path | None = None) -> Core:
+def read_core(path: Path, labels: Path | None = None, units: str = "auto") -> Core:
     """Return the core of a file, with mask and meta from beside it, and labels from there or from `labels`.
 
-    Raises BadInput naming the file and the fault.
+    `units` is `data.units`. Raises BadInput naming the file and the fault.
     """
-    return readers.read(path, labels)
+    return readers.read(path, labels, None if units == "auto" else cast("Units", units))
 
 
 def read_outline(path: Path, labels: Path | None = None) -> Outline:

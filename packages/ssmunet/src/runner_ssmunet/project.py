@@ -78,7 +78,7 @@ class SSMUNet(Project):
         crop="foreground",
         labels=files.LABEL_ROLES,
         # any implementation of `model.scan` runs any trained network: it depends on the machine
-        settings=("data.manifest", "data.pattern", "model.scan"),
+        settings=("data.manifest", "data.pattern", "data.units", "model.scan"),
         pairs=PairFiles(readers.could_be, readers.sidecars.stem, labelled=False),
     )
     config: SSMConfig
@@ -170,7 +170,7 @@ class SSMUNet(Project):
     def decode(self, record: Record) -> Decoded:
         """Return spectra (H, W, C) as the file has them, tissue (the cropper's guide) and labels."""
         path, data = record.files["core"], self.config.data
-        core = files.read_core(path, record.files.get("labels"))
+        core = files.read_core(path, record.files.get("labels"), data.units)
         kept = preprocess.usable_axis(core.wavenumbers, data, str(path)).wavenumbers
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
         arrays: Arrays = {"spectra": core.spectra, "tissue": tissue.astype(np.uint8)}
@@ -208,6 +208,8 @@ class SSMUNet(Project):
         data = self.config.data
         settings = {name: getattr(data, name) for name in (*preprocess.SETTINGS, "ignore")}
         settings["classes"] = self.classes.names
+        if data.units != "auto":
+            settings["units"] = data.units
         if self.config.preprocess.steps:
             settings["preprocess"] = dict(self.pipeline.key)
         return settings | ({} if self.frozen is None else {"features": self.frozen.digest})
@@ -464,13 +466,13 @@ class SSMUNet(Project):
         from runner_ssmunet.figures import figure
         from runner_ssmunet.filters import NAMED_BANDS
 
-        core = files.read_core(record.files["core"])
+        core = files.read_core(record.files["core"], units=self.config.data.units)
         wavenumbers = self.statistics["wavenumbers"]
         return figure(core, prediction, self._truth(record), self.classes, wavenumbers, NAMED_BANDS)
 
     def _check(self, record: Record) -> Iterator[Finding]:
         path, data = record.files["core"], self.config.data
-        core = files.read_core(path, record.files.get("labels"))
+        core = files.read_core(path, record.files.get("labels"), data.units)
         preprocess.usable_axis(core.wavenumbers, data, str(path))
         tissue = preprocess.tissue_mask(core, data.tissue, str(path))
         return checks.findings(core, tissue, path, data, self.classes)

@@ -1,4 +1,4 @@
-"""Readers of one core, by file format: npz, ENVI, Agilent, MATLAB, OPUS.
+"""Readers of one core, by file format: npz, ENVI, Agilent, MATLAB, OPUS, PerkinElmer, Photothermal.
 
 Each module has `read(path, spectra=True) -> Raw`, `meta(path)` (the core's ids, with as little reading as possible) and
 `parts(path)` (the files of the core, the one to read first). The libraries behind them are imported when a file is
@@ -16,16 +16,16 @@ from types import ModuleType
 import numpy as np
 from runner_core import BadInput, Json
 
-from runner_ssmunet.readers import agilent, envi, matlab, npz, opus
+from runner_ssmunet.readers import agilent, envi, matlab, npz, omnic, opus, perkinelmer, ptir
 from runner_ssmunet.readers import base as _base
-from runner_ssmunet.readers.base import Array, Core, Outline
+from runner_ssmunet.readers.base import Array, Core, Outline, Units
 from runner_ssmunet.readers.sidecars import MAPS, beside, completed, is_beside, read_map, read_meta
 
-__all__ = ["Core", "Outline", "class_names", "files", "is_core", "labels", "meta", "read", "read_outline"]
+__all__ = ["Core", "Outline", "Units", "class_names", "files", "is_core", "labels", "meta", "read", "read_outline"]
 
 FORMATS = (
-    "core_*.npz, ENVI (.hdr with its data file), Agilent (.dmt of a mosaic, .dat with .bsp of a tile), MATLAB (.mat), "
-    "OPUS (.0, .1, …)"
+    "core_*.npz, ENVI (.hdr with its data file), Agilent (.dmt of a mosaic, .dat with .bsp of a tile), MATLAB and "
+    "Spero (.mat), OPUS (.0, .1, …), PerkinElmer (.fsm), Photothermal (.ptir)"
 )
 
 
@@ -38,12 +38,13 @@ def _quietly() -> Iterator[None]:
 
 
 @_quietly()
-def read(path: Path, labels: Path | None = None) -> Core:
+def read(path: Path, labels: Path | None = None, units: Units | None = None) -> Core:
     """Return the core of a file, with the files beside it, and with the label file `labels` if it lies elsewhere.
 
-    Raises BadInput naming the file and what is wrong with it.
+    `units` are those of its spectra, in place of what the file says. Raises BadInput naming the file and what is
+    wrong with it.
     """
-    return _base.core(completed(reader(path).read(path), path, labels), path)
+    return _base.core(completed(reader(path).read(path), path, labels), path, units)
 
 
 @_quietly()
@@ -129,4 +130,7 @@ _READERS: dict[str, ModuleType] = {
     ".seq": agilent,
     ".drd": agilent,
     ".mat": matlab,
+    ".fsm": perkinelmer,
+    ".ptir": ptir,
+    ".map": omnic,
 }

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from runner_core import BadInput, Json, counted, refuse_special_file, shape_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Units = Literal["absorbance", "transmittance", "percent"]
+OPAQUE = 1e-4
+"""Transmittance that counts as opaque: no detector tells less from nothing. Its absorbance is 4."""
 
 DAMAGED = (
     OSError, EOFError, ValueError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError, SyntaxError,
@@ -28,7 +31,7 @@ class Raw:
     """The content of a core's files, unchecked.
 
     `spectra` is (H, W, C), or None if only the rest was read. `shape` is its (H, W, C), if the file gives it without
-    them.
+    them. `units` are those of the spectra, as the file gives them.
     """
 
     wavenumbers: Array
@@ -37,6 +40,7 @@ class Raw:
     labels: Array | None = None
     tissue: Array | None = None
     meta: dict[str, Json] = field(default_factory=dict)
+    units: Units = "absorbance"
 
 
 @dataclass(kw_only=True)
@@ -90,8 +94,11 @@ def outline(raw: Raw, path: Path) -> Outline:
     return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
 
 
-def core(raw: Raw, path: Path) -> Core:
-    """Check `raw`, and return it with spectra on the ascending axis. Raises BadInput naming `path` and the fault."""
+def core(raw: Raw, path: Path, units: Units | None = None) -> Core:
+    """Check `raw`, and return it with absorbances on the ascending axis. Raises BadInput naming `path` and the fault.
+
+    `units` are those of the spectra, in place of what the file says.
+    """
     rest = outline(raw, path)
     if raw.spectra is None:
         raise ValueError("a core needs spectra")
@@ -101,8 +108,21 @@ def core(raw: Raw, path: Path) -> Core:
         spectra = raw.spectra.astype(np.float32, copy=False)
     if np.asarray(raw.wavenumbers).ravel()[0] > rest.wavenumbers[0]:
         spectra = spectra[..., ::-1]
+    spectra = absorbance(spectra, units or raw.units)
     spectra, measured = _finite(spectra, rest.tissue, path)
     return Core(**vars(rest), spectra=spectra, measured=measured)
+
+
+def absorbance(spectra: Array, units: Units) -> Array:
+    """Return `spectra` as absorbances, −log₁₀ of the transmittance, which is taken as `OPAQUE` at least.
+
+    >>> absorbance(np.array([100.0, 10.0, -1.0]), "percent") + 0.0
+    array([0., 1., 4.])
+    """
+    if units == "absorbance":
+        return spectra
+    share = spectra * spectra.dtype.type(0.01) if units == "percent" else spectra
+    return np.asarray(-np.log10(np.maximum(share, spectra.dtype.type(OPAQUE))))
 
 
 def library(name: str, path: Path) -> Any:

@@ -69,7 +69,8 @@ def read(path: Path, spectra: bool = True) -> Raw:
     """
     image = _opened(path)
     header = _header(path)
-    raw = Raw(wavenumbers=_wavenumbers(image, header), shape=tuple(int(n) for n in image.shape))
+    shape = tuple(int(n) for n in image.shape)
+    raw = Raw(wavenumbers=_wavenumbers(image, header), shape=shape, meta=_pixel_size(image))
     if spectra:
         data = _data(image, header)
         raw.spectra = data[::-1] if _is_agilents(image) else data
@@ -80,6 +81,19 @@ def _is_agilents(image: Any) -> bool:
     """Return whether an Agilent instrument wrote the header. Its first row is the bottom one (agilent.py)."""
     described = str(image.metadata.get("description", "")).strip()
     return described == _AGILENT[0] and int(image.offset) == _AGILENT[1]
+
+
+def _pixel_size(image: Any) -> dict[str, Json]:
+    """Return the `pixel size` of the header as `pixel_um`, if it is given in µm or metres."""
+    given = image.metadata.get("pixel size")
+    words = [str(word).strip().lower() for word in given] if isinstance(given, list) else []
+    unit = next((word.partition("=")[2].strip() for word in words if word.startswith("units")), "")
+    factor = {"meters": 1e6, "um": 1.0, "micrometers": 1.0, "microns": 1.0}.get(unit)
+    try:
+        size = round(float(words[0]) * (factor or 0.0), 4) if words else 0.0
+    except ValueError:
+        return {}
+    return {"pixel_um": size} if size > 0 else {}
 
 
 def _header(path: Path) -> Path:

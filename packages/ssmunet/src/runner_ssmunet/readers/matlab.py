@@ -1,4 +1,7 @@
-"""MATLAB files with the variables of core_*.npz: X, y, wn, tissue_mask, delta_cm1, meta.
+"""MATLAB files with the variables of core_*.npz: X, y, wn, tissue_mask, delta_cm1, meta; and those of a Spero.
+
+Daylight Solutions' software writes r (pixels × wavenumbers), wn, dX and dY, the number of columns and rows. Its pixels
+go down a column first, as MATLAB's do. (The layout is that which OpenVibSpec reads.)
 
 SciPy reads v5 to v7, h5py v7.3. Links, external storage and virtual data sets of v7.3, which lead to other files, are
 refused. `meta` is a character array of JSON. Numbers are double in MATLAB: labels may be too, if they are whole.
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import BadInput, Json, did_you_mean
+from runner_core import BadInput, Json, counted, did_you_mean, shape_text
 
 from runner_ssmunet.readers.base import Array, Raw, existing, library, number, short
 from runner_ssmunet.readers.matfile import Variable, variables
@@ -21,6 +24,7 @@ from runner_ssmunet.readers.sizes import array_bytes, refuse_packed, refuse_size
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _SMALL = ("y", "wn", "tissue_mask", "delta_cm1", "meta")
+_SPERO = ("r", "wn", "dX", "dY")
 
 
 def is_core(path: Path) -> bool:
@@ -46,6 +50,8 @@ def meta(path: Path) -> dict[str, Json]:
 def read(path: Path, spectra: bool = True) -> Raw:
     """Return the core, without X unless `spectra`. Raises BadInput naming the file and the variable."""
     shapes = _shapes(path)
+    if "X" not in shapes and {*_SPERO} <= {*shapes}:
+        return _spero(path, shapes["r"], spectra)
     for key in ("X", "wn"):
         if key not in shapes:
             there = ", ".join(sorted(shapes)) or "nothing"
@@ -63,6 +69,25 @@ def read(path: Path, spectra: bool = True) -> Raw:
     raw.spectra = np.asarray(found["X"]) if spectra else None
     if "delta_cm1" in found:
         raw.meta.setdefault("delta_cm1", number(np.asarray(found["delta_cm1"]), path))
+    return raw
+
+
+def _spero(path: Path, shape: tuple[int, ...], spectra: bool) -> Raw:
+    """Return the image of a Spero."""
+    found = _variables(path, [name for name in _SPERO if spectra or name != "r"], large="r")
+    sides = [np.asarray(found[name]).ravel() for name in ("dY", "dX")]
+    wavenumbers = np.asarray(found["wn"]).ravel()
+    if any(side.size != 1 or side.dtype.kind not in "iuf" or side[0] < 1 or side[0] % 1 for side in sides):
+        raise BadInput(f"{path}: dX and dY are no numbers of pixels. Export it again.")
+    rows, columns = (int(side[0]) for side in sides)
+    if shape not in ((rows * columns, wavenumbers.size), (rows, columns, wavenumbers.size)):
+        raise BadInput(
+            f"{path}: r has shape {shape_text(shape)}, but dY × dX is {rows} × {columns}, and wn has "
+            f"{counted(wavenumbers.size, 'wavenumber')}. Export it again."
+        )
+    raw = Raw(wavenumbers=wavenumbers, shape=(rows, columns, wavenumbers.size))
+    if spectra:
+        raw.spectra = np.asarray(found["r"]).reshape(raw.shape, order="F")
     return raw
 
 
@@ -92,12 +117,12 @@ def _is_own(file: Any, name: str, h5py: Any) -> bool:
     return isinstance(file.get(name, getlink=True), h5py.HardLink)
 
 
-def _variables(path: Path, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return those of the variables that exist, in MATLAB's order of axes. X is always checked."""
+def _variables(path: Path, wanted: Sequence[str], large: str = "X") -> dict[str, Any]:
+    """Return those of the variables that exist, in MATLAB's order of axes. `large` is always checked."""
     try:
         if not _is_hdf5(path):
             for variable in variables(path):
-                if variable.name in {*wanted, "X"}:
+                if variable.name in {*wanted, large}:
                     _refuse_variable(variable, path)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # of variables that SciPy cannot read
@@ -106,7 +131,7 @@ def _variables(path: Path, wanted: Sequence[str]) -> dict[str, Any]:
         h5py = library("h5py", path)
         with h5py.File(path, "r") as file:
             there = set(file)  # the names, without following links
-            for name in there & {*wanted, "X"}:
+            for name in there & {*wanted, large}:
                 _refuse_item(file, name, path, h5py)
             # HDF5 has MATLAB's axes the other way round
             return {name: _own_order(file[name]) for name in wanted if name in there}
