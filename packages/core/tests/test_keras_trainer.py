@@ -181,6 +181,19 @@ def test_regularizers_count():
     np.testing.assert_allclose(moved, 0.05 * 0.2 * start[0], rtol=1e-3, atol=1e-6)
 
 
+def test_sgd_is_nesterovs():
+    class Default(Linear):
+        def optimizer(self, groups):
+            return None
+
+    ours = trainer(Default, train__optimizer="sgd", train__momentum=0.9, train__weight_decay=0.3)
+    optimizer = ours._learning.optimizer
+    assert isinstance(optimizer, keras.optimizers.SGD)
+    assert (optimizer.momentum, optimizer.nesterov, optimizer.weight_decay) == (0.9, True, 0.3)
+    with pytest.raises(BadInput, match=r"own optimizer: leave train\.optimizer out"):
+        trainer(Linear, train__optimizer="sgd")
+
+
 def test_a_rate_that_falls_at_the_end():
     ours = trainer(keras_toy.KerasToy, steps=10, train__schedule="wsd", train__warmup=0.4, train__learning_rate=2.0)
     seen = []

@@ -6,6 +6,7 @@ import copy
 import math
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +166,7 @@ def test_average_of_the_weights():
             torch.testing.assert_close(tensor, expected[name[4:]].float())
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "wsd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "poly", "wsd"])
 def test_schedules(schedule):
     ours = trainer(steps=10, train__schedule=schedule, train__warmup=0.4, train__learning_rate=2.0)
     seen = []
@@ -176,6 +177,7 @@ def test_schedules(schedule):
         "constant": [2.0] * 6,
         "cosine": [1 + math.cos(math.pi * i / 6) for i in range(6)],
         "linear": [2 - i / 3 for i in range(6)],
+        "poly": [2 * (1 - i / 6) ** 0.9 for i in range(6)],
         "wsd": [2.0] * 5 + [1.0],  # the last fifth: 2 steps
     }
     assert seen == pytest.approx([0.5, 1.0, 1.5, 2.0, *after[schedule]])
@@ -241,20 +243,33 @@ def test_the_log_has_the_highest_learning_rate_of_all_groups_and_the_lowest():
     assert (found["learning_rate"], found["learning_rate_lowest"]) == (1.0, 0.25)
 
 
-def test_default_optimizer_is_adamw():
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({}, torch.optim.AdamW),
+        ({"train__optimizer": "sgd", "train__momentum": 0.9}, partial(torch.optim.SGD, momentum=0.9, nesterov=True)),
+        ({"train__optimizer": "sgd", "train__momentum": 0.0}, torch.optim.SGD),
+    ],
+)
+def test_the_optimizer_is_that_of_the_setting(settings, make):
     class Default(Linear):
         def optimizer(self, groups):
             return None
 
-    ours = trainer(Default, train__weight_decay=0.3, train__learning_rate=0.01)
+    ours = trainer(Default, train__weight_decay=0.3, train__learning_rate=0.01, **settings)
     plain = copy.deepcopy(ours.network)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.3)
+    optimizer = make(plain.parameters(), lr=0.01, weight_decay=0.3)
     for step in range(5):
         batch, _ = host_batch(step)
         reference(plain, batch, optimizer)
         optimizer.step()
         ours.train_step(batch, step)
     close(ours.network, plain)
+
+
+def test_the_setting_is_refused_where_a_project_has_its_own_optimizer():
+    with pytest.raises(BadInput, match=r"own optimizer: leave train\.optimizer out"):
+        trainer(Linear, train__optimizer="sgd")
 
 
 def test_the_optimizers_hooks_and_label_are_kept():

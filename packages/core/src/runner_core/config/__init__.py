@@ -128,13 +128,18 @@ class TrainConfig:
     """Number of batches prepared in advance."""
     learning_rate: Annotated[float, MoreThan(0)] = 1e-3
     """Peak learning rate."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """adamw: Adam with decoupled weight decay. sgd: gradient descent with Nesterov's momentum, which needs a learning
+    rate about ten times as high. Not for projects with an optimizer of their own (openkbp)."""
+    momentum: Annotated[float, Within(0, 1)] = 0.99
+    """sgd: momentum; at 0 plain gradient descent."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    """Decoupled weight decay (AdamW)."""
+    """Weight decay: decoupled for adamw; for sgd in PyTorch a part of the gradient (L2), in Keras decoupled."""
     warmup: Annotated[float, Within(0, 1)] = 0.02
     """Share of the steps over which the learning rate rises linearly from 0."""
-    schedule: Literal["constant", "cosine", "linear", "wsd"] = "cosine"
-    """Shape of the learning rate's decay towards 0 after warm-up. wsd (warm-up, stable, decay): constant, then linear
-    over the last steps (`decay`). A finished wsd run can go on with more epochs, from before its decay, unless the
+    schedule: Literal["constant", "cosine", "linear", "poly", "wsd"] = "cosine"
+    """Shape of the learning rate's decay towards 0 after warm-up. poly: (remaining share of the steps)^0.9, as nnU-Net
+    has it. wsd (warm-up, stable, decay): constant, then linear over the last steps (`decay`). A finished wsd run can go on with more epochs, from before its decay, unless the
     project has a schedule of its own (dinocell)."""
     decay: Annotated[float, Within(0, 1)] = 0.2
     """wsd: share of the steps, at the end, over which the learning rate falls to 0."""

@@ -131,7 +131,7 @@ class Learning:
     optimizer: Callable[[Any], Any] | None = None
     """`optimizer(groups)` returns the optimizer over `groups`.
 
-    Without it, or if it returns None, the optimizer is AdamW with `train.learning_rate` and `train.weight_decay`."""
+    Without it, or if it returns None, it is that of `train.optimizer`."""
     schedule: Callable[[Progress], float | None] | None = None
     """`schedule(progress)` returns a factor on the learning rate.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
+from runner_core.config import TrainConfig
 from runner_core.contract import Array, Arrays, Infer, Step
 from runner_core.contract.project import Project
 from runner_core.output.pictures import is_picture
@@ -109,3 +110,9 @@ def watch(project: Project, network: Any) -> Arrays:
             f"{where}, at most {MOST:,} of them, because every validation adds them to the log; it gave {size:,}"
         )
     return {name: array.copy() for name, array in found.items()}  # copies, because weights change or are swapped
+
+
+def refuse_unused_optimizer(project: Project, config: TrainConfig) -> None:
+    """Raise BadInput if the user chose an optimizer and the project has its own."""
+    if config.optimizer != TrainConfig.optimizer:
+        raise BadInput(f"project {project.name} has its own optimizer: leave train.optimizer out")

@@ -10,6 +10,10 @@ from runner_core.contract import Progress
 from runner_core.contract.project import Project
 
 
+POWER = 0.9
+"""Exponent of schedule poly (Chen et al. 2018, 10.1109/TPAMI.2017.2699184; nnU-Net has the same)."""
+
+
 def factor(config: TrainConfig, progress: Progress) -> float:
     """Return the factor on the learning rate in the step after `progress.step` finished ones.
 
@@ -31,7 +35,9 @@ def factor(config: TrainConfig, progress: Progress) -> float:
         if progress.step < warm:
             return 1.0
     fraction = (progress.step - warm) / max(1, progress.steps - warm)
-    return 0.5 * (1 + math.cos(math.pi * fraction)) if config.schedule == "cosine" else 1 - fraction
+    if config.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * fraction))
+    return (1 - fraction) ** (POWER if config.schedule == "poly" else 1)
 
 
 def decay_begin(config: TrainConfig, steps: int) -> int:

@@ -18,7 +18,7 @@ from runner_core.data.sampling import stream_seed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.network import Average, Bound
 from runner_core.engines.memory import wrong_first_axis
-from runner_core.engines.returned import detached, refuse_no_step
+from runner_core.engines.returned import detached, refuse_no_step, refuse_unused_optimizer
 from runner_core.engines.steplog import GRADIENT_NORM
 
 
@@ -228,7 +228,7 @@ def moment_of(step: int, epoch: int, seed: int) -> np.ndarray[Any, np.dtype[np.u
 
 
 def build_optimizer(project: Project, trained: list[keras.Variable], config: TrainConfig) -> keras.optimizers.Optimizer:
-    """Return the project's optimizer, or AdamW; raise BadInput if it would do the runner's work."""
+    """Return the project's optimizer, or that of `train.optimizer`; raise BadInput if it would do the runner's work."""
     learning = project.learning()
     if learning.adjust is not None:
         raise BadInput(
@@ -236,7 +236,12 @@ def build_optimizer(project: Project, trained: list[keras.Variable], config: Tra
         )
     optimizer = None if learning.optimizer is None else learning.optimizer(trained)
     if optimizer is None:
-        return keras.optimizers.AdamW(config.learning_rate, weight_decay=config.weight_decay)
+        decay = config.weight_decay
+        if config.optimizer == "sgd":
+            momentum = config.momentum
+            return keras.optimizers.SGD(config.learning_rate, momentum, nesterov=momentum > 0, weight_decay=decay)
+        return keras.optimizers.AdamW(config.learning_rate, weight_decay=decay)
+    refuse_unused_optimizer(project, config)
     where = f"project {project.name}: its optimizer"
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise BadInput(f"{where} scales the loss: leave that to precision.mode float16")

@@ -17,7 +17,7 @@ from runner_core.contract import Metric, Progress, Step, Tensors
 from runner_core.contract.phases import BACKWARD, LOSS, unnoticed
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
-from runner_core.engines.returned import detached, refuse_no_step
+from runner_core.engines.returned import detached, refuse_no_step, refuse_unused_optimizer
 from runner_core.engines.schedule import Schedule
 from runner_core.engines.torch import precision
 from runner_core.engines.torch.checkpoint import Generators, refuse_other_dtypes, seed_generators
@@ -199,7 +199,7 @@ class Learning:
 
 
 def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the project's optimizer, or AdamW with the kernel that updates all weights at once."""
+    """Return the project's optimizer, or that of `train.optimizer` with the kernel that updates all weights at once."""
     learning = project.learning()
     groups = None if learning.parameter_groups is None else learning.parameter_groups(network)
     groups = [p for p in network.parameters() if p.requires_grad] if groups is None else list(groups)
@@ -207,8 +207,12 @@ def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -
         raise BadInput(f"project {project.name}: the network has no trainable parameters")
     optimizer = None if learning.optimizer is None else learning.optimizer(groups)
     if optimizer is not None:
+        refuse_unused_optimizer(project, config)
         return optimizer
-    return torch.optim.AdamW(groups, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+    common = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **common)
+    return torch.optim.AdamW(groups, **common)
 
 
 class LearningRate:
