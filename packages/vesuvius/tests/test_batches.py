@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from runner_core import Tensors
-from runner_vesuvius.batches import needed, on_device
+from runner_vesuvius.batches import needed, on_device, unscaled
 from runner_vesuvius.config import AugmentConfig, ScrollConfig, TermConfig, demo
 from runner_vesuvius.targets import prepare
 
@@ -149,3 +149,11 @@ def test_warped_surfaces_are_known() -> None:
     assert not (out["tube"] & ~out["known"]).any()
     assert not (out["medial"] & ~out["tube"]).any()
     assert torch.equal(out["distance"] < 0, out["surface"].bool() & (out["distance"] != 0))
+
+
+def test_each_patch_has_its_own_scale() -> None:
+    batch, _ = stored()
+    out = on_device(batch | {"scale": torch.tensor([[100.0, 40.0], [7.0, 3.0]])}, STATISTICS, settings(), None)
+    torch.testing.assert_close(out["image"][0, 0], (batch["image"][0].float() - 100) / 40)
+    torch.testing.assert_close(out["image"][1, 0], (batch["image"][1].float() - 7) / 3)
+    torch.testing.assert_close(unscaled(out, STATISTICS)[:, 0], batch["image"].float())

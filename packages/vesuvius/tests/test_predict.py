@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,26 @@ def test_a_volume_smaller_than_the_patch_is_predicted_all_the_same(project, tmp_
     write_tif(path, np.full((5, 40, 9), 200, np.uint8))
     (record,) = project.inputs(path)
     assert project.predict(cropped(project, record), bright_is_surface).mask.shape == (5, 40, 9)
+
+
+@pytest.mark.parametrize(("kind", "scroll"), [("volume", "A"), ("scroll", "A"), ("scroll", "new")])
+def test_a_volume_is_scaled_by_its_scroll_if_that_was_trained_on(project, record, kind, scroll) -> None:
+    project.config.data.normalise = kind
+    if kind == "scroll":
+        project.statistics = {"scrolls": ["A", "B"], "scroll_scales": np.array([[90.0, 7.0], [0.0, 1.0]])}
+    seen = []
+
+    def infer(arrays: Arrays) -> Arrays:
+        seen.append(arrays["scale"])
+        return bright_is_surface(arrays)
+
+    volume = tifffile.imread(record.files["image"]).astype(float)
+    found = project.predict(cropped(project, replace(record, group=scroll)), infer)
+    known = (kind, scroll) == ("scroll", "A")
+    wanted = (90, 7) if known else (volume[volume > 0].mean(), volume[volume > 0].std())
+    assert np.concatenate(seen) == pytest.approx(np.tile(wanted, (sum(map(len, seen)), 1)), rel=1e-5)
+    remarks = [finding.rule for finding in project.checks().prediction(replace(record, group=scroll), found)]
+    assert ("scale" in remarks) == (scroll == "new")
 
 
 # ------------------------------------------------------------ post-processing

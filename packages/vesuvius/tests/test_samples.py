@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def test_what_is_prepared_is_the_volume_its_targets_and_its_histogram(project, w
     assert ((arrays["target"] & TUBE > 0) <= (label == 1)).all()
     assert (label[tuple(arrays["surface"].T)] == 1).all()
     assert (label[tuple(arrays["valid"].T)] != 2).all()
-    assert arrays["histogram"].sum() == (label != 2).sum()
+    assert arrays["histogram"][:2].sum() == (label != 2).sum()
+    assert np.array_equal(arrays["histogram"].sum(0), np.bincount(image.ravel(), minlength=256))
     alone = prepared(project, Record("1", "A", {"image": record.files["image"]})).arrays
     assert set(alone) == {"image"}
 
@@ -107,3 +109,18 @@ def test_a_batch_on_the_device_is_what_the_losses_read(project, write_volumes) -
     assert torch.isfinite(made.loss)
     assert made.prediction.shape == (2, 1, 16, 16, 16)
     assert project.health().decision(made.prediction).dtype == torch.bool
+
+
+def test_normalised_by_volume_or_scroll_patches_carry_their_scale(project, write_volumes) -> None:
+    """By scroll: volumes of a trained scroll share the scale of its training volumes; others have their own."""
+    records = project.records(write_volumes({"1": "A", "2": "A", "3": "B"}))
+    store = stored(project, records)
+    volumes = [tifffile.imread(record.files["image"]).astype(float) for record in records]
+    own = [(v[v > 0].mean(), v[v > 0].std()) for v in volumes]
+    both = np.concatenate([v[v > 0] for v in volumes[:2]])
+    for kind, wanted in {"volume": own, "scroll": [(both.mean(), both.std())] * 2 + own[2:]}.items():
+        project.config.data.normalise = kind
+        project.fit(store, [0, 1])
+        arrays = filled(project.samples(store, [0, 1, 2], "train"))
+        assert arrays["scale"] == pytest.approx(np.array(wanted)[arrays["record"]], rel=1e-5)
+        pickle.loads(pickle.dumps(project.samples(store, [0, 2], "validation")))

@@ -23,7 +23,7 @@ def volumes(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def store(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Any:
-    counts = [histogram(*pair)[:2].astype(np.uint32) for pair in pairs]
+    counts = [histogram(*pair).astype(np.uint32) for pair in pairs]
     return SimpleNamespace(arrays={"histogram": SimpleNamespace(read=counts.__getitem__)})
 
 

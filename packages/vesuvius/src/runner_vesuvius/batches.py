@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from runner_core import Statistics, Tensors
 from torch import Tensor
@@ -10,6 +12,7 @@ from runner_vesuvius import augment
 from runner_vesuvius.config import LossConfig, ScrollConfig
 from runner_vesuvius.labels import IGNORE, SURFACE
 from runner_vesuvius.losses import LOSSES
+from runner_vesuvius.samples import SCALE
 from runner_vesuvius.targets import LABEL, MEDIAL, TUBE
 
 STORED = ("image", "target", "distance")
@@ -18,7 +21,7 @@ STORED = ("image", "target", "distance")
 def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng: torch.Generator | None) -> Tensors:
     """Return all of a batch as (B, 1, D, H, W), augmented if `rng` is given.
 
-    - image: float32, mean 0 and standard deviation 1 over the training volumes
+    - image: float32, mean 0 and standard deviation 1 over the training volumes, or as the batch's scale has it
     - surface (float32, 0 and 1) and known (bool, label ≠ 2), from target
     - tube, medial (bool) and distance (float32, voxels, below 0 inside the surface), each if a loss reads it
 
@@ -26,7 +29,7 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
 
     Args:
         batch: volumes (B, D, H, W) uint8.
-        statistics: mean and std of the grey values.
+        statistics: mean and std of the grey values, for a batch without scale.
         config: the run's settings.
         rng: random numbers for augmentation.
     """
@@ -38,7 +41,8 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     host = None if rng is None else augment.on_host(rng)
     if host is not None:
         volumes = augment.turned(volumes, config.augment, host)
-    volumes["image"] = volumes["image"].float().sub_(statistics["mean"]).div_(statistics["std"])
+    mean, std = _scale(batch, statistics)
+    volumes["image"] = volumes["image"].float().sub_(mean).div_(std)
     if "distance" in volumes:
         volumes["distance"] = signed(volumes["distance"], volumes["target"])
     if host is not None and rng is not None:
@@ -47,6 +51,20 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     if (target := volumes.pop("target", None)) is not None:
         out |= decoded(target, wanted)
     return out | volumes
+
+
+def unscaled(batch: Tensors, statistics: Statistics) -> Tensor:
+    """Return the grey values of the images of a batch that `on_device` returned."""
+    mean, std = _scale(batch, statistics)
+    return batch["image"] * std + mean
+
+
+def _scale(batch: Tensors, statistics: Statistics) -> tuple[Any, Any]:
+    """Return mean and standard deviation for a batch's images: one for all, or one for each, (B, 1, 1, 1, 1)."""
+    if SCALE not in batch:
+        return statistics["mean"], statistics["std"]
+    mean, std = batch[SCALE].view(-1, 2, 1, 1, 1, 1).unbind(1)
+    return mean, std
 
 
 def needed(config: LossConfig) -> set[str]:

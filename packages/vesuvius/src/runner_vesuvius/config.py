@@ -22,6 +22,10 @@ class ScrollDataConfig(PairsConfig):
     """Patches of each validation volume, at places that never change."""
     surface_share: Annotated[float, Within(0, 1)] = 0.67
     """Share of the patches around a surface voxel; the others are around any labelled voxel."""
+    normalise: Literal["set", "scroll", "volume"] = "set"
+    """Voxels whose intensities are scaled to mean 0 and standard deviation 1. set: the annotated voxels of all training
+    volumes. scroll: all voxels of the scroll's training volumes; a scroll that was not trained on is scaled volume by
+    volume. volume: all voxels of each volume. In the last two, voxels of value 0 do not count: nothing was scanned."""
     tube: Annotated[int, Within(0, 16)] = 0
     """Voxels by which the medial surface is widened to the tube, the target of skeleton recall. 0 keeps the medial
     surface itself. 1 covers nearly the whole of a sheet of 2 to 3 voxels, and skeleton recall then is plain recall."""

@@ -22,6 +22,13 @@ def export(network: Any, folder: Path, config: ScrollConfig, statistics: Statist
     return export_standalone(network, folder, _description(config, statistics), source)
 
 
+_SCALES = {
+    "set": "those below",
+    "scroll": "of the voxels above 0 of the scroll",
+    "volume": "of the voxels above 0 of the volume",
+}
+
+
 def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]:
     return {
         "project": "vesuvius",
@@ -29,7 +36,7 @@ def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]
         "network": {"class": "network.SurfaceUNet", **asdict(config.model)},
         "input": {
             "axes": "batch, 1, z, y, x",
-            "intensity": "(uint8 value - mean) / std, as float32",
+            "intensity": f"(uint8 value - mean) / std, as float32; mean and std: {_SCALES[config.data.normalise]}",
             "mean": statistics["mean"],
             "std": statistics["std"],
             "patch": list(config.data.patch),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from runner_core import (
     Cropped,
     DataSet,
     Decoded,
+    Finding,
     Health,
     Infer,
     Json,
@@ -49,6 +50,7 @@ from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 from runner_vesuvius.optimisations import OPTIMISATIONS
 from runner_vesuvius.outputs import Detected
+from runner_vesuvius.samples import ScaledPatches
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Vesuvius(Project):
     monitor = ("proxy", "max")
     directions = dict.fromkeys(("euler",), "max")
     dataset = DataSet(
+        prepare_version=2,
         labels=("label",),
         settings=("data.manifest", "data.pattern"),
         pairs=PairFiles(files.is_volume, files.stem),
@@ -79,6 +82,7 @@ class Vesuvius(Project):
     def __init__(self, config: ScrollConfig) -> None:
         super().__init__(config)
         self._predicted: list[str] = []
+        self._scrolls: dict[str, str] = {}
 
     @property
     def _cut(self) -> float:
@@ -89,7 +93,9 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ data: files → prepared arrays
 
     def records(self, root: Path) -> Sequence[Record]:
-        return files.find_records(root, self.config.data)
+        found = files.find_records(root, self.config.data)
+        self._scrolls = {record.key: record.group for record in found}
+        return found
 
     def inputs(self, path: Path) -> Sequence[Record]:
         found = files.find_inputs(path, self.config.data)
@@ -121,7 +127,7 @@ class Vesuvius(Project):
         return Decoded(arrays, (1.0, 1.0, 1.0), "image")
 
     def prepare(self, decoded: Decoded) -> Arrays:
-        """Return image, the targets of `targets.prepare`, and histogram (2, 256) uint32.
+        """Return image, the targets of `targets.prepare`, and histogram (3, 256) uint32.
 
         The targets are target and distance (D, H, W) uint8, surface and valid (n, 3) int32. A record without labels has
         the image only.
@@ -130,13 +136,15 @@ class Vesuvius(Project):
         if label is None:
             return {"image": image}
         prepared = targets.prepare(label, self.config.data.tube)
-        return {"image": image, **prepared, "histogram": checks.histogram(image, label)[:2].astype(np.uint32)}
+        return {"image": image, **prepared, "histogram": checks.histogram(image, label).astype(np.uint32)}
 
     def prepare_settings(self) -> Mapping[str, Json]:
         return {"tube": self.config.data.tube}
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        return statistics.fit(store, training)
+        scrolls = self._scrolls if self.config.data.normalise == "scroll" else None
+        self.statistics = statistics.fit(store, training, scrolls)  # `samples` reads the scrolls' scales
+        return self.statistics
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
@@ -149,7 +157,15 @@ class Vesuvius(Project):
         count = data.patches if split == "train" else data.validation_patches
         around = {"surface": data.surface_share, "valid": 1 - data.surface_share}
         fields = ("image", "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
-        return PatchSamples(store, fields, data.patch, records, count, around=around)
+        if data.normalise == "set":
+            return PatchSamples(store, fields, data.patch, records, count, around=around)
+        counts = store.arrays["histogram"]
+        scales = {n: self._scale(store.keys[n], counts.read(n).astype(np.int64).sum(0)) for n in records}
+        return ScaledPatches(store, fields, data.patch, records, count, around=around, scales=scales)
+
+    def _scale(self, key: str, counts: Array, scroll: str = "") -> Array:
+        """Return mean and standard deviation (2,) for a volume; `counts` are its voxels by intensity."""
+        return statistics.scale_of(counts, scroll or self._scrolls.get(key, key), self.statistics)
 
     def _refuse_small(self, store: Store, records: Sequence[int]) -> None:
         patch = self.config.data.patch
@@ -229,9 +245,12 @@ class Vesuvius(Project):
 
     def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
         """Predict windows over the volume: the surface's probability (1, D, H, W) uint8, as 4 bytes need too much."""
-        from runner_vesuvius.whole import predict
+        from runner_vesuvius.whole import predict, scaled
 
-        return {"surface": predict(cropped.prepared["image"], infer, *self._windows)[None]}
+        image = cropped.prepared["image"]
+        if self.config.data.normalise != "set":
+            infer = scaled(infer, self._scale(cropped.record.key, statistics.intensities(image), cropped.record.group))
+        return {"surface": predict(image, infer, *self._windows)[None]}
 
     def _calls(self, record: Record) -> int:
         from runner_vesuvius.whole import calls
@@ -314,10 +333,11 @@ class Vesuvius(Project):
         )
 
     def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
+        from runner_vesuvius.batches import unscaled
         from runner_vesuvius.figures import figure
 
         found = (model(batch["image"])[0].float() > self._cut).cpu().numpy()
-        grey = batch["image"].cpu().numpy() * self.statistics["std"] + self.statistics["mean"]
+        grey = unscaled(batch, self.statistics).cpu().numpy()
         surface, known = (batch[name].cpu().numpy() > 0 for name in ("surface", "known"))
         truth = np.where(known, np.where(surface, SURFACE, BACKGROUND), IGNORE)
         images = grey.round().clip(0, 255).astype(np.uint8)
@@ -341,11 +361,18 @@ class Vesuvius(Project):
         return Checks(
             record=partial(checks.findings, patch=self.config.data.patch),
             records=checks.set_findings,
-            prediction=lambda record, prediction: [*checks.remarks(record), *outputs.remarks(prediction)],
+            prediction=self._remarks,
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,
             grid=lambda file: list(volumes.outline(file)[0]),
         )
+
+    def _remarks(self, record: Record, prediction: Detected) -> Iterator[Finding]:
+        yield from checks.remarks(record)
+        yield from outputs.remarks(prediction)
+        if self.config.data.normalise == "scroll" and record.group not in self.statistics["scrolls"]:
+            text = f"no volume of scroll {record.group} was trained on: it is normalised by its own voxels"
+            yield Finding("scale", "note", text)
 
     def judging(self) -> Judging:
         return Judging(shown=scores.SHOWN, collect=self._zip if self.predict_options.zip else None)

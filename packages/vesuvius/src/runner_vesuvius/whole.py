@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from runner_core import Array, Infer
 
+from runner_vesuvius.samples import SCALE
+
 SIGMA = 1 / 8
 """Width of the Gaussian that weights a window, as a share of its side (nnU-Net, Isensee et al. 2021)."""
 _UP = 0.501
@@ -40,6 +42,11 @@ def predict(image: Any, infer: Infer, patch: Sequence[int], overlap: float, batc
                 planes.add(place, answer)
         planes.finish(following)
     return planes.out
+
+
+def scaled(infer: Infer, scale: Array) -> Infer:
+    """Return `infer` for windows of a volume whose intensities have this `scale` (2,)."""
+    return lambda arrays: infer({**arrays, SCALE: np.tile(scale, (len(arrays["image"]), 1))})
 
 
 def calls(shape: Sequence[int], patch: Sequence[int], overlap: float, batch: int) -> int:
