@@ -9,7 +9,6 @@ from runner_core.config import TrainConfig
 from runner_core.contract import Progress
 from runner_core.contract.project import Project
 
-
 POWER = 0.9
 """Exponent of schedule poly (Chen et al. 2018, 10.1109/TPAMI.2017.2699184; nnU-Net has the same)."""
 
