@@ -138,8 +138,8 @@ class TrainConfig:
     warmup: Annotated[float, Within(0, 1)] = 0.02
     """Share of the steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "cosine", "linear", "poly", "wsd"] = "cosine"
-    """Shape of the learning rate's decay towards 0 after warm-up. poly: the remaining share of the steps to the power of
-    0.9, as in nnU-Net. wsd (warm-up, stable, decay): constant, then linear over the last steps (`decay`). A finished
+    """Shape of the learning rate's decay towards 0 after warm-up. poly: nnU-Net's, the remaining share of the steps
+    to the power of 0.9. wsd (warm-up, stable, decay): constant, then linear over the last steps (`decay`). A finished
     wsd run can go on with more epochs, from before its decay, unless the project has a schedule of its own
     (dinocell)."""
     decay: Annotated[float, Within(0, 1)] = 0.2
