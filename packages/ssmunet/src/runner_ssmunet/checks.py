@@ -43,6 +43,7 @@ def findings(core: Core, tissue: Array, path: Path, data: SpectraConfig, classes
     if not TISSUE[0] <= share <= TISSUE[1]:
         yield _warning("tissue", f"{name}: {share:.1%} of the pixels are tissue; is the mask right?")
     yield from _spectra(name, core, tissue)
+    yield from (Finding("annotation", level, f"{name}: {remark}.") for level, remark in core.label_remarks)
     if core.labels is not None:
         labels = stored_labels(core, path, classes, data.ignore, needed=False)
         yield from _labels(name, labels, tissue, classes.names, data.ignore)
@@ -66,6 +67,7 @@ def set_findings(records: Sequence[Record], data: SpectraConfig, classes: Classe
     yield from _axes(axes)
     yield _names(classes)
     yield from _classes(labelled, classes.names)
+    yield from _shares(labelled, classes.names)
     yield from _single(labelled, data, classes.names)
 
 
@@ -176,6 +178,21 @@ def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -
     if alone and len(classes) > 1:
         shown = ", ".join(alone[:5]) + (", …" if len(alone) > 5 else "")
         yield _warning("groups", f"{counted(len(alone), 'group')} with annotated pixels of one class only: {shown}.")
+
+
+def _shares(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -> Iterator[Finding]:
+    """Yield for each group how much of it is annotated, and the share of each class in that."""
+    groups: dict[str, list[Array]] = {}
+    for record, labels in labelled:
+        groups.setdefault(record.group, []).append(labels)
+    for group, own in sorted(groups.items()):
+        counts = np.sum([np.bincount(labels.ravel(), minlength=len(classes) + 1) for labels in own], axis=0)
+        annotated = int(counts[1:].sum())
+        if annotated:
+            order = [label for label in np.argsort(-counts[1:], kind="stable") + 1 if counts[label]]
+            parts = ", ".join(f"{classes[label - 1]} {counts[label] / annotated:.1%}" for label in order)
+            text = f"{group}: {annotated / counts.sum():.1%} of {counted(len(own), 'core')} annotated: {parts}."
+            yield Finding("shares", "note", text)
 
 
 def _names(classes: Classes) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 from runner_core import BadInput, Record, first_few, read_table, refuse_special_file
 
 from runner_ssmunet import readers
+from runner_ssmunet.drawings.colours import Colour, colour_of
 from runner_ssmunet.labels import LABELS, wrong_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Colour = tuple[int, int, int]
 
 FILE = "classes.csv"
 """The table in a data folder: label, name and optionally colour (#rrggbb) of each class."""
@@ -43,6 +43,8 @@ class Classes:
     names: tuple[str, ...] = ()
     colours: Mapping[int, Colour] | None = None
     source: str = ""
+    partial: bool = False
+    """Whether they were found in annotations, which name classes and do not number them."""
 
     @property
     def numbered(self) -> bool:
@@ -87,7 +89,13 @@ def named(root: Path, records: Sequence[Record], ignore: int | None) -> Classes 
     if refuse_special_file(root / FILE).is_file():
         return _table(root / FILE, ignore)
     found: Classes | None = None
+    numbered: Path | None = None
+    drawn: dict[str, Colour | None] = {}
     for record in records:
+        if "labels" in record.files and (regions := readers.annotated_classes(record.files["labels"])) is not None:
+            drawn |= {name: colour or drawn.get(name) for name, colour in regions.items()}
+            continue
+        numbered = numbered or record.files.get("labels")
         own = readers.class_names(record.files["labels"]) if "labels" in record.files else None
         if own is None:
             continue
@@ -100,12 +108,22 @@ def named(root: Path, records: Sequence[Record], ignore: int | None) -> Classes 
                 f"Correct one, or write {FILE} into {root}."
             )
         found = found or given
+    if found is None and drawn:
+        if numbered is not None:
+            raise BadInput(
+                f"{root}: some annotations name their classes ({first_few([*drawn])}), and {numbered.name} numbers "
+                f"them: nothing says which number is which class. Write {FILE} (label,name and a line for each class)."
+            )
+        names = sorted(drawn, key=lambda name: (name.casefold(), name))
+        shown = {label: colour for label, name in enumerate(names, 1) if (colour := drawn[name]) is not None}
+        found = _checked(dict(enumerate(names, 1)), shown, root, ignore)
+        found = replace(found, source=f"the annotations below {root}", partial=True)
     return found
 
 
 def refuse_others(trained: Classes, found: Classes) -> None:
     """Raise BadInput if the data (`found`) name a label differently from the training data (`trained`)."""
-    if trained.numbered or found.numbered:
+    if trained.numbered or found.numbered or found.partial:  # names of annotations are compared core by core
         return
     for label, (ours, theirs) in enumerate(zip(trained.names, found.names, strict=False), start=1):
         if ours != theirs:
@@ -181,10 +199,10 @@ def _table(path: Path, ignore: int | None) -> Classes:
 
 
 def _colour(text: str, path: Path, number: int) -> Colour:
-    if not re.fullmatch(r"#?[0-9a-fA-F]{6}", text):
+    found = colour_of(text)
+    if found is None:
         raise BadInput(f"{path}: line {number}: '{text}' is no colour; write #rrggbb (red is #ff0000).")
-    red, green, blue = bytes.fromhex(text.removeprefix("#"))
-    return red, green, blue
+    return found
 
 
 def _checked(names: Mapping[int, str], colours: Mapping[int, Colour], path: Path, ignore: int | None) -> Classes:

@@ -15,6 +15,7 @@ from runner_core import (
     PairsConfig,
     Record,
     counted,
+    did_you_mean,
     first_few,
     leave_out,
     list_inputs,
@@ -44,8 +45,9 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LABEL_ROLES = ("labels", "labels data")
-"""Roles of label files, which predictions neither need nor read; an ENVI header has its data in a second file."""
+LABEL_ROLES = ("labels", "labels data", "landmarks", "colours")
+"""Roles of label files, which predictions neither need nor read: labels, the data of their ENVI header, the landmarks
+of the picture that they were drawn on, and the table of its colours."""
 
 IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "patient": ("patient_id", "patient"),
@@ -170,7 +172,9 @@ def stored_labels(outline: Outline, path: Path, classes: Classes, ignore: int | 
     labels = outline.labels
     if labels is None:
         raise BadInput(_unlabelled(path))
-    unannotated = 0 if ignore is None else ignore
+    if outline.label_names and classes.names:
+        return _by_name(labels, outline.label_names, path, classes, needed and ignore is not None)
+    unannotated = 0 if ignore is None or outline.label_names else ignore
     most = len(classes.names) or LABELS - 1  # of a record alone nobody knows how many there are
     wrong = labels[(labels != unannotated) & ((labels < 1) | (labels > most))]
     if wrong.size:
@@ -187,6 +191,25 @@ def stored_labels(outline: Outline, path: Path, classes: Classes, ignore: int | 
             "score on needs labels. Annotate it, or move it elsewhere."
         )
     return stored
+
+
+def _by_name(labels: Array, names: Sequence[str], path: Path, classes: Classes, needed: bool) -> Array:
+    """Return labels whose file names its classes under the numbers of `classes`."""
+    there = sorted({*np.unique(labels).tolist()} - {0})
+    if other := [names[label - 1] for label in there if names[label - 1] not in classes.names]:
+        hint = did_you_mean(other[0], classes.names)
+        raise BadInput(
+            f"{path}: its annotation names {first_few(other)}, which {'is no class' if len(other) == 1 else 'are none'}"
+            f"{hint}; the classes are {first_few(classes.names)}, by {classes.source}. Correct one of them; a name "
+            "that ends with * in QuPath or ImageJ counts as unannotated."
+        )
+    if needed and not there:
+        raise BadInput(
+            f"{path}: not one pixel is annotated: no region covers the centre of a pixel. A core to train or score on "
+            "needs labels. Annotate it, or move it elsewhere."
+        )
+    numbers = [classes.names.index(name) + 1 if name in classes.names else 0 for name in names]
+    return np.array([0, *numbers], np.uint8)[labels]
 
 
 def _cores_below(root: Path) -> list[Path]:
@@ -233,6 +256,7 @@ def _refuse(errors: Sequence[str]) -> NoReturn:
 def _unlabelled(path: Path) -> str:
     beside = f"{stem(path)}.labels.png, .npy or .hdr"
     inside = f"neither y in it nor {beside} beside it" if path.suffix in (".npz", ".mat") else f"no {beside} beside it"
+    inside += f", nor {stem(path)}.geojson or .roi.zip"
     return f"{path}: it has no labels ({inside}). Add them to train or score on it; predict needs none."
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 from runner_core import BadInput, Finding, counted
 
-from runner_ssmunet.classes import Colour, palette
+from runner_ssmunet.classes import palette
+from runner_ssmunet.drawings.colours import Colour
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -8,7 +8,7 @@ read.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +16,26 @@ from types import ModuleType
 import numpy as np
 from runner_core import BadInput, Json
 
+from runner_ssmunet import drawings
+from runner_ssmunet.drawings.colours import Colour
 from runner_ssmunet.readers import agilent, envi, matlab, npz, omnic, opus, perkinelmer, ptir
 from runner_ssmunet.readers import base as _base
 from runner_ssmunet.readers.base import Array, Core, Outline, Units
 from runner_ssmunet.readers.sidecars import MAPS, beside, completed, is_beside, read_map, read_meta
 
-__all__ = ["Core", "Outline", "Units", "class_names", "files", "is_core", "labels", "meta", "read", "read_outline"]
+__all__ = [
+    "Core",
+    "Outline",
+    "Units",
+    "annotated_classes",
+    "class_names",
+    "files",
+    "is_core",
+    "labels",
+    "meta",
+    "read",
+    "read_outline",
+]
 
 FORMATS = (
     "core_*.npz, ENVI (.hdr with its data file), Agilent (.dmt of a mosaic, .dat with .bsp of a tile), MATLAB and "
@@ -54,9 +68,19 @@ def read_outline(path: Path, labels: Path | None = None) -> Outline:
 
 
 def labels(path: Path, elsewhere: Path | None = None) -> Array | None:
-    """Return the labels (H, W) of the core `path`, or None. Reads only the label file if there is one."""
+    """Return the labels (H, W) of the core `path`; None if it has none, or if its file names classes.
+
+    Reads only the label file if there is one.
+    """
     own = beside(path).get("labels") if elsewhere in (None, path) else elsewhere
-    return read_outline(path).labels if own is None else read_map(own)
+    if own is None:
+        return read_outline(path).labels
+    return None if drawings.names_classes(own) else read_map(own)
+
+
+def annotated_classes(path: Path) -> Mapping[str, Colour | None] | None:
+    """Return names and colours of the classes in the label file `path`, if it names classes; else None."""
+    return drawings.class_names(path)
 
 
 def class_names(path: Path) -> tuple[list[str], list[tuple[int, int, int]]] | None:
@@ -84,6 +108,8 @@ def files(path: Path, labels: Path | None = None) -> dict[str, Path]:
     for role, place in list(found.items()):
         if role != "core" and place.suffix == ".hdr":
             found[f"{role} data"] = envi.parts(place)[1]
+    if "labels" in found and drawings.is_coloured_picture(found["labels"]):
+        found["colours"] = drawings.table_of(found["labels"]).path
     if "labels" not in found and module in (npz, matlab) and "y" in module.names(path):
         found["labels"] = path
     return found
@@ -102,7 +128,11 @@ def is_core(path: Path) -> bool:
 def could_be(path: Path) -> bool:
     """Return whether a file that the user lists could be a core, or a core's labels, by its name."""
     suffix = path.suffix.lower()
-    return suffix in (*_READERS, *MAPS) or suffix[1:].isdigit() or path.with_suffix(".hdr").is_file()
+    return (
+        path.name.lower().endswith((*_READERS, *MAPS, *drawings.SUFFIXES))
+        or suffix[1:].isdigit()
+        or path.with_suffix(".hdr").is_file()
+    )
 
 
 def reader(path: Path) -> ModuleType:

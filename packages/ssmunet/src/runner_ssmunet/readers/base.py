@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from runner_core import BadInput, Json, counted, refuse_special_file, shape_text
 
+from runner_ssmunet.drawings import Annotated, Remark
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Units = Literal["absorbance", "transmittance", "percent"]
 OPAQUE = 1e-4
@@ -41,6 +43,18 @@ class Raw:
     tissue: Array | None = None
     meta: dict[str, Json] = field(default_factory=dict)
     units: Units = "absorbance"
+    label_names: tuple[str, ...] = ()
+    label_remarks: tuple[Remark, ...] = ()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width (pixels), of the spectra or as the file gives them."""
+        shape = self.shape if self.spectra is None else self.spectra.shape
+        return (0, 0) if shape is None else (shape[0], shape[1])
+
+    def annotate(self, found: Annotated) -> None:
+        """Take labels that name their classes."""
+        self.labels, self.label_names, self.label_remarks = found.labels, found.names, found.remarks
 
 
 @dataclass(kw_only=True)
@@ -49,7 +63,8 @@ class Outline:
 
     `wavenumbers` (C,) float64, cm⁻¹, ascend. `labels` (H, W) int64 are the file's own, or None. `tissue` (H, W) is
     bool, or None. `meta` holds core_id, patient_id, slide_id and anything else in the file. `remarks` list changes made
-    on reading.
+    on reading. `label_names` are those of the labels 1, 2, … where a file names classes instead of numbering them;
+    `label_remarks` say how such a file was read.
     """
 
     wavenumbers: Array
@@ -57,6 +72,8 @@ class Outline:
     tissue: Array | None
     meta: dict[str, Json]
     remarks: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+    label_remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -89,9 +106,18 @@ def outline(raw: Raw, path: Path) -> Outline:
             raise BadInput(
                 f"{path}: {name} {verb} {shape_text(grid)} pixels, {first} {shape_text(known[first])}. Both must lie "
                 f"on one "
-                "grid: transpose, crop or export one of them again."
+                "grid: transpose, crop or export one of them again"
+                + (", or write landmarks of both into STEM.landmarks.csv." if verb == "are" else ".")
             )
-    return Outline(wavenumbers=wavenumbers, labels=labels, tissue=tissue, meta=raw.meta, remarks=remarks)
+    return Outline(
+        wavenumbers=wavenumbers,
+        labels=labels,
+        tissue=tissue,
+        meta=raw.meta,
+        remarks=remarks,
+        label_names=raw.label_names,
+        label_remarks=raw.label_remarks,
+    )
 
 
 def core(raw: Raw, path: Path, units: Units | None = None) -> Core:

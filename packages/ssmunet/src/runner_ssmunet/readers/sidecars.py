@@ -1,7 +1,10 @@
 """Files beside a core that hold what its format cannot: labels, tissue mask and meta.
 
-STEM.labels.png, .npy or .hdr    class numbers (H, W); PNG: one channel of 8 or 16 bits, or a palette's indices; HDR: an
-                                 ENVI classification with its data file, whose class names and colours are used too
+STEM.labels.png, .tif, .npy, .hdr  class numbers (H, W); PNG, TIFF: one channel of 8 or 16 bits, or a palette's
+                                 indices, or colours that a table names; HDR: an ENVI classification with its data
+                                 file, whose class names and colours are used too
+STEM.geojson, .roi.zip or .roi   regions drawn in QuPath or ImageJ, named by their classes
+STEM.landmarks.csv               where points of the annotated picture lie in the core, if its pixels are not the core's
 STEM.tissue.png, .npy or .hdr    not 0 on tissue
 STEM.json                        {"core_id": …, "patient_id": …, "slide_id": …}
 
@@ -11,21 +14,21 @@ STEM is the core's file name without its suffix. For an OPUS file, whose suffix 
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from runner_core import BadInput, Json, refuse_long_file
 
+from runner_ssmunet import drawings
+from runner_ssmunet.drawings import colours, landmarks
 from runner_ssmunet.readers import envi
 from runner_ssmunet.readers.base import DAMAGED, Array, Raw, existing, merged, one_a_pixel, short
 
 _ROLES = ("labels", "tissue")
 _LONGEST = 10_000_000
 """Most bytes of the JSON beside a core."""
-MAPS = (".png", ".npy", ".hdr")
+MAPS = (*drawings.PICTURES, ".npy", ".hdr")
 """Suffixes of labels and masks."""
 
 
@@ -39,17 +42,21 @@ def stem(path: Path) -> str:
 
 
 def beside(path: Path) -> dict[str, Path]:
-    """Return the files beside the core `path` by role: labels, tissue, meta. Raises BadInput if a role has two."""
+    """Return the files beside the core `path` by role: labels, tissue, landmarks, meta.
+
+    Raises BadInput if a role has two.
+    """
     name = stem(path)
     found: dict[str, Path] = {}
     for role in _ROLES:
-        files = [p for p in (path.with_name(f"{name}.{role}{suffix}") for suffix in MAPS) if p.is_file()]
+        ends = [f".{role}{suffix}" for suffix in MAPS] + [*(drawings.SUFFIXES if role == "labels" else ())]
+        files = [p for p in (path.with_name(f"{name}{end}") for end in ends) if p.is_file()]
         if len(files) > 1:
             raise BadInput(f"{path}: two files with its {role}: {files[0].name} and {files[1].name}. Remove one.")
         if files:
             found[role] = files[0]
-    meta = path.with_name(f"{name}.json")
-    return found | ({"meta": meta} if meta.is_file() else {})
+    single = {"meta": path.with_name(f"{name}.json"), "landmarks": path.with_name(f"{name}{landmarks.SUFFIX}")}
+    return found | {role: file for role, file in single.items() if file.is_file()}
 
 
 def completed(raw: Raw, path: Path, labels: Path | None = None) -> Raw:
@@ -63,14 +70,29 @@ def completed(raw: Raw, path: Path, labels: Path | None = None) -> Raw:
             continue
         if getattr(raw, role) is not None:
             raise BadInput(f"{path}: it holds {role} of its own, and {files[role].name} beside it too. Remove one.")
-        setattr(raw, role, read_map(files[role]))
+        if role == "labels":
+            _annotate(raw, files[role], files.get("landmarks"))
+        else:
+            setattr(raw, role, read_map(files[role]))
     raw.meta = merged(raw.meta, read_meta(files["meta"]) if "meta" in files else {}, path)
     return raw
 
 
+def _annotate(raw: Raw, path: Path, marks: Path | None) -> None:
+    """Give `raw` the labels of a file, on its grid."""
+    placement = None if marks is None else landmarks.read(marks, raw.grid)
+    if drawings.names_classes(path):
+        raw.annotate(drawings.read(path, raw.grid, placement))
+    else:
+        numbers = read_map(path)
+        raw.labels = numbers if placement is None else placement.sampled(numbers, raw.grid)
+    if placement is not None:
+        raw.label_remarks = (*raw.label_remarks, *placement.remarks)
+
+
 def read_map(path: Path) -> Array:
-    """Return the numbers (H, W) of a PNG, NPY or ENVI file. Raises BadInput naming it."""
-    readers = {".png": _png, ".npy": _npy, ".hdr": envi.read_map}
+    """Return the numbers (H, W) of a PNG, TIFF, NPY or ENVI file. Raises BadInput naming it."""
+    readers = {**dict.fromkeys(drawings.PICTURES, _picture), ".npy": _npy, ".hdr": envi.read_map}
     if path.suffix.lower() not in readers:
         raise BadInput(f"{path}: labels and masks are read from {', '.join(readers)}. Save them so.")
     data = readers[path.suffix.lower()](path)
@@ -105,24 +127,10 @@ def parsed(text: str, path: Path) -> dict[str, Json]:
     return meta
 
 
-def _png(path: Path) -> Array:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(existing(path))
-        with image:
-            mode, data = image.mode, np.asarray(image)
-    except BadInput:
-        raise
-    except (OSError, SyntaxError, ValueError, OverflowError, MemoryError, Image.DecompressionBombError,
-            Image.DecompressionBombWarning) as error:  # fmt: skip
-        raise BadInput(f"{path}: not a readable PNG file ({short(error)}). Save it again.") from error
+def _picture(path: Path) -> Array:
+    mode, data = colours.picture(existing(path))
     if data.ndim != 2:
-        raise BadInput(
-            f"{path}: a colour picture ({mode}); class numbers 0, 1, … in one channel of 8 bits are needed. Give each "
-            "colour its number: rgb = np.asarray(Image.open(path).convert('RGB')); y = np.zeros(rgb.shape[:2], "
-            "np.uint8); y[(rgb == (255, 0, 0)).all(-1)] = 1 and so on; Image.fromarray(y).save(path)."
-        )
+        raise BadInput(f"{path}: a colour picture ({mode}); a tissue mask has one channel. Save it so.")
     return data
 
 
