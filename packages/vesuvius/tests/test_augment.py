@@ -237,6 +237,34 @@ def test_each_part_changes_each_patch_in_its_own_way(part: str) -> None:
         torch.testing.assert_close(found.flatten(1).aminmax(dim=1), before.flatten(1).aminmax(dim=1))
 
 
+@pytest.mark.parametrize("part", ["brightness", "contrast", "gamma", "noise", "low_resolution"])
+def test_a_share_of_the_patches_is_changed(part: str) -> None:
+    share = {part: 0.3} if part == "low_resolution" else {part: 0.3, f"{part}_share": 0.3}
+    before = image(200)
+    found = augment.intensity(before.clone(), replace(NOTHING, **share), torch.Generator().manual_seed(0), host())
+    touched = (found - before).flatten(1).abs().amax(1) > 1e-4
+    assert 40 < int(touched.sum()) < 80
+    torch.testing.assert_close(found[~touched], before[~touched], atol=1e-5, rtol=0)
+
+
+def test_an_inverted_gamma_is_that_of_the_negative() -> None:
+    config = replace(NOTHING, gamma=0.3, gamma_inverted=1)
+    plain = augment.intensity(-image(), replace(config, gamma_inverted=0), torch.Generator().manual_seed(0), host())
+    torch.testing.assert_close(changed(config), -plain, atol=1e-5, rtol=1e-5)
+    assert (changed(config) - changed(replace(config, gamma_inverted=0))).abs().max() > 0.1
+
+
+def test_a_lower_resolution_loses_detail_and_nothing_else() -> None:
+    config, rng = replace(NOTHING, low_resolution=1), torch.Generator()
+    found, before = changed(config), image()
+    assert (found.flatten(1).std(1) < 0.95 * before.flatten(1).std(1)).all()
+    flat = torch.full((2, 1, 9, 9, 9), 0.7)
+    torch.testing.assert_close(augment.intensity(flat.clone(), config, rng, host()), flat)
+    ramp = torch.arange(24.0).view(1, 1, 24, 1, 1).expand(1, 1, 24, 8, 8)
+    moved = augment.intensity(ramp.clone(), config, rng, host())[0, 0, :, 4, 4] - ramp[0, 0, :, 4, 4]
+    assert moved.abs().max() < 1.01  # a voxel of at most twice the width
+
+
 def test_nothing_asked_for_changes_nothing() -> None:
     assert torch.equal(changed(NOTHING), image())
     volumes = warped(NOTHING, 0)

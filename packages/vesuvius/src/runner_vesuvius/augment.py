@@ -156,7 +156,7 @@ def _sampled(volume: Tensor, places: Tensor, mode: str, beyond: str) -> Tensor:
 
 
 def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: torch.Generator) -> Tensor:
-    """Blur an image and change its brightness, contrast, gamma and noise, each patch in its own way.
+    """Blur an image, lower its resolution, change gamma, contrast, brightness and noise, each patch in its own way.
 
     `image` (B, 1, D, H, W) is float with a mean of about 0 and a standard deviation of about 1. The result is made in
     place or in new memory.
@@ -166,20 +166,54 @@ def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: 
     def drawn(deviation: float) -> Tensor:
         return torch.randn((count, 1, 1, 1, 1), generator=rng, device=device) * deviation
 
+    def chosen(share: float) -> Tensor | float:
+        """Return 1 for this share of the patches and 0 for the others."""
+        return 1.0 if share == 1 else _some(count, share, host).to(device, non_blocking=True)
+
     if config.blur:
         _blur(image, config.blur, host)
+    if config.low_resolution:
+        _lower_resolution(image, config.low_resolution, host)
     if config.gamma:
-        low, high = torch.aminmax(image.flatten(1), dim=1)
-        low, span = (v[:, None, None, None, None] for v in (low, (high - low).clamp(min=1e-6)))
-        image = image.sub_(low).div_(span).pow_(torch.exp(drawn(config.gamma))).mul_(span).add_(low)
+        exponent = torch.exp(drawn(config.gamma) * chosen(config.gamma_share))
+        inverted = _some(count, config.gamma_inverted, host).to(device) if config.gamma_inverted else None
+        image = _gamma(image, exponent, inverted)
     if config.contrast:
-        image *= torch.exp(drawn(config.contrast))
+        image *= torch.exp(drawn(config.contrast) * chosen(config.contrast_share))
     if config.brightness:
-        image += drawn(config.brightness)
+        image += drawn(config.brightness) * chosen(config.brightness_share)
     if config.noise:
         most = torch.rand((count, 1, 1, 1, 1), generator=rng, device=device) * config.noise
-        image += torch.randn(image.shape, generator=rng, device=device).mul_(most)
+        image += torch.randn(image.shape, generator=rng, device=device).mul_(most * chosen(config.noise_share))
     return image
+
+
+def _some(count: int, share: float, host: torch.Generator) -> Tensor:
+    """Return 1 for this share of `count` patches, and 0 for the others: (count, 1, 1, 1, 1)."""
+    return (torch.rand((count, 1, 1, 1, 1), generator=host) < share).float()
+
+
+def _gamma(image: Tensor, exponent: Tensor, inverted: Tensor | None) -> Tensor:
+    """Raise each patch, scaled to 0 to 1, to its exponent; where `inverted` is 1, its negative instead. In place."""
+    low, high = torch.aminmax(image.flatten(1), dim=1)
+    low, span = (v[:, None, None, None, None] for v in (low, (high - low).clamp(min=1e-6)))
+    unit = image.sub_(low).div_(span)
+    if inverted is None:
+        return unit.pow_(exponent).mul_(span).add_(low)
+    sign = 1 - 2 * inverted
+    unit = unit.mul_(sign).add_(inverted).pow_(exponent).mul_(sign).add_(inverted)
+    return unit.mul_(span).add_(low)
+
+
+def _lower_resolution(image: Tensor, share: float, host: torch.Generator) -> None:
+    """Scan this share of the patches again with voxels up to twice as wide (nnU-Net's simulated low resolution)."""
+    size = image.shape[2:]
+    for i in range(len(image)):
+        chance, part = torch.rand(2, generator=host).tolist()
+        if chance < share:
+            coarse = [max(1, round(side * (1 - part / 2))) for side in size]
+            sampled = functional.interpolate(image[i : i + 1], coarse, mode="nearest-exact")
+            image[i] = functional.interpolate(sampled, tuple(size), mode="trilinear", align_corners=False)[0]
 
 
 def _blur(image: Tensor, share: float, host: torch.Generator) -> None:

@@ -123,8 +123,20 @@ class AugmentConfig:
     """Standard deviation of the logarithm of a factor on the contrast."""
     gamma: Annotated[float, AtLeast(0)] = 0.2
     """Standard deviation of the logarithm of an exponent on the intensities."""
+    gamma_inverted: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the patches whose exponent acts on the negative: on dark voxels rather than on bright ones."""
     noise: Annotated[float, AtLeast(0)] = 0.1
     """Largest standard deviation of noise, in units of the intensities' standard deviation."""
+    brightness_share: Annotated[float, Within(0, 1)] = 1.0
+    """Share of the patches whose brightness changes."""
+    contrast_share: Annotated[float, Within(0, 1)] = 1.0
+    """Share of the patches whose contrast changes."""
+    gamma_share: Annotated[float, Within(0, 1)] = 1.0
+    """Share of the patches that get an exponent."""
+    noise_share: Annotated[float, Within(0, 1)] = 1.0
+    """Share of the patches that get noise."""
+    low_resolution: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the patches that are sampled with voxels up to twice as wide, and interpolated back."""
     blur: Annotated[float, Within(0, 1)] = 0.2
     """Share of the patches that are blurred."""
     affine: Annotated[float, Within(0, 1)] = 0.2
@@ -196,6 +208,30 @@ def large() -> ScrollConfig:
     return config
 
 
+def nnunet() -> ScrollConfig:
+    """Train the default network as nnU-Net v2 trains by default, for comparisons: patches of 128³, 250,000 steps."""
+    config = ScrollConfig()
+    config.data.patch, config.data.surface_share = (128, 128, 128), 0.33
+    config.train.epochs, config.train.steps_per_epoch, config.train.batch_size = 1000, 250, 2
+    config.train.optimizer, config.train.learning_rate, config.train.momentum = "sgd", 1e-2, 0.99
+    config.train.weight_decay, config.train.clip = 3e-5, 12.0
+    config.train.schedule, config.train.warmup = "poly", 0.0
+    config.train.workers = 4
+    config.loss.skeleton_recall.weight = 0.0
+    config.augment = nnunet_augment()
+    config.validate.every, config.checkpoint.every = 10, 10
+    return config
+
+
+def nnunet_augment() -> AugmentConfig:
+    """Return nnU-Net's shares and amounts, as far as they have the same meaning here."""
+    return AugmentConfig(
+        rotate90=False, affine=0.36, rotate=30.0, scale=0.34, elastic=0.0,
+        noise=0.32, noise_share=0.1, blur=0.2, brightness=0.15, brightness_share=0.15,
+        contrast=0.15, contrast_share=0.15, low_resolution=0.25, gamma=0.22, gamma_share=0.4, gamma_inverted=0.25,
+    )  # fmt: skip
+
+
 def small() -> ScrollConfig:
     """Train 2.28 M parameters on your own volumes on a laptop's CPU: patches of 48³, 10,000 steps.
 
@@ -233,7 +269,13 @@ def demo() -> ScrollConfig:
     return config
 
 
-PRESETS: dict[str, Callable[[], ScrollConfig]] = {"default": default, "large": large, "small": small, "demo": demo}
+PRESETS: dict[str, Callable[[], ScrollConfig]] = {
+    "default": default,
+    "large": large,
+    "nnunet": nnunet,
+    "small": small,
+    "demo": demo,
+}
 
 
 def _patches(config: ScrollConfig) -> Iterator[str]:
