@@ -117,7 +117,9 @@ def read_summary(here: Path) -> Any:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("interruption, code", [(KeyboardInterrupt(), 130), (_Terminated(143), 143)])
+@pytest.mark.parametrize(
+    "interruption, code", [(KeyboardInterrupt(), 130), (_Terminated(143), 143), (_Terminated(140), 140)]
+)
 def test_an_interruption_while_scoring_is_on_record(
     interruption: BaseException,
     code: int,

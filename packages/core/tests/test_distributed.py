@@ -206,6 +206,7 @@ def test_a_place_is_found_in_what_a_launcher_says() -> None:
     assert find_place({"WORLD_SIZE": "1", "RANK": "0"}) is None
     torchrun = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert find_place(torchrun) == Place(5, 8, 1, 4, "env://")
+    assert find_place(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}) == Place(5, 8, 1, 4, "env://", attempt=2)
     ours = torchrun | {"RUNNER_RENDEZVOUS": "/tmp/x/meeting"}
     assert find_place(ours) == Place(5, 8, 1, 4, "file:///tmp/x/meeting")
     with pytest.raises(BadInput, match="WORLD_SIZE is 8 in the environment, but RANK is not set"):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -119,6 +120,39 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: La
     assert "runner toy train --resume run" in said
     assert before
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+KILLED = """
+import os, sys
+if os.environ.get("RANK") == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] in "01":
+    from toy_project import Toy
+    plain, seen = Toy.on_device, []
+    def on_device(self, batch, statistics, rng):
+        seen.append(rng)
+        if len(seen) == 12:
+            os.kill(os.getpid(), 9)
+        return plain(self, batch, statistics, rng)
+    Toy.on_device = on_device
+from runner_core.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_torchrun_starts_killed_processes_again_and_they_go_on(tmp_path: Path, cache_home: Path) -> None:
+    """The store of torchrun outlives the processes, with what the killed ones wrote (pytorch#135712)."""
+    (tmp_path / "killed.py").write_text(KILLED, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["toy", "train", "--resume", "auto", "--run-dir", "run", "--train.device", "cpu", "--train.batch-size", "4"]
+    words += ["--epochs", "3", "--train.steps-per-epoch", "10", "--checkpoint.every-steps", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "XDG_CACHE_HOME": str(cache_home), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, "--max-restarts", "2", "--monitor-interval", "0.2", "killed.py", *words],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("going on from the checkpoint of step") == 2
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ def test_workers_change_nothing(tmp_path, whole):
     toy.assert_equal_runs(whole, tmp_path)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 @pytest.mark.parametrize("calls", [5, 10, 11])  # in a step; in the last step of an epoch; in validation
 def test_signals(tmp_path, whole, number, code, calls):
     with pytest.raises(Stopped) as stopped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,28 @@ def test_the_project_comes_first(here: Path, capsys: pytest.CaptureFixture[str])
     assert "name the project first" in capsys.readouterr().err
     assert main(["verify-resume", "tooy"]) == 2
     assert "did you mean 'toy'" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_one_line_starts_a_run_or_continues_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["toy", "train", "--resume", "auto", "--run-dir", "run", "--epochs", "1", "--train.steps-per-epoch", "2"]
+    run = RunFolder(here / "run")
+    assert main([*line, "--train.device", "meta"]) == 2
+    assert not run.path.exists()
+    assert main(line) == 0
+    assert "going on" not in capsys.readouterr().out
+    best = run.read_summary()
+    assert main(line) == 0, "the run is done"
+    assert "going on from the checkpoint of step 2" in capsys.readouterr().out
+    assert run.read_summary()["scores"] == best["scores"]
+    shutil.rmtree(run.checkpoints)  # it ended before its first one
+    run.checkpoints.mkdir()
+    assert main(line) == 0
+    assert run.read_summary()["scores"] == best["scores"]
+    assert main([*line, "--train.learning-rate", "0.5"]) == 2
+    assert "train.learning_rate" in capsys.readouterr().err
+    assert main([word for word in line if word not in ("--run-dir", "run")]) == 2
+    assert "--resume auto needs the folder: " in capsys.readouterr().err
 
 
 def test_settings_of_a_command_are_over_a_files_and_under_flags(here: Path) -> None:

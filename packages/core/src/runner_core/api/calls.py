@@ -54,7 +54,7 @@ def train(
         data: A folder or a URL. Default: a generated phantom.
         preset: Named defaults. Default: demo for the phantom, else default.
         run_dir: A new or empty folder. Default: runs/PROJECT/TIME.
-        resume: A stopped run to continue; True for the latest.
+        resume: A stopped run to continue; True for the latest; "auto" to start or continue in `run_dir`.
         from_: A run or a file of weights to start a new run from.
         config: A settings file.
         settings: Settings, which override those of the preset and of the file.

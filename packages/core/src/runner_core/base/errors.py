@@ -6,15 +6,19 @@ RunnerError                      1
 │   ├── OutOfSpace               2    disk or memory will not (or did not) suffice
 │   └── NotSaved                 2    a checkpoint could not be written
 ├── Unhealthy                    3    a health rule stopped the run
-└── Stopped                130/143    SIGINT or SIGTERM, after a checkpoint was saved
+└── Stopped            128 + signal    SIGINT (130), or one of `ENDING`, after a checkpoint was saved
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import counted
+
+ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which a scheduler ends a job: exit codes 143, 138 and 140."""
 
 
 class RunnerError(Exception):

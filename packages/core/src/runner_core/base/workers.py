@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from runner_core.base.errors import BadInput, RunnerError
+from runner_core.base.errors import ENDING, BadInput, RunnerError
 
 Work = Callable[[Any], Any]
 
@@ -158,7 +158,7 @@ def _stop(pipes: Sequence[Connection], processes: Sequence[BaseProcess]) -> None
 
 
 def _serve(work: Work, pipe: Connection) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to the whole process group: the parent decides
+    for number in (signal.SIGINT, signal.SIGHUP, *ENDING):  # sent to the whole process group: the parent decides
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     queue: deque[tuple[int, Any]] = deque()

@@ -18,7 +18,7 @@ from io import TextIOWrapper
 from types import FrameType
 
 from runner_core.base.calling import runner
-from runner_core.base.errors import BadInput, RunnerError, did_you_mean
+from runner_core.base.errors import ENDING, BadInput, RunnerError, did_you_mean
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import aligned
 from runner_core.plugins import discovery
@@ -50,10 +50,11 @@ Command = Callable[[str, Sequence[str]], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    0: done, 1: unexpected error, 2: bad input, 3: unhealthy run, 130 or 143: ended by a signal.
+    0: done, 1: unexpected error, 2: bad input, 3: unhealthy run, 130 (Ctrl-C) or 128 + one of `ENDING`: a signal.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in ENDING:
+        signal.signal(number, _terminate)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows ? instead of failing
             stream.reconfigure(errors="replace")
@@ -64,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(_traceback(error) if "--debug" in arguments else str(error))
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
-        terminated = isinstance(stop, _Terminated)
-        ending = "stopped by SIGTERM" if terminated else "interrupted"
+        code = int(stop.code) if isinstance(stop, _Terminated) else 130
+        ending = f"stopped by {signal.Signals(code - 128).name}" if isinstance(stop, _Terminated) else "interrupted"
         _complain("; ".join([ending, *getattr(stop, "__notes__", ())]))  # notes of the command about what is left
-        return 143 if terminated else 130
+        return code
     except BrokenPipeError:  # `runner … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -164,12 +165,14 @@ def _complain(message: str) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Leave through every `finally` when SIGTERM comes outside training, which handles it itself."""
+    """Leave through every `finally` when a scheduler ends the job outside training, which handles signals itself."""
     raise _Terminated(128 + number)
 
 
 class _Terminated(SystemExit):
-    """Raised when SIGTERM comes."""
+    """Raised when one of the signals `ENDING` comes."""
+
+    code: int
 
 
 _ACTIVE = "extensions, active in every project (`--no-extension NAME` switches one off)"

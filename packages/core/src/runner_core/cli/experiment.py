@@ -20,6 +20,7 @@ from runner_core.base.writing import to_json, whole_folder
 from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.keywords import Keywords
 from runner_core.cli.options import (
+    AUTO,
     LATEST,
     CrossvalOptions,
     ExperimentOptions,
@@ -45,7 +46,6 @@ from runner_core.output.runfolder import RUNS, free_path
 from runner_core.plugins.settings import differences, save
 from runner_core.training.data import data_folder, read_records, records_seen
 
-AUTO = "auto"
 _PLUGINS = ("extension", "no_extension")
 _FOLDS, _SEEDS = "5", 5
 Kind = TypeVar("Kind", bound=FolderOptions)

@@ -61,7 +61,7 @@ def refuse(command: str, started: Started[Any]) -> None:
 
 
 def exit_code(stop: KeyboardInterrupt | SystemExit) -> int:
-    """Return the exit code of an interrupted command: 130 for Ctrl-C, else the code of SIGTERM's handler."""
+    """Return the exit code of an interrupted command: 130 for Ctrl-C, else that of the signal's handler."""
     return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
 
 

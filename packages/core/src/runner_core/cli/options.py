@@ -25,6 +25,7 @@ from runner_core.config import RunConfig
 from runner_core.config.values import refuse_removed
 
 LATEST = "latest"
+AUTO = "auto"
 
 ALIASES = {
     "--epochs": "--train.epochs",
@@ -85,7 +86,8 @@ class TrainOptions(StartOptions):
     run_dir: Path | None = None
     """Folder of the run; it must be empty or new. Default: runs/PROJECT/TIME."""
     resume: str | None = None
-    """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest."""
+    """Continue a stopped or killed run: --resume RUN, or --resume alone for the latest. `--resume auto --run-dir DIR`
+    starts or continues, whichever is needed: the line for every scheduler that may start a job again."""
 
 
 @dataclass(kw_only=True)

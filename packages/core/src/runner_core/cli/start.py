@@ -18,7 +18,7 @@ from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import LATEST, Options, Parsed, Peek, PredictOptions, StartOptions, parse, peek
+from runner_core.cli.options import AUTO, LATEST, Options, Parsed, Peek, PredictOptions, StartOptions, parse, peek
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
@@ -313,6 +313,11 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
 def _resumed(name: str, seen: Peek) -> RunFolder | None:
     if seen.resume is None:
         return None
+    if seen.resume == AUTO and seen.run_dir is None and not seen.help:
+        raise BadInput(f"--resume auto needs the folder: {runner()} {name} train --resume auto --run-dir DIR …")
+    if seen.resume == AUTO:
+        begun = seen.run_dir is not None and (seen.run_dir / "config.yaml").is_file()
+        return RunFolder.open(seen.run_dir) if seen.run_dir and begun else None
     named = seen.run_dir if seen.resume == LATEST else Path(seen.resume)
     if named is None:
         return RunFolder.latest(name)

@@ -88,3 +88,6 @@ class Place:
     local_count: int
     rendezvous: str
     """Meeting point: file://PATH or tcp://HOST:PORT; for env:// torch.distributed reads it from the environment."""
+    attempt: int = 0
+    """How often the launcher has started all processes again; what earlier ones left at the meeting point is not read.
+    """

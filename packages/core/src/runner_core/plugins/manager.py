@@ -14,13 +14,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pluggy
 
-from runner_core.base.errors import BadInput, RunnerError, did_you_mean
+from runner_core.base.errors import ENDING, BadInput, RunnerError, did_you_mean
 from runner_core.config.extensions import refuse_unusable, section_name
 from runner_core.contract import hooks
 from runner_core.contract.project import Project
@@ -87,7 +86,7 @@ class Plugins:
         try:
             loaded = plugin.entry.load()
         except (Exception, SystemExit) as error:
-            if _is_sigterm(error):
+            if _is_ending(error):
                 raise
             plain = isinstance(error, (ImportError, AttributeError))  # other errors are unclear without their name
             what = str(error) if plain else f"{type(error).__name__}: {error}"
@@ -228,7 +227,7 @@ def _answer(offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any
     except RunnerError:
         raise
     except (Exception, SystemExit) as error:
-        if offer.plugin_name == "core" or _is_sigterm(error):
+        if offer.plugin_name == "core" or _is_ending(error):
             raise
         raise BadInput(
             f"{offer.plugin_name}: {hook} failed: {type(error).__name__}: {error} (--debug shows where)"
@@ -236,9 +235,9 @@ def _answer(offer: pluggy.HookImpl, hook: str, arguments: dict[str, Any]) -> Any
         ) from error
 
 
-def _is_sigterm(error: BaseException) -> bool:
-    """Return whether this is the command line's exit after SIGTERM, rather than a plugin's own sys.exit()."""
-    return isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
+def _is_ending(error: BaseException) -> bool:
+    """Return whether this is the command line's exit after a signal, rather than a plugin's own sys.exit()."""
+    return isinstance(error, SystemExit) and error.code in {128 + number for number in ENDING}
 
 
 def _remedy(label: str) -> str:

@@ -13,14 +13,14 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
 
-from runner_core.base.errors import BadInput, RunnerError
+from runner_core.base.errors import ENDING, BadInput, RunnerError
 from runner_core.contract.team import Place, Team
 
 Batch = TypeVar("Batch")
 
 DAMAGED = 1 << 16
 """Value of `Signals.pending` if the data turned out to be damaged; it goes before every signal."""
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANDLED = (signal.SIGINT, signal.SIGHUP, *ENDING)
 
 
 _PARENT_LOOK = 1.0
@@ -38,7 +38,7 @@ def _watch(parent: int) -> None:
 
 
 class Signals:
-    """Context in which SIGINT and SIGTERM ask the run to end, and SIGHUP (a lost terminal) does not.
+    """Context in which SIGINT and those of `ENDING` ask the run to end, and SIGHUP (a lost terminal) does not.
 
     A second SIGINT aborts at once (KeyboardInterrupt). Outside the main thread, where Python delivers no signals, the
     context does nothing. A step may take long: with `answers`, stderr says at once that the signal was received.
@@ -105,6 +105,8 @@ def outlive_terminal() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""torchrun keeps its store when it starts the processes again (https://github.com/pytorch/pytorch/issues/135712)."""
 RENDEZVOUS = "RUNNER_RENDEZVOUS"
 """Environment variable in which `cli.launch` passes the meeting file to the processes that it starts."""
 
@@ -133,7 +135,7 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         first = re.match(r"\d*", environment.get(here, ""))
         local_count = int(first[0]) if first and first[0] else processes
         place = Place(_number(environment, number), processes, _number(environment, local, 0), local_count,
-                      meeting(environment))  # fmt: skip
+                      meeting(environment), _number(environment, _ATTEMPT))  # fmt: skip
         if not 0 <= place.number < processes:
             raise BadInput(f"{number} is {place.number} in the environment, and {count} is {processes}")
         visible = environment.get("CUDA_VISIBLE_DEVICES", "")

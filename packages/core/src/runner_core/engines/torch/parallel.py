@@ -226,7 +226,8 @@ class TorchTeam:
     def __init__(self, place: Place, device: torch.device) -> None:
         self.number, self.count, self.first = place.number, place.count, place.number == 0
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        self._store, _, _ = next(distributed.rendezvous(place.rendezvous, place.number, place.count))
+        met, _, _ = next(distributed.rendezvous(place.rendezvous, place.number, place.count))
+        self._store = distributed.PrefixStore(f"attempt-{place.attempt}", met)
         with _unheard():
             self._meet(backend, device)
         self._exchange: tuple[Any, torch.Tensor] | None = None
