@@ -26,7 +26,7 @@ from runner_core.engines.torch import engine as torch_engine  # noqa: E402
 from runner_core.engines.torch import parallel, ranks  # noqa: E402
 from runner_core.engines.torch.parallel import TorchTeam  # noqa: E402
 from runner_core.engines.torch.steplog import Means  # noqa: E402
-from runner_core.training.signals import find_place  # noqa: E402
+from runner_core.training.launchers import find_place  # noqa: E402
 
 STRATEGIES = ("ddp", "fsdp")
 SCRIPT = Path(together.__file__)
@@ -221,15 +221,52 @@ def test_a_place_of_srun(nodes: str, host: str) -> None:
     srun = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70012",
             "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NODELIST": nodes}  # fmt: skip
     assert find_place(srun) == Place(4, 6, 1, 3, f"tcp://{host}:30012")
+    uneven = srun | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),1,3", "SLURM_NODEID": "2"}
+    assert find_place(uneven) == Place(4, 6, 1, 1, f"tcp://{host}:30012")
     bound = srun | {"CUDA_VISIBLE_DEVICES": "1"}
     assert find_place(bound) == Place(4, 6, 0, 1, f"tcp://{host}:30012")
+
+
+def test_a_place_of_mpi_and_of_kubeflow() -> None:
+    mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+           "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-host-27639@1"}  # fmt: skip
+    place, other = find_place(mpi), find_place(mpi | {"PMIX_NAMESPACE": "prterun-host-27640@1"})
+    assert place is not None
+    assert other is not None
+    assert place == Place(1, 2, 1, 2, place.rendezvous)
+    assert place.rendezvous.startswith("tcp://127.0.0.1:")
+    assert place.rendezvous != other.rendezvous
+    meeting = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    two_machines = mpi | {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    assert find_place(two_machines | meeting) == Place(1, 2, 0, 1, "tcp://node1:29500")
+    mpich = {"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert find_place(mpich | meeting) == Place(3, 4, 1, 2, "tcp://node1:29500")
+    for unknown in (two_machines, mpich):
+        with pytest.raises(BadInput, match="does not say where they meet: name the first machine"):
+            find_place(unknown)
+    kubeflow = {"WORLD_SIZE": "4", "RANK": "2", **meeting}
+    assert find_place(kubeflow) == Place(2, 4, 0, 1, "env://"), "one process on each machine"
+    assert find_place({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
+    assert find_place({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}}'}, "TF_CONFIG .* names 3 processes"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is set in the environment, but not the number of processes"),
+    ],
+)
+def test_what_would_start_several_trainings_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        find_place(environment)
 
 
 def test_devices_follow_the_launcher_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     setup = toy.ToySetup(toy.Toy(toy.small()))
-    assert place_of(setup) == Place(1, 2, 0, 2, "env://")
+    assert place_of(setup) == Place(1, 2, 0, 1, "env://")
     assert setup.config.train.devices == 2
     setup.config.cache.mode = "device"
     with pytest.raises(BadInput, match=r"cache\.mode device keeps the data on one GPU, and train\.devices is 2"):

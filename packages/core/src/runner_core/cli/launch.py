@@ -24,7 +24,8 @@ from typing import NoReturn
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
-from runner_core.training.signals import HANDLED, RENDEZVOUS, PeerLost, end_with_parent, find_place
+from runner_core.training.launchers import RENDEZVOUS, find_place
+from runner_core.training.signals import HANDLED, PeerLost, end_with_parent
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0

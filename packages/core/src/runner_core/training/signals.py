@@ -1,20 +1,18 @@
-"""Signals that end a training between two steps, and how its processes find each other and agree on signals."""
+"""Signals that end a training between two steps, and how its processes agree on them."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
 
-from runner_core.base.errors import ENDING, BadInput, RunnerError
-from runner_core.contract.team import Place, Team
+from runner_core.base.errors import ENDING, RunnerError
+from runner_core.contract.team import Team
 
 Batch = TypeVar("Batch")
 
@@ -105,64 +103,10 @@ def outlive_terminal() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-"""torchrun keeps its store when it starts the processes again (https://github.com/pytorch/pytorch/issues/135712)."""
-RENDEZVOUS = "RUNNER_RENDEZVOUS"
-"""Environment variable in which `cli.launch` passes the meeting file to the processes that it starts."""
-
-
 class PeerLost(RunnerError):
     """Another process of the training ended; its output, or that of its launcher, says why."""
 
     exit_code = 75
-
-
-def find_place(environment: Mapping[str, str]) -> Place | None:
-    """Return this process's place among those started by `cli.launch`, torchrun or srun, or None if it is alone.
-
-    Raises BadInput if the environment has only half of the needed variables.
-    """
-    for count, names, meeting in (
-        ("WORLD_SIZE", ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), _from_environment),
-        ("SLURM_STEP_NUM_TASKS", ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"), _from_slurm),
-    ):
-        if (processes := _number(environment, count, 1)) == 1:
-            continue
-        number, local, here = names
-        if number not in environment:
-            raise BadInput(f"{count} is {environment[count]} in the environment, but {number} is not set")
-        # SLURM counts nodes as in 4(x2),3
-        first = re.match(r"\d*", environment.get(here, ""))
-        local_count = int(first[0]) if first and first[0] else processes
-        place = Place(_number(environment, number), processes, _number(environment, local, 0), local_count,
-                      meeting(environment), _number(environment, _ATTEMPT))  # fmt: skip
-        if not 0 <= place.number < processes:
-            raise BadInput(f"{number} is {place.number} in the environment, and {count} is {processes}")
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        bound = number == "SLURM_PROCID" and visible and "," not in visible  # srun has given it a GPU of its own
-        return replace(place, local=0, local_count=1) if bound else place
-    return None
-
-
-def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
-    try:
-        return int(environment.get(name, default))
-    except ValueError as error:
-        raise BadInput(f"{name} is {environment[name]!r} in the environment, and must be a whole number") from error
-
-
-def _from_environment(environment: Mapping[str, str]) -> str:
-    return f"file://{environment[RENDEZVOUS]}" if RENDEZVOUS in environment else "env://"
-
-
-def _from_slurm(environment: Mapping[str, str]) -> str:
-    """Return the address of the step's first node, at a port derived from the job's number."""
-    nodes = environment.get("SLURM_STEP_NODELIST", "localhost")
-    first = re.match(r"([^\[,]*)(?:\[(\d+))?([^,]*\](.*))?", nodes)  # node[01-04,07]-ib
-    assert first is not None
-    host = f"{first[1]}{first[2] or ''}{first[4] or ''}" if first[2] else first[1]
-    port = 20_000 + _number(environment, "SLURM_JOB_ID") % 20_000
-    return f"tcp://{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}"
 
 
 class AgreedSignals:
