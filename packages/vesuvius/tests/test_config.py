@@ -49,6 +49,8 @@ WRONG: list[tuple[str, Any]] = [
     ("predict.overlap", -0.1),
     ("predict.along_sheets", -1.0),
     ("predict.along_sheets", 9.0),
+    ("predict.thickness", -1.0),
+    ("predict.part_sheets", 1.5),
     ("predict.min_size", -1),
     ("predict.fill_holes", -1),
     ("predict.threshold", float("nan")),

@@ -11,7 +11,7 @@ from runner_vesuvius import postprocess
 from runner_vesuvius.components import label26
 from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.metric.betti import betti_counts
-from runner_vesuvius.sheets import _directions, _discs, _grid, along_sheets
+from runner_vesuvius.sheets import _discs, across, along_sheets, grid
 
 UNSURE = ScrollPredictConfig(threshold=0.5, min_size=0, fill_holes=0)
 MENDED = ScrollPredictConfig(threshold=0.5, min_size=0, fill_holes=0, along_sheets=3.0)
@@ -57,12 +57,16 @@ def test_sheets_without_faults_stay_what_they_are() -> None:
 def test_a_mask_stays_as_it_is(mask: np.ndarray, sigma: float) -> None:
     """So a label keeps its score: it holds no probabilities that could be averaged."""
     assert np.array_equal(along_sheets(mask.view(np.uint8) * np.uint8(255), sigma) == 255, mask)
+    settings = ScrollPredictConfig(along_sheets=sigma, thickness=2.0, part_sheets=0.9, min_size=0, fill_holes=0)
+    assert np.array_equal(postprocess.surface(mask.view(np.uint8) * np.uint8(255), settings), mask)
 
 
-def test_switched_off_nothing_is_averaged() -> None:
+def test_switched_off_the_threshold_alone_decides() -> None:
     volume = np.random.default_rng(0).integers(0, 256, (20, 21, 22)).astype(np.uint8)
-    assert ScrollPredictConfig().along_sheets == 0
+    plain = ScrollPredictConfig(min_size=0, fill_holes=0)
+    assert plain.along_sheets == plain.thickness == plain.part_sheets == 0
     assert along_sheets(volume, 0.0) is volume
+    assert np.array_equal(postprocess.surface(volume, plain), volume >= 128)
 
 
 @given(st.integers(1, 254), array_shapes(min_dims=3, max_dims=3, max_side=7))
@@ -74,7 +78,7 @@ def test_a_constant_answer_stays_constant(value: int, shape: tuple[int, int, int
 
 def test_only_directions_that_are_used_have_a_disc() -> None:
     """A used one has the same disc, bit for bit, whether others are used or not."""
-    shape, count = (60, 50, 40), len(_grid())
+    shape, count = (60, 50, 40), len(grid())
     used = np.zeros(count, bool)
     used[[0, 7, 144, 290, 600]] = True
     (starts, offsets, weights), (every, all_offsets, all_weights) = (
@@ -104,5 +108,5 @@ def test_directions_are_those_across_the_sheets(normal: tuple[int, int, int]) ->
     unit = np.array(normal) / np.linalg.norm(normal)
     height = np.tensordot(unit, np.mgrid[:48, :48, :48], 1)
     volume = np.where(height % 12 < 4, 220, 30).astype(np.uint8)
-    found = _grid()[_directions(volume)[6:-6, 6:-6, 6:-6].reshape(-1)]
+    found = grid()[across(volume)[6:-6, 6:-6, 6:-6].reshape(-1)]
     assert np.degrees(np.arccos(np.minimum(np.abs(found @ unit), 1))).max() < 6

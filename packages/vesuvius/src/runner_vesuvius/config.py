@@ -162,6 +162,12 @@ class ScrollPredictConfig(PredictConfig):
     along_sheets: Annotated[float, Within(0, 8)] = 0.0
     """Before the threshold, average probabilities along the sheets over this many voxels (standard deviation): closes
     pinholes, cuts bridges, and rounds what is smaller. 0: off."""
+    thickness: Annotated[float, Within(0, 16)] = 0.0
+    """Draw sheets anew, so many voxels thick, around the crests of the probability across them: parts sheets that a
+    threshold joins. 0: off, the threshold alone decides. Set it a little thicker than the labels are."""
+    part_sheets: Annotated[float, Within(0, 1)] = 0.0
+    """Cut bridges between sheets: a valley of depth d between two sheets parts them where only voxels of a probability
+    below `part_sheets` · d join them. 0: off; up to `threshold`, there is next to nothing to cut."""
     min_size: Annotated[int, AtLeast(0)] = 100
     """Remove components of fewer voxels (26-connected)."""
     fill_holes: Annotated[int, AtLeast(0)] = 1000

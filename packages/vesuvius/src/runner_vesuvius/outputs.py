@@ -92,7 +92,7 @@ def remarks(prediction: Detected) -> Iterator[Finding]:
     if largest > MERGED[0] and share > MERGED[1]:
         text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: sheets touch. "
         text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score. "
-        text += "Averaging along the sheets may (predict.along_sheets)"
+        text += "Sheets averaged and drawn anew may (predict.along_sheets, predict.thickness); `select` tries it"
         yield Finding("merged", "note", text)
 
 

@@ -1,4 +1,4 @@
-"""Post-processing of probabilities: averages along sheets, hysteresis, size of components, cavities."""
+"""Post-processing of probabilities: sheets mended, drawn anew and parted; hysteresis; size of components; cavities."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ from runner_core import Array
 
 from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import ScrollPredictConfig
-from runner_vesuvius.sheets import along_sheets
+from runner_vesuvius.crests import drawn
+from runner_vesuvius.parting import parted
+from runner_vesuvius.sheets import across, along_sheets, is_mask
 
 
 def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
-    """Return the surface (D, H, W) uint8, 0 or 1, of a probability (D, H, W) uint8, 255 for certain."""
+    """Return the surface (D, H, W) uint8, 0 or 1, of a probability (D, H, W) uint8, 255 for certain.
+
+    A volume of 0 and 255 alone is a mask, without probabilities by which sheets could be mended: they stay as they are.
+    """
     low, high = _steps(settings.threshold), _steps(settings.seed_threshold)
-    probability = along_sheets(probability, settings.along_sheets)
-    return tidied(hysteresis(probability, low, high), settings)
+    averaged = along_sheets(probability, settings.along_sheets)
+    if not (settings.thickness or settings.part_sheets) or is_mask(probability):
+        return tidied(hysteresis(averaged, low, high), settings)
+    directions = across(probability)
+    crests = drawn(averaged, directions, settings.thickness) if settings.thickness else averaged
+    mask = hysteresis(crests, low, high)
+    del crests
+    if settings.part_sheets:
+        mask = parted(mask, averaged, directions, settings.part_sheets)
+    return tidied(mask, settings)
 
 
 def tidied(mask: Array, settings: ScrollPredictConfig) -> Array:

@@ -34,10 +34,10 @@ def along_sheets(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uin
     A volume of 0 and 255 alone is a mask, without probabilities to average: it is returned as it is. Directions are
     found on every second voxel. Takes 8 bytes per voxel beyond `probability`.
     """
-    if sigma <= 0 or _is_mask(probability):
+    if sigma <= 0 or is_mask(probability):
         return probability
     reach = math.ceil(REACH * sigma)
-    directions = _directions(probability)
+    directions = across(probability)
     padded = np.pad(probability, reach, mode="edge")
     starts, offsets, weights = _discs(sigma, padded.shape, np.bincount(directions.reshape(-1)) > 0)
     out = np.empty(probability.shape, np.uint8)
@@ -45,12 +45,12 @@ def along_sheets(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uin
     return out
 
 
-def _is_mask(probability: Array) -> bool:
+def is_mask(probability: Array) -> bool:
     return all(((plane == 0) | (plane == 255)).all() for plane in probability)
 
 
-def _directions(probability: Array) -> NDArray[np.int16]:
-    """Return the direction across the sheets in each cube of 2 × 2 × 2 voxels, as a number of `_discs`."""
+def across(probability: Array) -> NDArray[np.int16]:
+    """Return the direction across the sheets in each cube of 2 × 2 × 2 voxels, as an index of `grid()`."""
     half = _halved(probability)
     slopes = [ndimage.gaussian_filter(half, GRADIENT / 2, order=np.eye(3, dtype=int)[axis]) for axis in range(3)]
     tensor = np.empty((6, *half.shape), np.float32)
@@ -78,10 +78,10 @@ def _discs(sigma: float, shape: tuple[int, ...], used: Array) -> tuple[Array, Ar
     reach = math.ceil(REACH * sigma)
     cube = np.stack(np.meshgrid(*[np.arange(-reach, reach + 1)] * 3, indexing="ij"), -1).reshape(-1, 3)
     steps = cube @ np.array([shape[1] * shape[2], shape[2], 1])
-    grid = _grid()
+    vectors = grid()
     offsets, weights = [steps[:0]] * len(used), [np.empty(0)] * len(used)
     for k in np.flatnonzero(used):
-        direction = grid[k]
+        direction = vectors[k]
         off = np.abs(cube @ direction)
         square = np.maximum((cube * cube).sum(1) - off * off, 0)
         near = (off < 1) & (square <= reach * reach)
@@ -92,7 +92,7 @@ def _discs(sigma: float, shape: tuple[int, ...], used: Array) -> tuple[Array, Ar
     return starts, np.concatenate(offsets), np.concatenate(weights).astype(np.float32)
 
 
-def _grid() -> NDArray[np.float64]:
+def grid() -> NDArray[np.float64]:
     """Return unit vectors in the order of `_number`: by largest component, then by the two that follow it."""
     ratios = np.arange(-STEPS, STEPS + 1) / STEPS
     found = [np.roll([1.0, a, b], axis) for axis in range(3) for a in ratios for b in ratios]
