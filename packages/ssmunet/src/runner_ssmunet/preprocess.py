@@ -11,6 +11,7 @@ from runner_core import BadInput, otsu_threshold
 from runner_ssmunet.axis import Axis, plan
 from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.readers import Core
+from runner_ssmunet.readers.blocks import by_rows, release, space
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Steps = Callable[[Array, Axis], Array]
@@ -52,7 +53,7 @@ def tissue_mask(core: Core, mode: str, name: str) -> Array:
             f"{name}: its axis, {core.wavenumbers[0]:g} to {core.wavenumbers[-1]:g} cm⁻¹, has no amide-I band (1600 to "
             f"1700) to find the tissue by. {remedy}"
         )
-    area = core.spectra @ weights.astype(np.float32)
+    area = by_rows(core.spectra, lambda rows: np.asarray(rows @ weights.astype(np.float32)))
     low, high = np.percentile(area[core.measured], (1, 99))
     if high - low < _CONTRAST or high <= 0:
         raise BadInput(f"{name}: no amide-I area stands out from the rest: no tissue is found. {remedy}")
@@ -109,16 +110,17 @@ def prepare(
     `data.normalise amide1` finds no such band.
     """
     axis = plan(wavenumbers, data, name)
-    out = np.zeros((*tissue.shape, len(axis.wavenumbers)), np.float16)
-    places = np.flatnonzero(tissue)
-    flat, target = spectra.reshape(-1, spectra.shape[-1]), out.reshape(-1, out.shape[-1])
-    for first in range(0, len(places), _PIXELS):
-        part = places[first : first + _PIXELS]
+    out = space((*tissue.shape, len(axis.wavenumbers)), np.float16)
+    rows, columns = np.nonzero(tissue)
+    for first in range(0, len(rows), _PIXELS):
+        part = rows[first : first + _PIXELS], columns[first : first + _PIXELS]
         if steps is None:
-            own = processed(flat[part], axis, data, name)
+            own = processed(spectra[part], axis, data, name)
         else:
-            own = steps(on_axis(flat[part], axis), axis)
-        target[part] = own.clip(-6e4, 6e4)
+            own = steps(on_axis(spectra[part], axis), axis)
+        out[part] = own.clip(-6e4, 6e4)
+        release(spectra)
+        release(out)
     return out, axis.wavenumbers
 
 

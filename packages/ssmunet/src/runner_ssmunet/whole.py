@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from runner_core import Infer
 
+from runner_ssmunet.readers.blocks import release, space
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PIXELS = 16384
@@ -44,9 +46,11 @@ def described(spectra: Array, tissue: Array, infer: Infer) -> tuple[Array, Array
         inside = np.arange(len(pixels)) > 0  # the first of each batch stands for what is no tissue
         found = infer({"spectra": pixels, "tissue": inside.astype(np.uint8)[:, None, None]})
         if not first:
-            features = np.tile(found["features"][0, 0, 0], (tissue.size, 1))
+            features = space((tissue.size, found["features"].shape[-1]), np.float32)
+            features[...] = found["features"][0, 0, 0]
         features[part] = found["features"][1:, 0, 0]
         attention += found["attention"][0] * (len(part) / len(places))
+        release(spectra)
     empty = found["features"][0, 0, 0]
     return features.reshape(*tissue.shape, -1), empty, attention
 
@@ -84,9 +88,11 @@ def blended(
     """
     shape = tissue.shape
     sides = [max(length, patch) for length in shape]
-    padded = np.empty((*sides, features.shape[-1]), np.float32)
-    padded[...] = empty
-    padded[: shape[0], : shape[1]] = features
+    padded = features
+    if tuple(sides) != tuple(shape):
+        padded = np.empty((*sides, features.shape[-1]), np.float32)
+        padded[...] = empty
+        padded[: shape[0], : shape[1]] = features
     places = [
         (slice(y, y + patch), slice(x, x + patch))
         for y in starts(sides[0], patch, overlap)

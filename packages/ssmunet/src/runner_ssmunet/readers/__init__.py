@@ -1,8 +1,8 @@
 """Readers of one core, by file format: npz, ENVI, Agilent, MATLAB, OPUS, PerkinElmer, Photothermal.
 
 Each module has `read(path, spectra=True) -> Raw`, `meta(path)` (the core's ids, with as little reading as possible) and
-`parts(path)` (the files of the core, the one to read first). The libraries behind them are imported when a file is
-read.
+`parts(path)` (the files of the core, the one to read first). Formats of large images have `blocks(path)` too, to read
+them in parts. The libraries behind them are imported when a file is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from runner_ssmunet.drawings.colours import Colour
 from runner_ssmunet.readers import agilent, envi, matlab, npz, omnic, opus, perkinelmer, ptir
 from runner_ssmunet.readers import base as _base
 from runner_ssmunet.readers.base import Array, Core, Outline, Units
+from runner_ssmunet.readers.blocks import Blocks, is_large, of_array, stored
 from runner_ssmunet.readers.sidecars import MAPS, beside, completed, is_beside, read_map, read_meta
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "is_core",
     "labels",
     "meta",
+    "open_blocks",
     "read",
     "read_outline",
 ]
@@ -58,7 +60,27 @@ def read(path: Path, labels: Path | None = None, units: Units | None = None) -> 
     `units` are those of its spectra, in place of what the file says. Raises BadInput naming the file and what is
     wrong with it.
     """
-    return _base.core(completed(reader(path).read(path), path, labels), path, units)
+    module = reader(path)
+    if hasattr(module, "blocks") and is_large((image := module.blocks(path)).shape, path):
+        rest, spectra, measured = stored(image, completed(image.raw, path, labels), path, units)
+        return _base.whole(rest, spectra, measured, path)
+    return _base.core(completed(module.read(path), path, labels), path, units)
+
+
+@_quietly()
+def open_blocks(path: Path) -> Blocks:
+    """Return the image of a file, to be read in parts. A format that cannot be is read at once.
+
+    Its `raw` has the labels and the mask from beside the file. Raises BadInput naming the file.
+    """
+    module = reader(path)
+    if hasattr(module, "blocks"):
+        found: Blocks = module.blocks(path)
+    else:
+        raw = module.read(path)
+        found = of_array(raw, raw.spectra)
+    completed(found.raw, path)
+    return found
 
 
 @_quietly()

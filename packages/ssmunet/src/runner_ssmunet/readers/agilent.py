@@ -9,6 +9,8 @@ comes alone. Missing tiles of a mosaic were not measured.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,16 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput, Json, size_text
 
-from runner_ssmunet.readers.base import Raw, existing, library, short
+from runner_ssmunet.readers.base import Array, Raw, existing, library, short
+from runner_ssmunet.readers.blocks import Blocks
 from runner_ssmunet.readers.sizes import refuse_size
 
 _COUNT = 2228 + 8
-"""Offset (bytes) of the number of wavenumbers (int32) in a header."""
+"""Offset (bytes) of the number of wavenumbers (int32) in a header; the number of the first lies 8 bytes before it."""
+_STEP = 2216
+"""Offset of the distance between wavenumbers (float64)."""
+_OFFSET = 1020
+"""Bytes before the values of a tile."""
 
 
 def is_core(path: Path) -> bool:
@@ -64,12 +71,69 @@ def read(path: Path, spectra: bool = True) -> Raw:
     except Exception as error:  # a broken byte can make the parser raise anything
         raise BadInput(f"{header}: not a readable Agilent image ({short(error)}). Copy its files again.") from error
     raw = Raw(wavenumbers=np.asarray(image.wavenumbers, np.float64), shape=image.data.shape)
-    size = image.info.get("FPA Pixel Size", 0) * image.info.get("PixelAggregationSize", 1)
-    if size > 0:
-        raw.meta["pixel_um"] = float(size)
+    raw.meta |= _pixel(image.info)
     if spectra:
         raw.spectra = image.data
     return raw
+
+
+def blocks(path: Path) -> Blocks:
+    """Return the image to be read in parts: its tiles are mapped, and only those that a part touches are read."""
+    header, *files = parts(path)
+    _refuse_sizes(header, files, memory=False)
+    with header.open("rb") as file:
+        start = file.read(_COUNT + 4)
+    (step,), (first, _, count) = struct.unpack_from("<d", start, _STEP), struct.unpack_from("<3i", start, _COUNT - 8)
+    tiles = {_place(own) if len(files) > 1 or own.suffix.lower() == ".dmd" else (0, 0): own for own in files}
+    side = math.isqrt(max(0, max(own.stat().st_size for own in files) - _OFFSET) // (4 * count))
+    for own in files:
+        if not side or own.stat().st_size != _OFFSET + 4 * count * side**2:
+            raise BadInput(
+                f"{header}: not a readable Agilent image ({own.name} has {own.stat().st_size} bytes: no square tile of "
+                f"{count} wavenumbers, or of another size than the others). Copy its files again."
+            )
+    rows, columns = (1 + max(place[axis] for place in tiles) for axis in (1, 0))
+    raw = Raw(wavenumbers=step * (first + np.arange(count)), shape=(rows * side, columns * side, count))
+    raw.meta |= _pixel_size(header)
+
+    def fetch(wanted: slice, across: slice) -> Array:
+        top, bottom, _ = wanted.indices(rows * side)
+        left, right, _ = across.indices(columns * side)
+        out = np.full((bottom - top, right - left, count), np.nan, np.float32)
+        for (column, row), file in tiles.items():
+            y, x = row * side, column * side
+            a, b, c, d = max(top, y), min(bottom, y + side), max(left, x), min(right, x + side)
+            if a < b and c < d:
+                tile = np.memmap(file, "<f4", "r", _OFFSET, (count, side, side))[:, ::-1]
+                out[a - top : b - top, c - left : d - left] = tile[:, a - y : b - y, c - x : d - x].transpose(1, 2, 0)
+        return out
+
+    return Blocks(raw, fetch)
+
+
+def _place(tile: Path) -> tuple[int, int]:
+    """Return the column and row of a tile, which its name ends with."""
+    column, row = tile.stem.rsplit("_", 2)[-2:]
+    if not (column.isdecimal() and row.isdecimal()):
+        raise BadInput(
+            f"{tile}: the name of a tile ends with its column and row, as in _0000_0001. Rename or remove it."
+        )
+    return int(column), int(row)
+
+
+def _pixel_size(header: Path) -> dict[str, Json]:
+    """Return `pixel_um` by the library, which reads it without the tiles of a mosaic."""
+    library_ = library("agilent_format", header)
+    with contextlib.suppress(Exception):  # an image without it is none the worse
+        kind = library_.agilentImage if header.suffix.lower() == ".bsp" else library_.agilent.agilentMosaicTiles
+        name = header if header.suffix.lower() == ".dmt" else _tile(header)
+        return _pixel(kind(str(name)).info)
+    return {}
+
+
+def _pixel(info: Any) -> dict[str, Json]:
+    size = info.get("FPA Pixel Size", 0) * info.get("PixelAggregationSize", 1)
+    return {"pixel_um": float(size)} if size > 0 else {}
 
 
 def _header(path: Path) -> Path:
@@ -90,10 +154,10 @@ def _header(path: Path) -> Path:
     return header
 
 
-def _refuse_sizes(header: Path, files: list[Path]) -> None:
+def _refuse_sizes(header: Path, files: list[Path], memory: bool = True) -> None:
     """Raise BadInput if the sizes in the header cannot be right.
 
-    The header may not claim more wavenumbers than its files hold, nor all tiles more than the memory.
+    The header may not claim more wavenumbers than its files hold, nor all tiles more than the memory, with `memory`.
     """
     with existing(header).open("rb") as file:
         file.seek(_COUNT)
@@ -107,7 +171,8 @@ def _refuse_sizes(header: Path, files: list[Path]) -> None:
         )
     places = [file.stem.rsplit("_", 2)[-2:] for file in files] if header.suffix.lower() == ".dmt" else [["0", "0"]]
     columns, rows = (len({place[axis] for place in places}) for axis in (0, 1))
-    refuse_size(header, "its mosaic", (columns, rows, max(sizes) // 4), columns * rows * max(sizes))
+    if memory:
+        refuse_size(header, "its mosaic", (columns, rows, max(sizes) // 4), columns * rows * max(sizes))
 
 
 def _tile(header: Path) -> Path:

@@ -135,7 +135,14 @@ def core(raw: Raw, path: Path, units: Units | None = None) -> Core:
     if np.asarray(raw.wavenumbers).ravel()[0] > rest.wavenumbers[0]:
         spectra = spectra[..., ::-1]
     spectra = absorbance(spectra, units or raw.units)
-    spectra, measured = _finite(spectra, rest.tissue, path)
+    spectra, measured = finite(spectra, rest.tissue, path)
+    return whole(rest, spectra, measured, path)
+
+
+def whole(rest: Outline, spectra: Array, measured: Array, path: Path) -> Core:
+    """Return the core of its parts; raise BadInput if nothing was measured."""
+    if not measured.any():
+        raise BadInput(f"{path}: every spectrum is NaN. Export the image again.")
     return Core(**vars(rest), spectra=spectra, measured=measured)
 
 
@@ -281,11 +288,11 @@ def _mask(tissue: Array, path: Path) -> Array:
     return mask
 
 
-def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Array]:
+def finite(spectra: Array, tissue: Array | None, path: Path, first: int = 0) -> tuple[Array, Array]:
     """Return spectra with 0 in pixels with a NaN or infinite value, and the pixels that have none.
 
     Without a mask, a pixel of NaN only was not measured (instruments write missing tiles so); a pixel of NaN in part is
-    a fault.
+    a fault. `first` is the number of the first row, for messages.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(spectra.sum(-1)).all():  # finite sums have finite terms
@@ -298,9 +305,7 @@ def _finite(spectra: Array, tissue: Array | None, path: Path) -> tuple[Array, Ar
         row, column = np.argwhere(wrong)[0]
         where = "" if tissue is None else " of the tissue"
         raise BadInput(
-            f"{path}: {counted(int(wrong.sum()), 'pixel')}{where} with NaN or infinite values, the first in row {row}, "
-            f"column {column}. Mend them, or take these pixels out of tissue_mask."
+            f"{path}: {counted(int(wrong.sum()), 'pixel')}{where} with NaN or infinite values, the first in row "
+            f"{first + row}, column {column}. Mend them, or take these pixels out of tissue_mask."
         )
-    if not measured.any():
-        raise BadInput(f"{path}: every spectrum is NaN. Export the image again.")
     return np.where(measured[..., None], spectra, np.float32(0)), measured

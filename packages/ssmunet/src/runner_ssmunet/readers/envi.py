@@ -11,6 +11,7 @@ import numpy as np
 from runner_core import BadInput, Json, refuse_long_file, shape_text
 
 from runner_ssmunet.readers.base import Array, Raw, existing, library, short
+from runner_ssmunet.readers.blocks import Blocks, release
 from runner_ssmunet.readers.sizes import array_bytes, refuse_size
 
 _LONGEST = 10_000_000
@@ -123,7 +124,7 @@ def _opened(path: Path) -> Any:
 
 
 def _refuse_sizes(image: Any, header: Path) -> None:
-    """Raise BadInput if the data file is shorter than the header says, or too large for the memory."""
+    """Raise BadInput if the data file is shorter than the header says."""
     shape, offset = tuple(int(n) for n in image.shape), int(image.offset)
     if min(shape) < 1 or offset < 0:
         raise BadInput(
@@ -135,7 +136,6 @@ def _refuse_sizes(image: Any, header: Path) -> None:
     there = existing(Path(image.filename)).stat().st_size
     if there < wanted:
         raise BadInput(f"{image.filename}: {there} bytes, but {header.name} says {wanted}. Copy the file again.")
-    refuse_size(header, "its image", shape, array_bytes(shape, 4))
 
 
 def _wavenumbers(image: Any, header: Path) -> Array:
@@ -159,12 +159,38 @@ def _wavenumbers(image: Any, header: Path) -> Array:
     return axis
 
 
+def blocks(path: Path) -> Blocks:
+    """Return the image to be read in parts."""
+    image, header = _opened(path), _header(path)
+    raw, lines = read(path, spectra=False), int(image.shape[0])
+    mapped = image.open_memmap(interleave="bip")
+
+    def fetch(rows: slice, columns: slice) -> Array:
+        first, last, step = rows.indices(lines)
+        own = slice(lines - last, lines - first) if _is_agilents(image) else slice(first, last, step)
+        part = np.array(mapped[own, columns], np.float32)
+        release(mapped)
+        if image.scale_factor != 1:
+            part /= np.float32(image.scale_factor)
+        part = _measured(part, image, header)
+        return part[::-1] if _is_agilents(image) else part
+
+    return Blocks(raw, fetch)
+
+
 def _data(image: Any, header: Path) -> Array:
+    shape = tuple(int(n) for n in image.shape)
+    refuse_size(header, "its image", shape, array_bytes(shape, 4))
     try:
         with np.errstate(all="ignore"):  # a scale factor of 0
             data = np.asarray(image.load())
     except Exception as error:
         raise BadInput(f"{image.filename}: truncated or damaged ({short(error)}). Copy it again.") from error
+    return _measured(data, image, header)
+
+
+def _measured(data: Array, image: Any, header: Path) -> Array:
+    """Return the values, NaN in the pixels that the header says to ignore."""
     nothing = image.metadata.get("data ignore value")
     if nothing is not None:
         try:

@@ -18,6 +18,7 @@ import numpy as np
 from runner_core import BadInput, Json, shape_text
 
 from runner_ssmunet.readers.base import Array, Raw, Units, existing
+from runner_ssmunet.readers.blocks import Blocks, of_array
 from runner_ssmunet.readers.sizes import refuse_size
 
 _START = 44
@@ -74,9 +75,9 @@ def read(path: Path, spectra: bool = True) -> Raw:
     return raw
 
 
-def mapped(path: Path) -> Array:
-    """Return the spectra (H, W, C), mapped from the file."""
-    return _layout(path).spectra
+def blocks(path: Path) -> Blocks:
+    """Return the image to be read in parts."""
+    return of_array(read(path, spectra=False), _layout(path).spectra)
 
 
 def _layout(path: Path) -> _Layout:
