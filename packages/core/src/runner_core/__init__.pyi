@@ -41,6 +41,7 @@ from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
 from runner_core.base.writing import whole_file as whole_file
+from runner_core.base.writing import whole_folder as whole_folder
 from runner_core.config import DataConfig as DataConfig
 from runner_core.config import FilesConfig as FilesConfig
 from runner_core.config import PairsConfig as PairsConfig

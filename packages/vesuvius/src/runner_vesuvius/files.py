@@ -3,7 +3,7 @@
 train_images/ID.tif   with train_labels/ID.tif, and train.csv (id,scroll_id) beside the two folders (the challenge's;
                       volumes in deprecated_train_images, which its hosts took back, are left out)
 images/ID.tif         with labels/ID.tif, likewise; the manifest has any name
-imagesTr/ID_0000.tif  with labelsTr/ID.tif (nnU-Net), likewise
+imagesTr/ID_0000.tif  with labelsTr/ID.tif and dataset.json (nnU-Net), likewise
 any others            by a table of pairs (data.manifest) or by patterns (data.pattern)
 
 The folders may lie at any depth and hold .npy files or .zarr folders instead of tifs. Without a manifest, the part of a
@@ -37,6 +37,7 @@ from runner_core import (
 )
 
 from runner_vesuvius import manifest
+from runner_vesuvius.labels import OWN, refuse_dataset, values_of
 from runner_vesuvius.volumes import SUFFIXES
 
 LAYOUT = (
@@ -75,10 +76,18 @@ def find_records(root: Path, data: PairsConfig | None = None) -> list[Record]:
         raise BadInput(f"{root}: no volumes with labels below it. Looked for {LAYOUT}.{there}")
     keys = unique_keys([image for image, _, _ in found], root, stem)
     records = [
-        Record(keys[image], scroll, {"image": image, "label": label}, split_of_folder(image, root))
+        Record(
+            keys[image], scroll, {"image": image, "label": label}, split_of_folder(image, root), values=_values(label)
+        )
         for image, label, scroll in found
     ]
     return sorted(records, key=lambda record: record.key)
+
+
+def _values(label: Path) -> dict[str, str]:
+    """Return the values that mean other things than here: with another dataset.json, it is another record."""
+    meanings = values_of(label)
+    return {} if meanings.items() <= OWN.items() else {"label_values": str(sorted(meanings.items()))}
 
 
 def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
@@ -143,6 +152,7 @@ def _pairs_below(root: Path) -> Iterator[tuple[Path, Path]]:
 
 def _paired(images: Path, labels: Path) -> list[tuple[Path, Path, str]]:
     """Return image, label and scroll of every volume of two folders."""
+    refuse_dataset(images, SUFFIXES)
     pairs = match_by_name(images, labels, is_volume, stem, stem)
     keys = [stem(image) for image, _ in pairs]
     scrolls = _scrolls(images, keys) if pairs else {}

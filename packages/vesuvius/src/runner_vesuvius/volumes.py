@@ -19,7 +19,7 @@ import numpy as np
 from runner_core import Array, BadInput, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
 from runner_vesuvius import npy, tif, zarrs
-from runner_vesuvius.labels import IGNORE
+from runner_vesuvius.labels import IGNORE, OWN, values_of
 from runner_vesuvius.tif import write as write_tif
 
 __all__ = [
@@ -114,6 +114,8 @@ def read_label(path: Path) -> Array:
         )
     volume = _read(path, shape, dtype)
     volume = volume.view(np.uint8) if dtype.kind == "b" else volume
+    if not (meanings := values_of(path)).items() <= OWN.items():
+        volume = _translated(path, volume, meanings)
     if volume.max() > IGNORE or volume.min() < 0:
         values, counts = np.unique(volume, return_counts=True)
         odd = [(v, n) for v, n in zip(values.tolist(), counts.tolist(), strict=True) if not 0 <= v <= IGNORE]
@@ -124,6 +126,22 @@ def read_label(path: Path) -> Array:
             "volume out."
         )
     return volume.astype(np.uint8, copy=False)
+
+
+def _translated(path: Path, volume: Array, meanings: Mapping[int, int]) -> Array:
+    """Return a label with the values that `meanings` gives its own."""
+    found = np.zeros(volume.shape, np.uint8)
+    left = volume.size
+    for value, meaning in meanings.items():
+        here = volume == value
+        found[here] = meaning
+        left -= np.count_nonzero(here)
+    if left:
+        odd = [str(value) for value in np.unique(volume).tolist() if value not in meanings]
+        raise BadInput(
+            f"{path}: holds {', '.join(odd[:5])}, which dataset.json does not list among its labels. Mend it."
+        )
+    return found
 
 
 def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,136 @@
+"""Datasets in nnU-Net's format: a command that writes one of the volumes that runner finds.
+
+    imagesTr/ID_0000.tif  labelsTr/ID.tif    volumes and labels, each with ID.json, the size of a voxel
+    imagesTs/ID_0000.tif                     volumes of test_images, if there are any
+    dataset.json                             channel, labels (2 is nnU-Net's ignore label), number of volumes
+    splits_final.json                        cross-validation by scroll, to put into nnUNet_preprocessed/DATASET
+    scrolls.csv                              the scroll of each volume: runner reads the folder as --data again
+
+`labels` reads the labels' values from a dataset.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner_core import Array, BadInput, Record, counted, whole_folder
+
+from runner_vesuvius import files, volumes
+from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
+
+FOLDS = 5
+"""Most folds: nnU-Net trains five by default."""
+ENDING = ".tif"
+_SPACING = {"spacing": [1.0, 1.0, 1.0]}
+
+
+def export_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
+    """Write volumes and labels as a dataset of nnU-Net, with folds by scroll."""
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="volumes with labels, as `train --data` takes them"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="new folder, such as nnUNet_raw/Dataset001_Scrolls"
+    )
+    parser.add_argument(
+        "--channel",
+        default="CT",
+        help="name of the channel, by which nnU-Net chooses its normalisation. CT (default): over the data set, as "
+        "data.normalise set does; any other name: volume by volume",
+    )
+    options = parser.parse_args(words)
+    records = files.find_records(options.data)
+    test = options.data / "test_images"
+    inputs = files.find_inputs(test) if test.is_dir() else []
+    names = _names([*records, *inputs])
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise BadInput(f"{options.out}: is there already: name a new or empty folder")
+    try:
+        with whole_folder(options.out) as folder:
+            _write(folder, records, inputs, names, options.channel)
+    except OSError as error:
+        raise BadInput(f"{options.out}: cannot be written: {error.strerror or error}") from error
+    scrolls = {record.group for record in records}
+    print(f"{options.out}: {counted(len(records), 'volume')} of {counted(len(scrolls), 'scroll')}")
+    if len(scrolls) > 1:
+        print("copy splits_final.json into nnUNet_preprocessed/DATASET after planning: nnU-Net's own split is random")
+    else:
+        print("note: no splits_final.json, as there is one scroll only: nnU-Net's own split takes parts of it apart")
+    return 0
+
+
+def folds(scrolls: Mapping[str, str]) -> list[dict[str, list[str]]]:
+    """Return at most `FOLDS` splits {train, val} of ids, whole scrolls in each; `scrolls` gives each id's.
+
+    >>> folds({"1": "A", "2": "B", "3": "A"})
+    [{'train': ['2'], 'val': ['1', '3']}, {'train': ['1', '3'], 'val': ['2']}]
+    """
+    sizes = Counter(scrolls.values())
+    held: list[set[str]] = [set() for _ in range(min(FOLDS, len(sizes)))]
+    for scroll, _ in sizes.most_common():
+        min(held, key=lambda some: sum(sizes[name] for name in some)).add(scroll)
+    return [
+        {
+            "train": sorted(key for key, scroll in scrolls.items() if scroll not in some),
+            "val": sorted(key for key, scroll in scrolls.items() if scroll in some),
+        }
+        for some in held
+    ]
+
+
+def _names(records: Sequence[Record]) -> dict[str, str]:
+    """Return the id of each image's path in the dataset: its key, behind its scroll's name unless that is there."""
+    names: dict[str, str] = {}
+    for record in records:
+        key, scroll = record.key, record.group
+        name = key if scroll == key or key.startswith(f"{scroll}_") else f"{scroll}_{key}"
+        names[str(record.files["image"])] = name.replace("/", "_").replace(" ", "_")
+    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
+        both = [path for path, name in names.items() if name == repeated[0]]
+        raise BadInput(f"{' and '.join(both)}: both would be called {repeated[0]} there. Rename one.")
+    return names
+
+
+def _write(
+    folder: Path, records: Sequence[Record], inputs: Sequence[Record], names: Mapping[str, str], channel: str
+) -> None:
+    for record in records:
+        name, image = names[str(record.files["image"])], volumes.read_image(record.files["image"])
+        label = volumes.read_truth(record.files, image.shape)
+        _write_volume(folder / "imagesTr", name, image, "_0000")
+        _write_volume(folder / "labelsTr", name, label)
+        print(name, flush=True)
+    for record in inputs:
+        _write_volume(
+            folder / "imagesTs", names[str(record.files["image"])], volumes.read_image(record.files["image"]), "_0000"
+        )
+    scrolls = {names[str(record.files["image"])]: record.group for record in records}
+    _write_json(
+        folder / "dataset.json",
+        {
+            "channel_names": {"0": channel},
+            "labels": {"background": BACKGROUND, "surface": SURFACE, "ignore": IGNORE},
+            "numTraining": len(records),
+            "file_ending": ENDING,
+            "overwrite_image_reader_writer": "Tiff3DIO",  # otherwise nnU-Net tries to read a picture first
+        },
+    )
+    if len({*scrolls.values()}) > 1:
+        _write_json(folder / "splits_final.json", folds(scrolls))
+    with (folder / "scrolls.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("id", "scroll_id"), *sorted(scrolls.items())])
+
+
+def _write_volume(folder: Path, name: str, volume: Array, channel: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    volumes.write_tif(folder / f"{name}{channel}{ENDING}", volume)
+    _write_json(folder / f"{name}.json", _SPACING)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
