@@ -135,7 +135,7 @@ def _translated(path: Path, volume: Array, meanings: Mapping[int, int]) -> Array
     for value, meaning in meanings.items():
         here = volume == value
         found[here] = meaning
-        left -= np.count_nonzero(here)
+        left -= int(np.count_nonzero(here))
     if left:
         odd = [str(value) for value in np.unique(volume).tolist() if value not in meanings]
         raise BadInput(
