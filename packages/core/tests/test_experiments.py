@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runner_core
 from runner_core import BadInput, Record
 from runner_core.cli import main
 from runner_core.config import DataConfig
@@ -82,6 +83,30 @@ def test_every_record_is_scored_once_by_a_run_that_never_saw_its_group(crossval:
     page = (crossval / "report.html").read_text()
     assert "95 % interval" in page
     assert 'href="fold-2/report.html"' in page
+
+
+def test_other_methods_get_the_records_of_each_fold_and_a_place_in_the_report(crossval: Path) -> None:
+    """From Python: the project with the fold's statistics, its records, and a table that stays in the page."""
+    opened = runner_core.open(crossval)
+    assert isinstance(opened, runner_core.Experiment)
+    validated: list[str] = []
+    for run in opened.runs:
+        found = [(record.key, cropped.record.key) for _, record, cropped in run.records("validation")]
+        scored = {entry["record"] for entry in read(run.path, "scores.json")["records"]}
+        assert {key for key, _ in found} == {key for _, key in found} == scored
+        assert not scored & {record.key for _, record, _ in run.records("train")}
+        project, _, cropped = next(run.records("validation"))
+        assert project.name == "toy"
+        assert cropped.prepared
+        validated += scored
+    assert sorted(validated) == sorted(entry["record"] for entry in read(crossval, "scores.json")["records"])
+    with pytest.raises(BadInput, match="no sideways records"):
+        next(opened.runs[0].records("sideways"))
+    opened.add_table(runner_core.Table("others", "Other methods", ("method", "dice"), [["a rule of thumb", 0.25]]))
+    assert main(["toy", "crossval", "--resume", "cv"]) == 0
+    page = (crossval / "report.html").read_text()
+    assert "Other methods" in page
+    assert "a rule of thumb" in page
 
 
 @pytest.mark.parametrize("about", [{"group_by": "plate"}, {"folds": "column:plate"}])

@@ -164,3 +164,4 @@ from runner_core.output.pictures import write_png as write_png
 from runner_core.output.sinks import Sinks as Sinks
 from runner_core.output.sinks.tensorboard import tensorboard_without_tensorflow as tensorboard_without_tensorflow
 from runner_core.output.sinks.tracker import BackgroundSink as BackgroundSink
+from runner_core.tools.uncertainty import group_interval as group_interval

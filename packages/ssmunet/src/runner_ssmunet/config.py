@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from runner_core import AtLeast, Between, MoreThan, PairsConfig, PredictConfig, RunConfig, ShareBelow
 
+from runner_ssmunet.calls import CallsConfig
+
 POLYNOMIAL = 3
 """Order of the Savitzky–Golay polynomial."""
 
@@ -211,6 +213,7 @@ class SSMConfig(RunConfig):
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: SpectraPredictConfig = field(default_factory=SpectraPredictConfig)
+    calls: CallsConfig = field(default_factory=CallsConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""
@@ -226,6 +229,8 @@ class SSMConfig(RunConfig):
                 "data.patch 16 with train.batch_size 1 leaves the U-Net's lowest level one pixel, which batch "
                 "normalisation cannot use: take a larger patch or batch"
             )
+        if self.calls.negative and not self.calls.positive:
+            yield "calls.negative stands against calls.positive, which is empty: name the positive classes"
         if not self.loss.cross_entropy + self.loss.dice > 0:
             yield "loss.cross_entropy and loss.dice are both 0: nothing would be learned"
 

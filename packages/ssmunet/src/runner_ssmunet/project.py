@@ -37,6 +37,7 @@ from runner_core import (
     Statistics,
     Step,
     Store,
+    Table,
     Tensors,
     TileSamples,
     mirrors_and_turns,
@@ -44,6 +45,7 @@ from runner_core import (
 
 from runner_ssmunet import (
     baseline,
+    calls,
     checks,
     classes,
     files,
@@ -78,7 +80,7 @@ class SSMUNet(Project):
         crop="foreground",
         labels=files.LABEL_ROLES,
         # any implementation of `model.scan` runs any trained network: it depends on the machine
-        settings=("data.manifest", "data.pattern", "data.units", "model.scan"),
+        settings=("data.manifest", "data.pattern", "data.units", "model.scan", *calls.SETTINGS),
         pairs=PairFiles(readers.could_be, readers.sidecars.stem, labelled=False),
     )
     config: SSMConfig
@@ -143,6 +145,7 @@ class SSMUNet(Project):
             if not data.classes:
                 self._found = classes.find(root, records, data.ignore)
             classes.refuse_short(self.classes, records, data.ignore)
+            calls.sides(self.config.calls, self.outputs)
         elif not data.classes and (found := classes.named(root, records, data.ignore)):
             classes.refuse_others(self._trained, found)
         return records
@@ -459,8 +462,10 @@ class SSMUNet(Project):
             return {}
         ignore = self.config.data.ignore
         found = np.where(prediction.tissue, labels.targets(prediction.classes, ignore), -1)
-        counts = scores.confusion(found, labels.scored(truth, prediction.tissue, ignore), len(self.outputs))
-        return scores.core_scores(counts, self.outputs)
+        truth = labels.scored(truth, prediction.tissue, ignore)
+        counts = scores.confusion(found, truth, len(self.outputs))
+        called = calls.core_scores(self.config.calls, self.outputs, prediction.probabilities, prediction.tissue, truth)
+        return {**scores.core_scores(counts, self.outputs), **called}
 
     def _figure(self, record: Record, prediction: Segmented) -> Array:
         from runner_ssmunet.figures import figure
@@ -528,8 +533,15 @@ class SSMUNet(Project):
         return Judging(
             pooled=partial(scores.pooled, names=self.outputs),
             tables=partial(scores.tables, names=self.outputs),
+            grouped=self._grouped,
             shown=scores.SHOWN,
         )
+
+    def _grouped(self, groups: Sequence[str], rows: Sequence[Mapping[str, float]]) -> Sequence[Table]:
+        """Return the confusion with intervals over patients, and calls of cores and patients."""
+        kind = self.config.data.group_by
+        called = calls.tables(self.config.calls, groups, rows, kind)
+        return [calls.confusion_table(groups, rows, self.outputs, kind), *called] if len(set(groups)) > 1 else [*called]
 
     def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
         from runner_ssmunet.figures import overlay

@@ -105,6 +105,14 @@ def _cells(names: Sequence[str]) -> dict[str, tuple[int, int]]:
     }
 
 
+def matrix(core: Mapping[str, float], names: Sequence[str]) -> Array:
+    """Return the confusion matrix (K, K + 1) in a core's scores."""
+    counts = np.zeros((len(names), len(names) + 1))
+    for name, cell in _cells(names).items():
+        counts[cell] = core[name]
+    return counts
+
+
 def _sum(scores: Sequence[Mapping[str, float]], names: Sequence[str]) -> Array:
     counts = np.zeros((len(names), len(names) + 1), np.int64)
     for name, cell in _cells(names).items():

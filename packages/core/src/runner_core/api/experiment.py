@@ -7,6 +7,7 @@ from pathlib import Path
 from runner_core.api.results import Pictures, Rows
 from runner_core.api.run import Run
 from runner_core.base.errors import BadInput
+from runner_core.contract.records import Table
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
@@ -57,6 +58,12 @@ class Experiment(Run):
     def figures(self) -> Pictures:
         """Pictures that the trainings drew."""
         return Pictures(picture for run in self.runs for picture in run.figures)
+
+    def add_table(self, table: Table) -> Path:
+        """Put a table into the report, where it stays when scores are pooled anew; return the report."""
+        from runner_core.experiments.result import add_table
+
+        return add_table(self._experiment, table)
 
     def _checkpoint(self, name: str | None) -> Path:
         if name is not None:

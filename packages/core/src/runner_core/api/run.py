@@ -21,6 +21,9 @@ from runner_core.plugins.settings import read_settings
 
 if TYPE_CHECKING:
     from runner_core.api.prediction import Prediction, Predictor
+    from runner_core.contract.data import Cropped
+    from runner_core.contract.project import Project
+    from runner_core.contract.records import Record
 
 AnyPath = str | os.PathLike[str]
 _NOT_SHOWN = ("event", "timing")
@@ -178,6 +181,16 @@ class Run:
         A record that cannot be predicted is named on stderr and left out.
         """
         return self._ready(checkpoint, options).each(path)
+
+    def records(self, split: str = "validation") -> Iterator[tuple[Project, Record, Cropped]]:
+        """Yield the project as this run trained it, each record of a split, and what its network gets of it.
+
+        For other methods on the same data: the project has the statistics of the run's training records. A record is
+        read when `decoded` or `prepared` is first asked for.
+        """
+        ready = self._ready(None, {})
+        for record, cropped in ready.of_split(split):
+            yield ready.project, record, cropped
 
     def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
         """Write the network for use without runner into a new or empty folder, and return the files."""

@@ -301,6 +301,11 @@ class Judging:
     """`tables(scores, baseline)` returns further tables over a set of records: by organ, by class.
 
     `baseline`: the trivial method's scores, if there are any."""
+    grouped: Callable[[Sequence[str], Sequence[Mapping[str, float]]], Sequence[Table]] | None = None
+    """`grouped(groups, scores)` returns further tables that need to know which group each record is of.
+
+    `groups` holds the group of each record (its patient), in the order of `scores`: for intervals over groups
+    (`group_interval`), and for scores of whole patients."""
     shown: tuple[str, ...] = ()
     """Names of the scores that tables on screen and in the report show; empty: all. Files hold every score."""
     collect: Callable[[Sequence[Path], Path], Sequence[Path]] | None = None

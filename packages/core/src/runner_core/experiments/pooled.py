@@ -12,7 +12,7 @@ from typing import Any
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.output.experiments import ExperimentFolder
-from runner_core.training.evaluation import Row, Scores, goodness, means, over_set, read_scores
+from runner_core.training.evaluation import Row, Scores, further_tables, goodness, means, over_set, read_scores
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def pool(experiment: ExperimentFolder, project: Project, groups: Mapping[str, st
     rows.sort(key=lambda row: goodness(project, row))
     judging = project.judging()
     own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
-    tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
+    tables = further_tables(judging, rows)
     errors = [error for content in contents.values() for error in content.get("errors") or ()]
     # scores that only a whole validation set has are means over the members
     whole, whole_baseline = (means([c.get(of) or {} for c in contents.values()]) for of in ("means", "baseline"))

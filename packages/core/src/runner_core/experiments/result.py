@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from runner_core.contract.setup import Setup
 from runner_core.experiments.pooled import Pooled, pool
 from runner_core.output.display import duration
 from runner_core.output.experiments import ExperimentFolder, Member
+from runner_core.output.pictures import file_name
 from runner_core.output.progress import progress
 from runner_core.output.report import evaluations, score_blocks
 from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html, is_number, lines
-from runner_core.tools.uncertainty import mean, pseudo_values
+from runner_core.tools.uncertainty import group_interval, mean
 from runner_core.training.evaluation import Row, Scores, over_set, read_scores, write_scores
 
 SUMMARY_FILE = "summary.json"
 _FEW_GROUPS = 5
+_ADDED = "table-"
+"""Start of the names of files with further tables."""
 _KEYS = {"kind", "preset", "data", "about", "status", "done", "records", "groups", "scores", "baseline", "members"}
 """What the page needs of summary.json."""
 Say = Callable[[str], None]
@@ -135,12 +139,10 @@ def _interval(
     low = high = math.nan
     if known:
         found = mean([row.scores[name] for row in known], [row.record.group for row in known])
-        if not math.isclose(found.value, value, rel_tol=1e-9):
-            pseudo = pseudo_values(value, [scores.get(name, math.nan) for scores in without])
-            if not all(map(math.isfinite, pseudo)):
-                return {"mean": value, "low": None, "high": None}
-            found = mean(pseudo, [str(number) for number in range(len(pseudo))])
-        low, high = (value + end - found.value for end in found.interval())
+        if math.isclose(found.value, value, rel_tol=1e-9):
+            low, high = (value + end - found.value for end in found.interval())
+        else:
+            low, high = group_interval(value, [scores.get(name, math.nan) for scores in without])
     return {"mean": value, **{end: v if math.isfinite(v) else None for end, v in (("low", low), ("high", high))}}
 
 
@@ -219,11 +221,25 @@ def _page(experiment: ExperimentFolder, summary: Mapping[str, Any]) -> str:
                 ("Runs", [runs, _links(summary["members"])]),
                 ("Curves", [*_curves(experiment)]),
                 ("Records", [*score_blocks(experiment.path)] if summary["records"] else []),
+                *((table.title, [table]) for table in added_tables(experiment)),
                 *evaluations(experiment.path),
             ],
             (summary["status"], f"{summary['done']} of {len(summary['members'])} runs done"),
         )
     )
+
+
+def add_table(experiment: ExperimentFolder, table: Table) -> Path:
+    """Put a table into an experiment's report, where it stays when scores are pooled anew; return the report."""
+    replace_json(experiment.path / f"{_ADDED}{file_name(table.name)}.json", asdict(table))
+    return write_page(experiment)
+
+
+def added_tables(experiment: ExperimentFolder) -> Iterator[Table]:
+    """Yield the tables that were put into an experiment's report."""
+    for path in sorted(experiment.path.glob(f"{_ADDED}*.json")):
+        remedy = "remove it; the command that wrote it writes it again"
+        yield read_json(path, lambda found: Table(**found), remedy) or Table("empty", "", (), ())
 
 
 def _links(members: Sequence[Mapping[str, Any]]) -> Block:

@@ -152,6 +152,20 @@ def pseudo_values(value: float, without: Sequence[float]) -> list[float]:
     return [value + (len(without) - 1) * (middle - one) for one in without]
 
 
+def group_interval(value: float, without: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of a set's score, NaN if it has none.
+
+    `without` is the same score of the set without each group (a patient): jackknife pseudo-values stand for the groups
+    in the bootstrap.
+    """
+    pseudo = pseudo_values(value, without) if without else []
+    if not pseudo or not all(map(math.isfinite, pseudo)):
+        return math.nan, math.nan
+    found = mean(pseudo, [str(number) for number in range(len(pseudo))])
+    low, high = (value + end - found.value for end in found.interval())
+    return low, high
+
+
 def holm(p: Sequence[float], level: float = LEVEL) -> list[float]:
     """Return for each of several comparisons the level of its interval, by Holm (1979).
 

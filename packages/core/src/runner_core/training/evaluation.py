@@ -156,7 +156,7 @@ def evaluate(
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     unseen = [row for row in rows if not row.trained_on]
     unseen = unseen if len(unseen) < len(rows) else []
-    tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
+    tables = further_tables(judging, rows)
     calibrated = {} if calibration is None else calibration.json()
     scores = Scores(
         *(rows, over_set(judging, own), over_set(judging, trivial), errors),
@@ -348,6 +348,14 @@ def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]
 
 def over_set(judging: Judging, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return means(rows) | (dict(judging.pooled(rows)) if rows and judging.pooled is not None else {})
+
+
+def further_tables(judging: Judging, rows: Sequence[Row]) -> list[Table]:
+    """Return the project's own tables over a set of records."""
+    own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
+    tables = judging.tables(own, trivial) if rows and judging.tables is not None else ()
+    grouped = judging.grouped([row.record.group for row in rows], own) if rows and judging.grouped is not None else ()
+    return [*tables, *grouped]
 
 
 def means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
