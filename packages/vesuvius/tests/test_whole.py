@@ -75,9 +75,9 @@ def test_an_undecided_network_is_undecided_in_the_same_way_everywhere() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 50), OVERLAP)
 def test_neighbours_share_what_was_asked_and_every_voxel_is_seen(n, side, overlap) -> None:
-    from runner_vesuvius.whole import _Axis
+    from runner_vesuvius.whole import Axis
 
-    axis = _Axis(n, side, overlap)
+    axis = Axis(n, side, overlap)
     assert axis.starts[0] == 0
     assert axis.starts[-1] + axis.kept == n
     assert (np.diff(axis.starts) <= max(1, side * (1 - overlap)) + 1).all()

@@ -37,6 +37,7 @@ from runner_core.base.location import Location as Location
 from runner_core.base.location import Url as Url
 from runner_core.base.location import location as location
 from runner_core.base.location import shell_word as shell_word
+from runner_core.base.progress import progress as progress
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
@@ -71,11 +72,13 @@ from runner_core.contract.data import StoredArray as StoredArray
 from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
+from runner_core.contract.facets import BlockWork as BlockWork
 from runner_core.contract.facets import Checks as Checks
 from runner_core.contract.facets import Combining as Combining
 from runner_core.contract.facets import DataSet as DataSet
 from runner_core.contract.facets import GuessedTable as GuessedTable
 from runner_core.contract.facets import Health as Health
+from runner_core.contract.facets import InBlocks as InBlocks
 from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
 from runner_core.contract.facets import PairFiles as PairFiles

@@ -175,6 +175,28 @@ class ScrollPredictConfig(PredictConfig):
 
 
 @dataclass
+class ScrollPredictOptions:
+    probability: bool = False
+    """Also write the probabilities, KEY_probability.tif: 0 to 255 for 0 to 1."""
+    zip: bool = False
+    """Also write submission.zip, which holds the masks, to hand in; `validate-submission` checks it."""
+    chunked: bool = False
+    """Predict zarr volumes chunk by chunk into OME-Zarr, KEY.zarr, whatever their size. Volumes at a URL, and those
+    that memory cannot hold, are always predicted so."""
+    mask: str = ""
+    """Chunk by chunk: predict only where this zarr volume is not 0. It has the scan's shape, or is coarser by whole
+    factors. A folder or a URL."""
+    store: str = ""
+    """Chunk by chunk: write KEY.zarr into this folder or URL (s3://BUCKET/FOLDER) instead of --out. All parts of a
+    prediction share it."""
+    memory_gb: float = 4.0
+    """Chunk by chunk: memory for the volume (GB = 1e9 bytes), beside the network's."""
+    ngff: Literal["auto", "0.4", "0.5"] = "auto"
+    """Chunk by chunk: version of the OME-Zarr that is written, 0.4 (zarr 2) or 0.5 (zarr 3). auto: zarr as the input's.
+    """
+
+
+@dataclass
 class ScrollConfig(RunConfig):
     """Settings of surface detection in scroll CT."""
 

@@ -20,9 +20,11 @@ from runner_core import (
     IMAGE_FOLDERS,
     LABEL_FOLDERS,
     SIDECAR_SUFFIXES,
+    AnyRecord,
     BadInput,
     PairsConfig,
     Record,
+    Url,
     counted,
     first_few,
     leave_out,
@@ -115,6 +117,20 @@ def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
     keys = unique_keys(volumes, path, stem)
     records = [Record(keys[p], _scroll(stem(p)) or stem(p), {"image": p}) for p in volumes]
     return sorted(records, key=lambda record: record.key)
+
+
+def url_record(url: Url) -> AnyRecord:
+    """Return the zarr volume at a URL, named after the folder that ends in .zarr and what follows it.
+
+    >>> url_record(Url("s3://scrolls/PHercParis4.zarr/0/")).key
+    'PHercParis4_0'
+    """
+    names = [name for name in url.text.partition("://")[2].split("/") if name]
+    first = next((n for n, name in enumerate(names) if name.lower().endswith(".zarr")), None)
+    if first is None:
+        raise BadInput(f"{url}: not a zarr volume (URL/NAME.zarr); only these are read from a URL.")
+    key = "_".join([names[first][: -len(".zarr")], *names[first + 1 :]])
+    return Record(key, _scroll(key) or key, {"image": url})
 
 
 def deprecated(records: Sequence[Record]) -> list[str]:

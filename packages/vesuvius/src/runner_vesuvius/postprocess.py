@@ -19,7 +19,7 @@ def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
 
     A volume of 0 and 255 alone is a mask, without probabilities by which sheets could be mended: they stay as they are.
     """
-    low, high = _steps(settings.threshold), _steps(settings.seed_threshold)
+    low, high = lowest(settings.threshold), lowest(settings.seed_threshold)
     averaged = along_sheets(probability, settings.along_sheets)
     if not (settings.thickness or settings.part_sheets) or is_mask(probability):
         return tidied(hysteresis(averaged, low, high), settings)
@@ -41,6 +41,6 @@ def tidied(mask: Array, settings: ScrollPredictConfig) -> Array:
     return fill_cavities(mask, settings.fill_holes).view(np.uint8)
 
 
-def _steps(probability: float) -> int:
+def lowest(probability: float) -> int:
     """Return the lowest of 0…255 that stands for at least this probability."""
     return math.ceil(probability * 255 - 1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from runner_core import (
     Annotation,
+    AnyRecord,
     Array,
     Arrays,
     BadInput,
+    BlockWork,
     Checks,
     Combining,
     Cropped,
@@ -22,10 +24,12 @@ from runner_core import (
     Decoded,
     Finding,
     Health,
+    InBlocks,
     Infer,
     Json,
     Judging,
     Learning,
+    Location,
     Metric,
     PairFiles,
     PatchSamples,
@@ -39,26 +43,19 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    Url,
     mirrors,
     quarter_turns,
     shape_text,
 )
 
 from runner_vesuvius import checks, files, outputs, scores, statistics, submission, targets, volumes
-from runner_vesuvius.config import PRESETS, ScrollConfig
+from runner_vesuvius.config import PRESETS, ScrollConfig, ScrollPredictOptions
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 from runner_vesuvius.optimisations import OPTIMISATIONS
 from runner_vesuvius.outputs import Detected
 from runner_vesuvius.samples import ScaledPatches
-
-
-@dataclass
-class ScrollPredictOptions:
-    probability: bool = False
-    """Also write the probabilities, KEY_probability.tif: 0 to 255 for 0 to 1."""
-    zip: bool = False
-    """Also write submission.zip, which holds the masks, to hand in; `validate-submission` checks it."""
 
 
 class Vesuvius(Project):
@@ -97,7 +94,9 @@ class Vesuvius(Project):
         self._scrolls = {record.key: record.group for record in found}
         return found
 
-    def inputs(self, path: Path) -> Sequence[Record]:
+    def inputs(self, path: Location) -> Sequence[AnyRecord]:
+        if isinstance(path, Url):
+            return [files.url_record(path)]
         found = files.find_inputs(path, self.config.data)
         if self.predict_options.probability:
             outputs.refuse_overlap(path, {record.key for record in found})
@@ -257,6 +256,29 @@ class Vesuvius(Project):
 
         return calls(volumes.outline(record.files["image"])[0], *self._windows)
 
+    def _too_large(self, record: AnyRecord) -> bool:
+        """Return whether a volume is predicted chunk by chunk: asked for, at a URL, or a zarr larger than memory."""
+        place = record.files["image"]
+        if isinstance(place, Url) or place.suffix.lower() != ".zarr" or self.predict_options.chunked:
+            return isinstance(place, Url) or self.predict_options.chunked
+        try:
+            volumes.refuse_large(record.files)
+        except BadInput:
+            return True
+        return False
+
+    def _in_blocks(self, work: BlockWork) -> Sequence[Location]:
+        from runner_vesuvius.scroll import Scroll
+
+        data = self.config.data
+        if data.normalise == "scroll" and len(work.networks) > 1:
+            raise BadInput(
+                f"{work.record.key}: networks with scales of their own (data.normalise scroll) predict alone"
+            )
+        known = data.normalise == "scroll" and work.record.group in self.statistics["scrolls"]
+        scale = None if data.normalise == "set" else partial(self._scale, work.record.key, scroll=work.record.group)
+        return Scroll(work, self.config, self.predict_options, self._windows[2], scale, known).predict()
+
     @property
     def _windows(self) -> tuple[Sequence[int], float, int]:
         """Size, overlap and number of the windows that the network gets at once."""
@@ -292,6 +314,7 @@ class Vesuvius(Project):
                 *quarter_turns({"image": (1, 2)}, {"surface": (2, 3)}),
             ),
             calls=self._calls,
+            in_blocks=InBlocks(self._too_large, self._in_blocks),
             choices={
                 "predict.along_sheets": (0.0, 2.5, 3.5, 5.0),
                 "predict.thickness": (0.0, 2.5, 3.0, 3.4, 3.8),

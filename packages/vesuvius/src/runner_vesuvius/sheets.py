@@ -36,6 +36,20 @@ def along_sheets(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uin
     """
     if sigma <= 0 or is_mask(probability):
         return probability
+    return averaged(probability, sigma)
+
+
+def halo(sigma: float) -> int:
+    """Return how far `averaged` looks, in voxels: the value of a voxel depends on none that is further away."""
+    slopes, tensor = round(4 * GRADIENT / 2), round(3 * TENSOR / 2)  # SciPy's truncated Gaussians
+    return max(2 * (slopes + tensor + 1), math.ceil(REACH * sigma)) + 2
+
+
+def averaged(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
+    """Return what `along_sheets` does of probabilities, also of a block of them that happens to be a mask.
+
+    A block of a volume must begin at even voxels, where the cubes begin on which directions are found.
+    """
     reach = math.ceil(REACH * sigma)
     directions = across(probability)
     padded = np.pad(probability, reach, mode="edge")

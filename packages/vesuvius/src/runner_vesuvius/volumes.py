@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from runner_core import Array, BadInput, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
+from runner_core import Array, BadInput, Location, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
 from runner_vesuvius import npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE, OWN, values_of
@@ -31,6 +31,7 @@ __all__ = [
     "read_label",
     "read_truth",
     "refuse_large",
+    "volume_shape",
     "write_tif",
 ]
 
@@ -56,7 +57,7 @@ def outline(path: Path) -> Outline:
     with _damage_refused(path):
         shape, dtype = reader.outline(path)
         shape = tuple(map(index, shape))
-    return _volume_shape(path, shape), dtype
+    return volume_shape(path, shape), dtype
 
 
 def read_image(path: Path) -> Array:
@@ -85,7 +86,8 @@ def refuse_large(files: Mapping[str, Path]) -> None:
     shape = outline(path)[0]
     if (voxels := math.prod(shape)) >= MOST:
         raise BadInput(
-            f"{path}: {shape_text(shape)} voxels; fewer than 2³¹ (1290³) can be worked on. Cut it into pieces."
+            f"{path}: {shape_text(shape)} voxels; fewer than 2³¹ (1290³) can be worked on at once. Cut it into "
+            "pieces; `predict` takes a zarr volume of any size."
         )
     bytes_each, work = (LABELLED, "preparing") if "label" in files else (UNLABELLED, "predicting")
     refuse_if_memory_is_short(path, f"{work} {shape_text(shape)} voxels takes", voxels * bytes_each, _CUT)
@@ -201,7 +203,7 @@ def _damage_refused(path: Path) -> Iterator[None]:
         raise BadInput(f"{path}: truncated or damaged ({reason}). Copy or write it again.") from error
 
 
-def _volume_shape(path: Path, shape: tuple[int, ...]) -> tuple[int, int, int]:
+def volume_shape(path: Location, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Return `shape` if it is that of a volume, else raise BadInput."""
     if len(shape) == 4 and shape[3] in (2, 3, 4):
         raise BadInput(f"{path}: slices of {shape[3]} channels (colours?); a volume of grey values is needed.")

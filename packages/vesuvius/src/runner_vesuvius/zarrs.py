@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import Array, BadInput, walk
+from runner_core import Array, BadInput, Location, walk
 
 _MOST_CHUNKS = 1 << 18
 _ROOM = 4096
@@ -28,11 +28,17 @@ def outline(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     Raises any exception for a damaged file, BadInput if there is more than one array.
     """
     array, names = _array(path)
-    shape = _dropped(array.shape)
+    shape = dropped(array.shape)
+    refuse_further_axes(path, array.shape, names)
+    return shape, np.dtype(array.dtype)
+
+
+def refuse_further_axes(place: Location, shape: tuple[int, ...], names: list[str]) -> None:
+    """Raise BadInput for several channels or times."""
+    shape = dropped(shape)
     other = [f"{name} {n}" for name, n in zip(names[-len(shape) :], shape, strict=False) if name in _NO_SPACE and n > 1]
     if other:
-        raise BadInput(f"{path}: {', '.join(other)}: several channels or times; write one volume of three axes each.")
-    return shape, np.dtype(array.dtype)
+        raise BadInput(f"{place}: {', '.join(other)}: several channels or times; write one volume of three axes each.")
 
 
 def read(path: Path) -> Array:
@@ -40,7 +46,7 @@ def read(path: Path) -> Array:
     stored, _ = _array(path)
     _refuse_bombs(path, stored)
     array = np.asarray(stored[...])
-    return array.reshape(_dropped(array.shape))
+    return array.reshape(dropped(array.shape))
 
 
 def chunks(path: Path) -> tuple[int, int]:
@@ -95,10 +101,10 @@ def _decoded(head: bytes, codecs: str) -> int:
     return int.from_bytes(head[begin : begin + width], "little") + (256 if width == 2 else 0)
 
 
-def _dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dropped(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape without axes of length 1 before the last three.
 
-    >>> _dropped((1, 1, 1, 6, 7)), _dropped((1, 2, 5, 6, 7))
+    >>> dropped((1, 1, 1, 6, 7)), dropped((1, 2, 5, 6, 7))
     ((1, 6, 7), (2, 5, 6, 7))
     """
     while len(shape) > 3 and shape[0] == 1:
@@ -112,23 +118,34 @@ def _array(path: Path) -> tuple[Any, list[str]]:
 
     if not path.is_dir():
         raise BadInput(f"{path}: a file; zarr arrays are folders. Unpack it, if it is an archive.")
-    opened = zarr.open(path, mode="r")
+    return chosen(zarr.open(path, mode="r"), path)
+
+
+def chosen(opened: Any, place: Location) -> tuple[Any, list[str]]:
+    """Return the array that an opened array or group stands for, and the names of its axes, as `_array` does."""
+    import zarr
+
     if isinstance(opened, zarr.Array):
         return opened, _names(getattr(opened.metadata, "dimension_names", None) or ())
-    attributes = opened.attrs.asdict()
-    scales = attributes.get("multiscales") or attributes.get("ome", {}).get("multiscales")
-    if scales:
-        axes = [axis.get("name", "") for axis in scales[0].get("axes", []) if isinstance(axis, dict)]
-        return opened[scales[0]["datasets"][0]["path"]], _names(axes)
+    if scales := scales_of(opened):
+        axes = [axis.get("name", "") for axis in scales.get("axes", []) if isinstance(axis, dict)]
+        return opened[scales["datasets"][0]["path"]], _names(axes)
     arrays = dict(opened.arrays())
     if len(arrays) != 1:
         names = ", ".join(sorted(arrays)[:5]) or "none"
         raise BadInput(
-            f"{path}: a zarr group of {len(arrays)} arrays ({names}); one is needed. Give the folder of one of them a "
+            f"{place}: a zarr group of {len(arrays)} arrays ({names}); one is needed. Give the folder of one of them a "
             "name that ends in .zarr."
         )
     array = next(iter(arrays.values()))
     return array, _names(getattr(array.metadata, "dimension_names", None) or ())
+
+
+def scales_of(group: Any) -> dict[str, Any]:
+    """Return what an OME-Zarr group says of its scales (`multiscales`); nothing if it is no such group."""
+    attributes = group.attrs.asdict()
+    found = attributes.get("multiscales") or attributes.get("ome", {}).get("multiscales")
+    return dict(found[0]) if found else {}
 
 
 def _names(axes: Iterable[str | None]) -> list[str]:

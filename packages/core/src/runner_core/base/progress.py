@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from runner_core.base.text import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -16,7 +18,11 @@ _SECONDS_BETWEEN_LINES = 10.0
 _CALLS_TO_TIME, _SECONDS_TO_TIME = 20, 5.0
 """The calls are timed until there are this many, or until they have taken this long."""
 
-Advance = Callable[[], None]
+
+class Advance(Protocol):
+    """Call it after a piece of work, or after `count` of them."""
+
+    def __call__(self, count: int = 1) -> None: ...
 
 
 class _Lasting(io.StringIO):
@@ -41,23 +47,26 @@ class _Lasting(io.StringIO):
 
 @contextmanager
 def progress(title: str, total: int, say: Callable[[str], None]) -> Iterator[Advance]:
-    """Yield a function to call after each of `total` pieces of work."""
+    """Yield a function to call after each of `total` pieces of work; the time that is left is shown with them."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress
 
         with Progress(console=Console(file=_Lasting(sys.stderr)), transient=True) as bar:
             task = bar.add_task(title, total=total)
-            yield lambda: bar.advance(task)
+            yield lambda count=1: bar.advance(task, count)
         return
-    done, spoken = 0, time.monotonic()
+    done, began = 0, time.monotonic()
+    spoken = began
 
-    def advance() -> None:
+    def advance(count: int = 1) -> None:
         nonlocal done, spoken
-        done += 1
-        if time.monotonic() - spoken > _SECONDS_BETWEEN_LINES:
-            spoken = time.monotonic()
-            say(f"{title}: {done} of {total}")
+        done += count
+        now = time.monotonic()
+        if now - spoken > _SECONDS_BETWEEN_LINES and done:
+            spoken = now
+            left = (now - began) / done * (total - done)
+            say(f"{title}: {done:,} of {total:,}, about {duration(left)} left")
 
     yield advance
 

@@ -23,6 +23,17 @@ def shape_text(sizes: Iterable[int]) -> str:
     return " × ".join(map(str, sizes))
 
 
+def duration(seconds: float) -> str:
+    """Return seconds as minutes and seconds, with hours if there are any.
+
+    >>> duration(75), duration(3700)
+    ('1:15', '1:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def about(key: str, message: str) -> str:
     """Return a message about a record that begins with the record's key, once.
 

@@ -325,6 +325,9 @@ class PredictOptions(RunOptions):
     """Files or folders; also URLs if the project supports them."""
     out: Path
     """Folder for the predictions."""
+    part: str = ""
+    """Predict only a share of the inputs: 2/5 takes the second of five shares, on another machine perhaps. A volume
+    that is predicted in blocks is itself divided into shares."""
     disagreement: FlagCreatePairsOff[bool] = False
     """Also write how much the runs of an ensemble disagree: KEY_disagreement, the standard deviation of their outputs
     in each voxel."""

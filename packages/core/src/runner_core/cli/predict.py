@@ -14,8 +14,9 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_full_folder, refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.progress import Estimate, record_bar
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_json
+from runner_core.cli.blocks import blocks_of, predict_in_blocks, split_off_blocks
 from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
@@ -27,8 +28,8 @@ from runner_core.contract.run import State, collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
-from runner_core.output.display import duration
 from runner_core.output.evaluations import remove_leftovers, write_whole
+from runner_core.output.experiments import share_of
 from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
@@ -46,7 +47,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     network, checkpoints = load_predictor(members)  # first: `inputs` may use statistics
     if options.disagreement:
         refuse_alone(network)
-    pipeline = RecordPipeline.of(setup)
+    _refuse_part(setup.project, options.part)
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
@@ -55,9 +56,20 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
     for note in notes_of_training(members, records) if len(members) > 1 else ():
         print(f"NOTE: {note}")
+    large, records = split_off_blocks(setup.project, records, options.part)
+    failed += predict_in_blocks(members, network, checkpoints, large)
+    return _exit_code(failed + (_predict_whole(members, network, records) if records else 0))
+
+
+def _predict_whole(
+    members: Sequence[Started[PredictOptions]], network: Infer | Ensemble, records: list[AnyRecord]
+) -> int:
+    """Predict records that memory holds, and return how many could not be predicted."""
+    options, setup = members[0].options, members[0].setup
+    pipeline, failed = RecordPipeline.of(setup), 0
+    collect, check = setup.project.judging().collect, setup.project.checks().prediction
     files: list[Path] = []
     masks = 0
-    collect, check = setup.project.judging().collect, setup.project.checks().prediction
     with record_bar("predicting", len(records), sys.stdout) as bar:
         network = counting(_estimate(setup.project, records, len(members)), counting(bar, network))
         for record in records:
@@ -90,7 +102,14 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     if files and collect:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
     _report_masks(masks, len(records))
-    return _exit_code(failed)
+    return failed
+
+
+def _refuse_part(project: Project, part: str) -> None:
+    """Raise BadInput for a part of another form, or of what cannot be divided."""
+    share_of(part)
+    if part and project.judging().collect:
+        raise BadInput(f"--part {part}: these predictions are combined into one file at the end; leave --part out")
 
 
 def _estimate(project: Project, records: Sequence[Record], networks: int) -> Estimate:
@@ -271,7 +290,7 @@ def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int
 def find_inputs(setup: Setup, place: Location) -> Sequence[AnyRecord]:
     """Return the records of a file, a folder or a URL; notes name the files that are left out."""
     if isinstance(place, Url):
-        refuse_url(setup.project, place)
+        refuse_url(setup.project, place, blocks_of(setup.project) is not None)
     elif not refuse_special_file(place).exists():
         raise BadInput(f"{place}: there is no such file or folder")
     with collect_left_out() as left_out:

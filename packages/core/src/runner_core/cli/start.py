@@ -413,10 +413,13 @@ def _source(project: type[Project], data: Location | None, saved: SettingsFile |
     raise BadInput(f"{source}: there is no such {what} with --data")
 
 
-def refuse_url(project: type[Project] | Project, url: Url) -> None:
-    """Raise BadInput if the project reads local files only, or if the URL holds a secret that must not be saved."""
+def refuse_url(project: type[Project] | Project, url: Url, in_blocks: bool = False) -> None:
+    """Raise BadInput if the project reads local files only, or if the URL holds a secret that must not be saved.
+
+    With `in_blocks` the project reads parts of the file itself.
+    """
     refuse_secrets(url)
-    if not project.dataset.remote:
+    if not project.dataset.remote and not in_blocks:
         raise BadInput(f"{url}: project {project.name} cannot read data from a URL; copy it to this machine first")
 
 

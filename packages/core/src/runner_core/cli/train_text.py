@@ -11,9 +11,9 @@ from typing import Any
 
 from runner_core.base.calling import runner
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.contract.setup import Setup
-from runner_core.output.display import Display, duration, speed
+from runner_core.output.display import Display, speed
 from runner_core.output.report.page import decimal_or_dash
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import differences, from_preset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner_core.base.errors import BadInput, Unhealthy
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.measure import base_of, refuse_no_device
@@ -13,7 +13,6 @@ from runner_core.cli.options import VerifyResumeOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
-from runner_core.output.display import duration
 from runner_core.output.report.page import Note, Page, html
 from runner_core.output.runfolder import claimed
 from runner_core.plugins.discovery import find_project

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from runner_core.base.location import Location
 from runner_core.contract.data import Cropped
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
 from runner_core.contract.run import Finding, Remedy
@@ -210,6 +211,38 @@ class Checks:
 
 
 @dataclass(frozen=True)
+class BlockWork:
+    """What is asked of `InBlocks.predict`: one record, or a part of it, by trained networks."""
+
+    record: AnyRecord
+    networks: Sequence[Infer]
+    """Their outputs are averaged."""
+    named: str
+    """The runs and checkpoints of the networks."""
+    views: Sequence[View]
+    """Views over which each window's output is averaged, beside the window itself."""
+    part: tuple[int, int]
+    """(i, n): do the i-th of n parts, counted from 1."""
+    out: Path
+
+
+@dataclass(frozen=True)
+class InBlocks:
+    """Prediction of records that memory cannot hold, block by block straight into their files: `Combining.in_blocks`.
+
+    `predict` gives such a record to the project instead of decoding it, and accepts URLs. `--part` divides each of them
+    among machines, and other records one by one.
+    """
+
+    wanted: Callable[[AnyRecord], bool]
+    """`wanted(record)` tells whether a record is predicted in blocks."""
+    predict: Callable[[BlockWork], Sequence[Location]]
+    """`predict(work)` writes the record's files, or its part of them, and returns those that are whole.
+
+    If it was killed, the same call goes on. It refuses, as BadInput, settings that it cannot honour."""
+
+
+@dataclass(frozen=True)
 class Combining:
     """A prediction in two steps, of which the first can be averaged: `Project.combining`.
 
@@ -269,6 +302,8 @@ class Combining:
     """`calls(record)` returns how often `soft` calls the network for a record, as far as the headers of its files tell.
 
     `predict` then says at its beginning how long it will take. For records of many windows."""
+    in_blocks: InBlocks | None = None
+    """How to predict records that memory cannot hold."""
     choices: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     """Settings that `decide` reads and that may be chosen on predictions: dotted name → values to try."""
 

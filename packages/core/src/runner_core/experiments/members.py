@@ -17,13 +17,12 @@ import yaml
 
 from runner_core.base.errors import BadInput, OutOfSpace, Unhealthy
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_text
 from runner_core.contract.records import AnyRecord
 from runner_core.contract.setup import Setup
 from runner_core.data.splits import SPLITS
 from runner_core.engines.process import undisturbed
-from runner_core.output.display import duration
 from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.training.evaluation import shown_scores
 

@@ -13,13 +13,12 @@ from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted, decimal
+from runner_core.base.text import counted, decimal, duration
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract.facets import Judging
 from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
 from runner_core.experiments.pooled import Pooled, pool
-from runner_core.output.display import duration
 from runner_core.output.experiments import ExperimentFolder, Member
 from runner_core.output.pictures import file_name
 from runner_core.output.progress import progress

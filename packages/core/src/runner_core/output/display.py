@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from runner_core.base.progress import RecordBar, progress, record_bar
 from runner_core.base.secrets import without_secrets
+from runner_core.base.text import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -229,17 +230,6 @@ def speed(samples_per_second: float) -> str:
     """
     below = 0 < samples_per_second < 9.95
     return f"{samples_per_second:#.2g}" if below else f"{samples_per_second:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as minutes and seconds, with hours if there are any.
-
-    >>> duration(75), duration(3700)
-    ('1:15', '1:01:40')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _numbers(values: Mapping[str, Any]) -> str:

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from runner_core.base.files import size_text
-from runner_core.base.text import decimal
+from runner_core.base.text import decimal, duration
 from runner_core.contract import Json
 from runner_core.contract.records import Table
-from runner_core.output.display import duration, speed
+from runner_core.output.display import speed
 from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Blocks, Markup, Note, Page, html
 from runner_core.tools.runs import Run, numbers

@@ -17,8 +17,8 @@ from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted
-from runner_core.output.display import duration, speed
+from runner_core.base.text import counted, duration
+from runner_core.output.display import speed
 from runner_core.output.progress import Progress, progress
 from runner_core.output.report import INTERRUPTED, render, status_of
 from runner_core.output.report.charts import Series, line_chart

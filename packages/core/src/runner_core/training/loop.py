@@ -15,10 +15,11 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, Stopped, Unhealthy, did_you_mean
+from runner_core.base.text import duration
 from runner_core.contract import Finding, HealthEvent, HostBatch, Json, is_streamed
 from runner_core.engines.steplog import not_finite
 from runner_core.health import Health
-from runner_core.output.display import Display, duration
+from runner_core.output.display import Display
 from runner_core.output.progress import arrow
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts

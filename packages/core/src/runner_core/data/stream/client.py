@@ -311,13 +311,26 @@ class Client:
 
     # ------------------------------------------------------------ where, and what went wrong
 
+    def store(self, url: Url) -> tuple[Any, str]:
+        """Return obstore's store of a bucket or host, and the path in it, for libraries that read parts of files.
+
+        The store retries by itself.
+        """
+        root, path = _split(url)
+        with _no_panic(url):
+            return self._open(root, url, self._config.retries), path
+
+    def failure(self, url: Url, error: Exception) -> BadInput:
+        """Return what went wrong with a store of `store`, as this client says it."""
+        return self._failure(url, error)
+
     def _store(self, root: str, url: Url) -> Any:
         if root not in self._stores:
             self._stores[root] = self._open(root, url)
         return self._stores[root]
 
-    def _open(self, root: str, url: Url) -> Any:
-        """Return obstore's store for a bucket, container or host."""
+    def _open(self, root: str, url: Url, retries: int = 0) -> Any:
+        """Return obstore's store for a bucket, container or host; by default it does not retry."""
         config = self._config
         scheme, _, host = root.partition("://")
         stores = self._obstore.store
@@ -330,7 +343,7 @@ class Client:
                 "read_timeout": timedelta(seconds=config.timeout),
                 "timeout": timedelta(seconds=config.timeout * _WHOLE),
             },
-            "retry_config": {"max_retries": 0},
+            "retry_config": {"max_retries": retries},
         }
         try:
             if scheme in ("http", "https"):

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.files import refuse_special_file
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_text
 from runner_core.contract.records import Table
 from runner_core.data.stream.bad import FILE as BAD_FILE
-from runner_core.output.display import duration, speed
+from runner_core.output.display import speed
 from runner_core.output.evaluations import UNSEEN, described, listed, title, trained_on_text
 from runner_core.output.progress import Progress, now, progress
 from runner_core.output.report.calibration import calibration

@@ -11,10 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from runner_core.base.files import size_text
+from runner_core.base.text import duration
 from runner_core.contract import Json
 from runner_core.contract.records import Table
 from runner_core.contract.setup import Setup
-from runner_core.output.display import duration, speed
+from runner_core.output.display import speed
 from runner_core.output.report.charts import Bar, bar_chart
 from runner_core.output.report.page import Block, Markup, Note, Page, html
 from runner_core.tools.measure.ablate import QUANTITIES, Ablated, spoken

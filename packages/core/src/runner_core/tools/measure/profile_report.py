@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.files import size_text
-from runner_core.base.text import aligned
+from runner_core.base.text import aligned, duration
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.contract import Remedy
 from runner_core.contract.phases import (
@@ -28,7 +28,7 @@ from runner_core.contract.phases import (
     WAIT,
 )
 from runner_core.contract.records import Table
-from runner_core.output.display import duration, speed
+from runner_core.output.display import speed
 from runner_core.output.report.charts import Bar, bar_chart
 from runner_core.output.report.page import Block, Markup, Note, Page, html
 from runner_core.output.report.page import lines as screen

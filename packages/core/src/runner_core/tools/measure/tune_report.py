@@ -12,14 +12,14 @@ import yaml
 from runner_core.base.calling import runner
 from runner_core.base.files import size_text
 from runner_core.base.location import shell_word
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.config import RunConfig
 from runner_core.config.values import nested, overlay_named
 from runner_core.contract import Json
 from runner_core.contract.project import Project
 from runner_core.contract.records import Table
-from runner_core.output.display import duration, speed
+from runner_core.output.display import speed
 from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import Block, Code, Markup, Note, Page, html
 from runner_core.output.report.page import lines as screen

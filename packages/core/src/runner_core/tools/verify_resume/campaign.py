@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner_core.base.errors import BadInput, RunnerError, Unhealthy
-from runner_core.base.text import counted
+from runner_core.base.text import counted, duration
 from runner_core.contract import Json
-from runner_core.output.display import duration
 from runner_core.output.runfolder import RunFolder
 from runner_core.tools.verify_resume import Difference, Read, differences
 from runner_core.training.assembly import TrainingSpec
