@@ -71,6 +71,39 @@ def test_dropout_is_the_same_when_a_chunk_is_computed_again() -> None:
     assert not torch.equal(found["features"], outcome(once, x, seed=1)["features"])
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_small_batch_is_not_computed_again_and_has_the_same_bits(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    x = spectra(3 * ELEMENTS["cpu"] // (LENGTH * FILTERS))
+    outcomes = []
+    for most in (0, 2**30):
+        monkeypatch.setattr("runner_ssmunet.spectral.KEPT", most)
+        model = stack(chunk=None, dropout=dropout)
+        model.pooling.register_forward_hook(lambda _, args, __: passes.append(len(args[0])))
+        outcomes.append(outcome(model, x))
+        assert sum(passes) == (2 if most == 0 else 1) * len(x)
+        passes.clear()
+    for name, value in outcomes[0].items():
+        assert torch.equal(value, outcomes[1][name]), name
+
+
+def test_gradients_can_be_asked_for_twice() -> None:
+    """Rules that compare the terms of a loss do."""
+    model = stack(chunk=None)
+    total = model(spectra(9)).square().sum()
+    once, again = (torch.autograd.grad(total, list(model.parameters()), retain_graph=True) for _ in "ab")
+    for one, other in zip(once, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_estimate_of_what_is_kept_is_about_right() -> None:
+    for filters, length, layers in ((16, 120, 1), (3, 360, 2), (24, 360, 2)):
+        model, x = stack(filters, length, layers=layers), spectra(32, length=length)
+        assert 0.7 < held(lambda m=model, own=x: m.attend(own)[0]) / model.kept_bytes(x) < 1.2  # type: ignore[misc]
+
+
 def test_computing_again_leaves_the_generator_alone() -> None:
     features = stack(dropout=0.4, chunk=2)(spectra(5))
     before = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""Run a function of pixels chunk by chunk and keep only its inputs for the gradient (Chen et al. 2016).
+"""Run a function of pixels chunk by chunk and keep only its inputs for the gradient (Chen et al. 2016), or all of it.
 
 This replaces `torch.utils.checkpoint` around every chunk, which leaves each chunk's graph on the heap between the large
 tensors: its small pieces keep freed memory from being reused. With 24 filters and 425 wavenumbers the peak on a CPU
@@ -21,9 +21,12 @@ from runner_ssmunet.threads import shared
 
 
 def in_chunks(
-    run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, parameters: Sequence[Tensor], draws: bool
-) -> Tensor:
+    run: Callable[[Tensor], Tensor], x: Tensor, chunk: int, parameters: Sequence[Tensor], draws: bool,
+    keep: bool = False,
+) -> Tensor:  # fmt: skip
     """Return `run(x)`, computed in chunks of `chunk` rows of `x` (P, …). Rows must be independent.
+
+    With `keep`, every chunk's graph is kept, and nothing is computed again: the same bits, more memory, less time.
 
     Gradients are computed for `x` and for `parameters`, which must be all that `run` depends on. A recomputed chunk
     draws the same random numbers and has the same precision. On a CPU the chunks are shared among threads, unless `run`
@@ -31,7 +34,7 @@ def in_chunks(
     """
     learned = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (learned or x.requires_grad):
-        y: Tensor = _InChunks.apply(run, chunk, draws, x, *learned)
+        y: Tensor = _InChunks.apply(run, chunk, draws, keep, x, *learned)
         return y
     return _forward(run, x, chunk, draws, _State(x))
 
@@ -53,40 +56,54 @@ def _in_order(x: Tensor, draws: bool) -> bool:
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[[Tensor], Tensor], chunk: int, draws: bool, x: Tensor, *learned: Tensor
+        ctx: Any, run: Callable[[Tensor], Tensor], chunk: int, draws: bool, keep: bool, x: Tensor, *learned: Tensor
     ) -> Tensor:
         ctx.run, ctx.chunk, ctx.draws, ctx.learned = run, chunk, draws, learned
-        ctx.state = _State(x)
+        ctx.state, ctx.kept = _State(x), None
         ctx.save_for_backward(x)
-        return _forward(run, x, chunk, draws, ctx.state)
+        if not keep:
+            return _forward(run, x, chunk, draws, ctx.state)
+        wants_x = ctx.needs_input_grad[4]
+
+        def share(parts: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+            with torch.enable_grad(), ctx.state.precision():
+                inputs = [part.detach().requires_grad_(wants_x) for part in parts]
+                return [(part, run(part)) for part in inputs]
+
+        parts = x.split(chunk)
+        shares = [share(parts)] if _in_order(x, draws) else shared(parts, share)
+        ctx.kept = [pair for pairs in shares for pair in pairs]
+        return torch.cat([y.detach() for _, y in ctx.kept])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        wants_x = ctx.needs_input_grad[3]
+        wants_x = ctx.needs_input_grad[4]
+        graphs = ctx.kept or [(part, None) for part in x.split(ctx.chunk)]
 
-        def share(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        def share(chunks: Sequence[tuple[tuple[Tensor, Tensor | None], Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
             of_x: list[Tensor] = []
             sums = [torch.zeros_like(parameter) for parameter in ctx.learned]
-            for part, own in pairs:
-                part = part.detach().requires_grad_(wants_x)
-                with torch.enable_grad(), ctx.state.precision():
-                    y = ctx.run(part)
+            for (part, y), own in chunks:
+                if y is None:
+                    part = part.detach().requires_grad_(wants_x)
+                    with torch.enable_grad(), ctx.state.precision():
+                        y = ctx.run(part)
                 wanted = [part, *ctx.learned] if wants_x else ctx.learned
-                found = list(torch.autograd.grad(y, wanted, own))
+                found = list(torch.autograd.grad(y, wanted, own, retain_graph=ctx.kept is not None))
                 if wants_x:
                     of_x.append(found.pop(0))
                 for total, one in zip(sums, found, strict=True):
                     total += one
             return of_x, sums
 
-        pairs = list(zip(x.split(ctx.chunk), gradient.split(ctx.chunk), strict=True))
+        chunks = list(zip(graphs, gradient.split(ctx.chunk), strict=True))
         with ctx.state.again():
-            shares = [share(pairs)] if _in_order(x, ctx.draws) else shared(pairs, share)
+            shares = [share(chunks)] if _in_order(x, ctx.draws) else shared(chunks, share)
         of_x, sums = zip(*shares, strict=True)
         totals = [sum(parts[1:], parts[0]) for parts in zip(*sums, strict=True)]
-        return None, None, None, torch.cat([g for one in of_x for g in one]) if wants_x else None, *totals
+        return None, None, None, None, torch.cat([g for one in of_x for g in one]) if wants_x else None, *totals
 
 
 class _State:

@@ -1,7 +1,8 @@
 """The spectral stack: filters, Mamba layers along the wavenumbers, attention pooling. (P, L) → (P, F).
 
 Pixels are independent here. The stack goes over them chunk by chunk and keeps only the spectra for the gradient:
-everything in between is recomputed. Only the pooled features of all pixels exist at once.
+everything in between is recomputed, and only the pooled features of all pixels exist at once. A batch of which little
+is kept on a CPU is not computed again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ ELEMENTS = {"cpu": 2**19, "cuda": 2**25}
 
 On a CPU, a chunk of this size stays in a core's cache (measured: larger chunks take up to a quarter longer, smaller
 ones too). On a GPU it takes about 5 GB and keeps the GPU busy."""
+
+
+KEPT = 2**30
+"""Most bytes that a batch on a CPU may keep for the gradient, so that nothing is computed again."""
 
 
 class AttentionPooling(nn.Module):
@@ -56,8 +61,8 @@ class SpectralStack(nn.Module):
     """Spectra (P, L) float32 → features (P, F) float32; `over` does the same for images.
 
     There are `layers` Mamba layers with `states` states each. `chunk` is the number of pixels at once, each chunk
-    recomputed for the gradient (0: all pixels at once, everything kept; None: by `ELEMENTS` for the device). For `scan`
-    see `Mamba`.
+    recomputed for the gradient (0: all pixels at once, everything kept; None: by `ELEMENTS` for the device, and
+    recomputed only beyond `KEPT`). For `scan` see `Mamba`.
     """
 
     def __init__(
@@ -80,7 +85,8 @@ class SpectralStack(nn.Module):
         if not chunk or not len(x):
             return self.attend(x)[0]
         draws = self.training and any(layer.dropout.p > 0 for layer in self.layers)
-        return in_chunks(self._pooled, x, chunk, list(self.parameters()), draws)
+        keep = self.chunk is None and x.device.type == "cpu" and self.kept_bytes(x) <= KEPT
+        return in_chunks(self._pooled, x, chunk, list(self.parameters()), draws, keep)
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (P, F) and the attention of each wavenumber (P, L), all pixels at once."""
@@ -92,6 +98,15 @@ class SpectralStack(nn.Module):
             return self.chunk
         elements = ELEMENTS["cuda" if x.is_cuda else "cpu"]
         return max(1, elements // (x.shape[-1] * self.filters.count))
+
+    def kept_bytes(self, x: Tensor) -> int:
+        """Return about how many bytes spectra (P, L) keep for the gradient if nothing is computed again."""
+        count = self.filters.count
+        values = 4 * count  # filters, pooling, and what enters and leaves
+        for layer in self.layers:
+            inner, states = layer.mamba.d_inner, layer.mamba.d_state
+            values += 4 * inner + 3 * count + 3 * states + inner * states // 32
+        return x.numel() * x.element_size() * values
 
     def _pooled(self, x: Tensor) -> Tensor:
         return self.attend(x)[0]
