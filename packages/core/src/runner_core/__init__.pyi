@@ -5,6 +5,7 @@ from runner_core.api.calls import open as open
 from runner_core.api.calls import phantom as phantom
 from runner_core.api.calls import train as train
 from runner_core.api.experiment import Experiment as Experiment
+from runner_core.api.network import Network as Network
 from runner_core.api.prediction import Prediction as Prediction
 from runner_core.api.results import Choices as Choices
 from runner_core.api.results import Comparison as Comparison
@@ -41,6 +42,10 @@ from runner_core.base.progress import progress as progress
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
+from runner_core.base.writing import replace_csv as replace_csv
+from runner_core.base.writing import replace_json as replace_json
+from runner_core.base.writing import replace_text as replace_text
+from runner_core.base.writing import to_json as to_json
 from runner_core.base.writing import whole_file as whole_file
 from runner_core.base.writing import whole_folder as whole_folder
 from runner_core.config import DataConfig as DataConfig
@@ -164,6 +169,16 @@ from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
 from runner_core.output.pictures import panels as panels
 from runner_core.output.pictures import write_png as write_png
+from runner_core.output.report.charts import Bar as Bar
+from runner_core.output.report.charts import Series as Series
+from runner_core.output.report.charts import interval_chart as interval_chart
+from runner_core.output.report.charts import line_chart as line_chart
+from runner_core.output.report.page import Markup as Markup
+from runner_core.output.report.page import Note as Note
+from runner_core.output.report.page import Page as Page
+from runner_core.output.report.page import html as html
+from runner_core.output.report.sections import picture as picture
+from runner_core.output.runfolder import claimed as claimed
 from runner_core.output.sinks import Sinks as Sinks
 from runner_core.output.sinks.tensorboard import tensorboard_without_tensorflow as tensorboard_without_tensorflow
 from runner_core.output.sinks.tracker import BackgroundSink as BackgroundSink

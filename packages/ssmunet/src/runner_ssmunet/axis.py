@@ -24,6 +24,8 @@ PER = 10.0
 """Unit of the derivative is per (10 cm⁻¹)²: amide I then has values around 0.1, which float16 holds well."""
 _EXACT = 0.01
 """A wavenumber may miss an end of the range or of the gap by this much (cm⁻¹): files round, some to float32."""
+_NEAR = 10.0
+"""One of `data.wavenumbers` may be this far (cm⁻¹) from the nearest that was measured: bands are no narrower."""
 _UNEVEN = 0.05
 """Spacings of a filtered segment may differ from their median by this share of it."""
 
@@ -65,8 +67,8 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
     """Return how spectra on `wavenumbers` (C,), ascending, become cached spectra.
 
     `name` is the core or file, for messages. Raises BadInput if nothing is left between `data.low` and `data.high`, if
-    `data.bin` takes more wavenumbers than there are, if `data.step` asks for points at which the core has none, and if
-    a segment is too short or too uneven for the derivative.
+    `data.bin` takes more wavenumbers than there are, if `data.step` or `data.wavenumbers` asks for points at which the
+    core has none, and if a segment is too short or too uneven for the derivative.
     """
     found = segments(wavenumbers, data)
     stretches = [own for own in found if own.stop - own.start >= data.bin]
@@ -82,7 +84,7 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
             f"{data.low:g} and data.high {data.high:g} outside the gap. Set them to what it has."
         )
     combined = [(own, *_binned(wavenumbers[own], data.bin)) for own in stretches]
-    if data.step is not None:
+    if data.step is not None or data.wavenumbers:
         combined = list(_resampled(combined, data, name))
     kept: list[Segment] = []
     first = 0
@@ -96,11 +98,13 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
 def segments(wavenumbers: Array, data: SpectraConfig) -> list[slice]:
     """Return the stretches of the axis within `data.low` and `data.high`, cut at the gap and at every hole.
 
-    With `data.step`, whose points cut the axis themselves, each end keeps two more bins and half a step: neighbours to
-    interpolate from, or to average over.
+    With `data.step` or `data.wavenumbers`, whose points cut the axis themselves, each end keeps two more bins and half
+    a step or width: neighbours to interpolate from, or to average over.
     """
     steps = np.diff(wavenumbers)
-    margin = _EXACT if data.step is None else 2 * data.bin * float(np.median(steps)) + data.step / 2
+    margin = _EXACT
+    if data.step is not None or data.wavenumbers:
+        margin = 2 * data.bin * float(np.median(steps)) + (data.step or data.band_width) / 2
     inside = (wavenumbers >= data.low - margin) & (wavenumbers <= data.high + margin)
     if not inside.any():
         return []
@@ -132,33 +136,51 @@ def _binned(wavenumbers: Array, size: int) -> tuple[Array, Array | None]:
 def _resampled(
     combined: list[tuple[slice, Array, Array | None]], data: SpectraConfig, name: str
 ) -> Iterator[tuple[slice, Array, Array | None]]:
-    """Yield the segments on multiples of `data.step`.
+    """Yield the segments on multiples of `data.step`, or on `data.wavenumbers`.
 
-    Resampling is linear interpolation. Onto a coarser axis it is the mean of the interpolated spectrum over each
-    point's width, so that no measured wavenumber is lost. The points depend on the settings alone, so that cores of any
-    instrument get the same ones. At its ends a segment holds its last value for at most 1.5 of its own spacings.
+    Resampling is linear interpolation. Onto a coarser axis, or with a `data.band_width`, it is the mean of the
+    interpolated spectrum over each point's width, so that no measured wavenumber is lost. The points depend on the
+    settings alone, so that cores of any instrument get the same ones. At its ends a segment holds its last value for at
+    most 1.5 of its own spacings.
     """
-    step = float(data.step or 0)
-    numbers = np.arange(np.ceil(data.low / step - 1e-9), np.floor(data.high / step + 1e-9) + 1)
-    wanted = numbers * step
-    if data.gap is not None:
-        wanted = wanted[(wanted < data.gap[0]) | (wanted > data.gap[1])]
-    distance = np.stack([np.maximum(c[0] - wanted, wanted - c[-1]).clip(0) for _, c, _ in combined])
-    nearest = distance.argmin(0) if wanted.size else np.empty(0, int)
+    wanted, setting = _wanted(data)
+    width = float(data.step or data.band_width)
+    if data.wavenumbers:
+        distance = np.stack([np.abs(c[:, None] - wanted).min(0) for _, c, _ in combined])
+    else:
+        distance = np.stack([np.maximum(c[0] - wanted, wanted - c[-1]).clip(0) for _, c, _ in combined])
+    nearest = distance.argmin(0)
     for i, (own, centres, matrix) in enumerate(combined):
         points = wanted[nearest == i]
-        reach = HOLE * float(np.diff(centres).mean()) if len(centres) > 1 else step
+        reach = HOLE * float(np.diff(centres).mean()) if len(centres) > 1 else width
+        reach = _NEAR if data.wavenumbers else reach
         far = points[distance[i, nearest == i] > reach]
         if far.size:
             raise BadInput(
-                f"{name}: data.step {step:g} wants a point at {far[0]:g} cm⁻¹, but the nearest part of its axis runs "
-                f"from {centres[0]:g} to {centres[-1]:g}. Set data.low, data.high and data.gap to what all cores have."
+                f"{name}: {setting} wants a point at {far[0]:g} cm⁻¹, but the nearest part of its axis runs from "
+                f"{centres[0]:g} to {centres[-1]:g}. "
+                + (
+                    "Leave it out of data.wavenumbers."
+                    if data.wavenumbers
+                    else "Set data.low, data.high and data.gap to what all cores have."
+                )
             )
         if points.size:
-            weights = _means(points, centres, step)
+            weights = _means(points, centres, width)
             yield own, points, weights if matrix is None else matrix @ weights
+
+
+def _wanted(data: SpectraConfig) -> tuple[Array, str]:
+    """Return the points to resample onto, ascending, and the setting that asks for them."""
+    if data.wavenumbers:
+        return np.sort(np.array(data.wavenumbers, np.float64)), "data.wavenumbers"
+    step = float(data.step or 0)
+    wanted = np.arange(np.ceil(data.low / step - 1e-9), np.floor(data.high / step + 1e-9) + 1) * step
+    if data.gap is not None:
+        wanted = wanted[(wanted < data.gap[0]) | (wanted > data.gap[1])]
     if not wanted.size:
         raise BadInput(f"data.step {step:g} leaves no point between data.low {data.low:g} and data.high {data.high:g}")
+    return wanted, f"data.step {step:g}"
 
 
 def _means(points: Array, centres: Array, width: float) -> Array:

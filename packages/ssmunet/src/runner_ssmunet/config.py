@@ -41,6 +41,11 @@ class SpectraConfig(PairsConfig):
     """Resample every core onto one axis of this spacing (cm⁻¹), for data from different instruments. Resampling is
     linear interpolation or, onto a coarser axis, the mean over each new point's width. By default the cores keep
     their own axis, which must be the same for all."""
+    wavenumbers: tuple[Annotated[float, MoreThan(0)], ...] = ()
+    """Keep only these wavenumbers (cm⁻¹), as an instrument of discrete frequencies measures them (`select-bands` finds
+    some). Each is interpolated from its neighbours in the file. By default every wavenumber is kept."""
+    band_width: Annotated[float, AtLeast(0)] = 0.0
+    """Width (cm⁻¹) over which the file's wavenumbers are averaged for each of data.wavenumbers; 0: no averaging."""
     baseline: Literal["none", "rubberband"] = "none"
     """Baseline subtracted from each spectrum. rubberband: the lower convex hull, one on each side of the gap."""
     derivative: Literal["none", "second"] = "none"
@@ -66,6 +71,8 @@ StepName = Literal[
 ]  # fmt: skip
 HOST_ONLY = ("spikes", "rmies", "rubberband", "asls", "polynomial")
 """Steps that are computed once, for the cache, and not on the device."""
+NEIGHBOURS = (*HOST_ONLY, "atmosphere", "savgol")
+"""Steps that need a spectrum's neighbouring wavenumbers."""
 FILES = ("reference", "vapour", "interferents")
 """Settings that name files of spectra."""
 USES = {
@@ -154,7 +161,8 @@ class ModelConfig:
     """Channels of the U-Net's first level; each of the four below has twice as many."""
     chunk: Annotated[int, AtLeast(0)] | None = None
     """Pixels that pass the spectral layers at once. The gradient recomputes everything but their pooled features, which
-    bounds the memory. By default as many as suit the device; 0: all at once, everything kept."""
+    bounds the memory. By default as many as suit the device, and on a CPU nothing is computed again where less than
+    1 GB is kept; 0: all at once, everything kept."""
     tissue_only: bool = True
     """Only tissue passes the spectral layers; all other pixels are one spectrum, computed once. Exact."""
     scan: Literal["auto", "triton", "mamba_ssm", "cpu", "eager", "reference"] = "auto"
@@ -294,8 +302,27 @@ def wrong_axis(data: SpectraConfig) -> str | None:
         return f"data.low {data.low:g} and data.high {data.high:g} hold no wavenumbers between them"
     if data.gap is not None and not data.gap[0] < data.gap[1]:
         return f"data.gap {data.gap[0]:g} {data.gap[1]:g}: the lower wavenumber comes first"
+    if data.wavenumbers:
+        return wrong_wavenumbers(data)
     if data.derivative != "none" and (data.window % 2 == 0 or data.window <= POLYNOMIAL):
         return f"data.window is {data.window}; an odd number of points, {POLYNOMIAL + 2} or more, is needed"
+    return None
+
+
+def wrong_wavenumbers(data: SpectraConfig) -> str | None:
+    """Return the fault in `data.wavenumbers`, or in a setting that needs the wavenumbers between them, or None."""
+    if data.step is not None or (data.baseline, data.derivative) != ("none", "none"):
+        return (
+            "data.wavenumbers keeps single wavenumbers, and data.step, data.baseline and data.derivative need those "
+            "between them: leave them out"
+        )
+    for place in data.wavenumbers:
+        if not data.low <= place <= data.high:
+            return f"data.wavenumbers has {place:g}, which does not lie from data.low {data.low:g} to {data.high:g}"
+        if data.gap is not None and data.gap[0] <= place <= data.gap[1]:
+            return f"data.wavenumbers has {place:g}, which lies in data.gap {data.gap[0]:g} {data.gap[1]:g}"
+    if len({*data.wavenumbers}) < max(2, len(data.wavenumbers)):
+        return "data.wavenumbers needs two wavenumbers or more, each once"
     return None
 
 
@@ -306,6 +333,8 @@ def wrong_steps(chosen: PreprocessConfig, data: SpectraConfig) -> Iterator[str]:
         yield "preprocess.steps replaces data.baseline, data.derivative and data.normalise: leave those out"
     if twice := [step for step in dict.fromkeys(steps) if steps.count(step) > 1]:
         yield f"preprocess.steps names {twice[0]} twice"
+    if data.wavenumbers and (unfit := [step for step in steps if step in NEIGHBOURS]):
+        yield f"preprocess.steps: {unfit[0]} needs the wavenumbers between those of data.wavenumbers: leave it out"
     fitted = [step for step in steps if is_fitted(step, chosen)]
     for step in steps[steps.index(fitted[0]) :] if fitted else ():
         if step in HOST_ONLY:

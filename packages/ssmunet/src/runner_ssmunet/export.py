@@ -14,7 +14,7 @@ from runner_core import BadInput, Json, Statistics, flat, plain
 from runner_ssmunet.classes import Classes, palette
 from runner_ssmunet.config import SSMConfig
 from runner_ssmunet.labels import output_labels, output_names
-from runner_ssmunet.preprocess import SETTINGS
+from runner_ssmunet.preprocess import settings_of
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 
@@ -50,7 +50,7 @@ def description(
                 "how": "one core: wavenumbers low to high without the gap, averaged (bin) or resampled (step), "
                 "baseline, derivative, normalisation, rounded to float16; nothing runs across the gap "
                 "(runner_ssmunet.preprocess.prepare)",
-                **{name: plain(getattr(data, name)) for name in SETTINGS},
+                **{name: plain(value) for name, value in settings_of(data).items()},
             },
             "wavenumbers": np.asarray(statistics["wavenumbers"]).tolist(),
             "mean": np.asarray(statistics["mean"]).tolist(),

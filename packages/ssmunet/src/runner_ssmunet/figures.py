@@ -135,6 +135,26 @@ def _spectra_chart(spectra: Array, wavenumbers: Array, title: str, width: int) -
     return chart.finish(title)
 
 
+def class_chart(
+    spectra: Mapping[str, Array], wavenumbers: Array, bands: Mapping[str, float],
+    colours: Mapping[int, Any] | None, title: str, width: int = 960,
+) -> Array:  # fmt: skip
+    """Draw one spectrum (L,) for each class in its colour, with the named bands; `spectra` holds them in order."""
+    every = np.concatenate(list(spectra.values()))
+    chart = _Chart(
+        width, 2 * _CURVE, (float(wavenumbers[-1]), float(wavenumbers[0])), (float(every.min()), float(every.max()))
+    )
+    for name, place in on_axis(bands, wavenumbers).items():
+        chart.vertical(place, name)
+    shades = palette(len(spectra), colours)[1:]
+    cuts = np.searchsorted(wavenumbers, [after for _, after in gaps(wavenumbers.tolist())])
+    for own, colour in zip(spectra.values(), shades, strict=True):
+        for part in np.split(np.arange(len(wavenumbers)), cuts):
+            chart.line(wavenumbers[part], own[part], tuple(map(int, colour)))
+    entries = {name: tuple(map(int, colour)) for name, colour in zip(spectra, shades, strict=True)}
+    return stack([chart.finish(f"{title}, over wavenumber (cm⁻¹)"), legend(entries, width)])
+
+
 def on_axis(bands: Mapping[str, float], wavenumbers: Array) -> dict[str, float]:
     """Return the named bands (cm⁻¹) that lie on the ascending axis (L,) and in none of its gaps."""
     missing = gaps(wavenumbers.tolist())

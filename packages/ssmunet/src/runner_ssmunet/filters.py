@@ -58,6 +58,23 @@ def _on_axis(place: float, missing: Sequence[tuple[float, float]]) -> float:
     return place
 
 
+def seeing(centres: Sequence[float], wavenumbers: Sequence[float], width: float) -> list[float]:
+    """Return the centres (cm⁻¹), each moved whose window of `width` holds none of the axis' wavenumbers.
+
+    It moves to the nearest wavenumber without a filter, or to the nearest of all. Only axes of few, scattered
+    wavenumbers have such windows.
+    """
+    axis, kept = torch.tensor(wavenumbers, dtype=torch.float64), list[float]()
+    for centre in centres:
+        distance = (axis - centre).abs()
+        if distance.min() > width / 2:
+            free = torch.tensor([point not in kept for point in wavenumbers])
+            distance = torch.where(free, distance, torch.inf) if free.any() else distance
+            centre = float(axis[distance.argmin()])
+        kept.append(centre)
+    return kept
+
+
 class BandEdges(nn.Module):
     """Lower and upper edges of F bands (cm⁻¹), in order for any values of the parameters.
 

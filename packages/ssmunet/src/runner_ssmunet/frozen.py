@@ -16,7 +16,7 @@ from runner_core import BadInput, Statistics, hash_file, plain
 
 from runner_ssmunet.config import FILES, PreprocessConfig, SpectraConfig
 from runner_ssmunet.export import DESCRIPTION, WEIGHTS, read_description
-from runner_ssmunet.preprocess import SETTINGS
+from runner_ssmunet.preprocess import OPTIONAL, SETTINGS
 from runner_ssmunet.statistics import axes_differ
 from runner_ssmunet.steps.operations import applied
 from runner_ssmunet.steps.pipeline import opened, operations_of, read
@@ -71,8 +71,9 @@ class FrozenFeatures:
                     f"model.features: the network in {self.folder} was trained with preprocess.{name} {had[name]}, "
                     f"this run has {value}; set it as it was there"
                 )
-        trained: Mapping[str, Any] = self.description["input"]["prepare"]
-        for name in SETTINGS:
+        usual = plain(SpectraConfig())
+        trained: Mapping[str, Any] = {n: usual[n] for n in OPTIONAL} | self.description["input"]["prepare"]
+        for name in (*SETTINGS, *OPTIONAL):
             if plain(getattr(data, name)) != trained[name]:
                 raise BadInput(
                     f"model.features: the network in {self.folder} was trained with data.{name} {trained[name]}, this "

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from runner_ssmunet.axis import gaps
-from runner_ssmunet.filters import BandFilters, SincFilters, default_centres
+from runner_ssmunet.filters import BandFilters, SincFilters, default_centres, seeing
 from runner_ssmunet.spectral import SpectralStack
 
 LEVELS = 5
@@ -119,7 +119,7 @@ class SSMUNetwork(nn.Module):
         }  # fmt: skip
         axis: list[float] = self.settings["wavenumbers"]
         kind = BandFilters if mode == "band" else SincFilters
-        centres = default_centres(filters, axis[0], axis[-1], gaps(axis))
+        centres = seeing(default_centres(filters, axis[0], axis[-1], gaps(axis)), axis, width)
         self.stack = SpectralStack(kind(axis, centres, width), layers, states, dropout, chunk, scan)
         self.head = Head(filters, classes, embed, base)
         self.tissue_only = tissue_only

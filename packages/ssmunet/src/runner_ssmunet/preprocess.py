@@ -21,6 +21,8 @@ AMIDE1 = (1600.0, 1700.0)
 """The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
 SETTINGS = ("low", "high", "gap", "bin", "step", "baseline", "derivative", "window", "normalise", "tissue")
 """The settings of `data` that decide the cached spectra."""
+OPTIONAL = ("wavenumbers", "band_width")
+"""Further ones, named only where they are set: caches and exports made before they existed stay valid."""
 _WINDOW = 48
 _PIXELS = 16384
 """Pixels that are processed at once, which bounds the memory."""
@@ -32,6 +34,12 @@ THINNEST = 0.01
 """Lowest mean absorbance of amide I that a spectrum is divided by.
 
 It keeps noise small in places with hardly any protein."""
+
+
+def settings_of(data: SpectraConfig) -> dict[str, Any]:
+    """Return the values of the settings that decide the cached spectra."""
+    names = (*SETTINGS, *OPTIONAL) if data.wavenumbers else SETTINGS
+    return {name: getattr(data, name) for name in names}
 
 
 def tissue_mask(core: Core, mode: str, name: str) -> Array:

@@ -209,8 +209,7 @@ class SSMUNet(Project):
 
     def prepare_settings(self) -> Mapping[str, Json]:
         data = self.config.data
-        settings = {name: getattr(data, name) for name in (*preprocess.SETTINGS, "ignore")}
-        settings["classes"] = self.classes.names
+        settings = preprocess.settings_of(data) | {"ignore": data.ignore, "classes": self.classes.names}
         if data.units != "auto":
             settings["units"] = data.units
         if self.config.preprocess.steps:
@@ -313,6 +312,9 @@ class SSMUNet(Project):
         """Turn spectra into features and attention, or features into probabilities."""
         from runner_ssmunet.batches import described
 
+        if "scaled" in batch:  # z-scored spectra of tissue pixels, from `interpret`
+            spectra = batch["scaled"]
+            return described(model, {"spectra": spectra, "tissue": spectra.new_ones(spectra.shape[:-1]) > 0})
         if "spectra" in batch:
             return described(model, batch)
         return {"prediction": model.classify(batch["features"]).float().softmax(1)}
@@ -366,15 +368,26 @@ class SSMUNet(Project):
 
         Returns probabilities (K, H, W), 0 off the tissue, and the attention of each wavenumber (L,).
         """
-        self._refuse_other_axis(cropped)
-        if self.frozen is None:
-            spectra, tissue = cropped.prepared["spectra"], cropped.prepared["tissue"] > 0
-        else:  # the prepared arrays hold features, which the network computes itself here
-            spectra, tissue = self._spectra(cropped.decoded), cropped.decoded.arrays["tissue"] > 0
+        spectra, tissue = self.prepared_spectra(cropped), cropped.decoded.arrays["tissue"] > 0
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
         probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
         return {"probabilities": probabilities, "attention": attention.astype(np.float32)}
+
+    def prepared_spectra(self, cropped: Cropped) -> Array:
+        """Return a core's spectra (H, W, L) as they are cached, before fitted steps and z-scores."""
+        self._refuse_other_axis(cropped)
+        # with frozen features, the prepared arrays hold those
+        return cropped.prepared["spectra"] if self.frozen is None else self._spectra(cropped.decoded)
+
+    def model_input(self, cropped: Cropped) -> tuple[Array, Array]:
+        """Return a core's z-scored spectra (H, W, L) float32, 0 off the tissue, and its tissue (H, W) bool."""
+        tissue = cropped.decoded.arrays["tissue"] > 0
+        spectra = self.prepared_spectra(cropped)
+        scaled = np.zeros(spectra.shape, np.float32)
+        own = applied(spectra[tissue], operations_of(self.statistics))
+        scaled[tissue] = (own - self.statistics["mean"]) / self.statistics["std"]
+        return scaled, tissue
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Segmented:
         tissue = cropped.decoded.arrays["tissue"] > 0

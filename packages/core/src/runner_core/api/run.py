@@ -20,6 +20,7 @@ from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
 
 if TYPE_CHECKING:
+    from runner_core.api.network import Network
     from runner_core.api.prediction import Prediction, Predictor
     from runner_core.contract.data import Cropped
     from runner_core.contract.project import Project
@@ -203,6 +204,15 @@ class Run:
             members = start_from_runs(self.project, "export", ExportOptions, keywords(ExportOptions, given))
             framework(members[0].setup.project.framework)
             return list(export_with(members))
+
+    def network(
+        self, data: AnyPath | None = None, *, split: str | None = None, checkpoint: str | None = None, **settings: Any
+    ) -> Network:
+        """Return the network with the records of a split, for a project's own commands. Arguments as for `evaluate`."""
+        from runner_core.api.network import load
+
+        with undisturbed():
+            return load(self.project, self._checkpoint(checkpoint), data, split, settings)
 
     def _ready(self, checkpoint: str | None, options: Mapping[str, Any]) -> Predictor:
         """Return the predictor, which is kept as long as the same checkpoint and options are asked for."""

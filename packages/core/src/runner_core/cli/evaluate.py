@@ -49,7 +49,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
     """
     started = members[0]
     options, setup, run = started.options, started.setup, run_of(started)
-    side = _side(options, setup.project)
+    side = side_of(options, setup.project)
     sides = joined_split([read_split(run_of(member).path) for member in members])
     # before the records are read: `records` may use statistics
     network, untrained, checkpoints = _networks(members)
@@ -141,7 +141,7 @@ def _score(
         return scores, write_scores(scores, out) + draw_figures(pipeline, network, scores, out, bar)
 
 
-def _side(options: EvaluateOptions, project: Project) -> str:
+def side_of(options: EvaluateOptions, project: Project) -> str:
     """Return the split to score; `SCORED` means the records that the project chooses."""
     if options.split is None:
         return "all" if options.data else SCORED if project.judging().scored is not None else "validation"
