@@ -26,6 +26,7 @@ NAMES = (
     "ssl_losses",
     "topology",
     "surface_metric",
+    "mending",
     "augment3d",
     "multicrop",
     "experiments",

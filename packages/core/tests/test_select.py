@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -159,6 +160,15 @@ def test_the_command_line_selects_what_evaluate_confirms(
     written = yaml.safe_load(Path("chosen/settings.yaml").read_text("utf-8"))
     assert written["predict"]["threshold"] == result["recommended"]["settings"]["predict.threshold"]
     assert "(too good)" in Path("chosen/report.html").read_text("utf-8")
+    with Path("chosen/trials.csv").open(newline="") as file:
+        trials = [*csv.DictReader(file)]
+    tried = {trial["predict.threshold"]: float(trial["error"]) for trial in reversed(trials)}
+    assert [*tried.values()] == sorted(tried.values(), reverse=True)  # the last is the best: the smallest error
+    assert min(tried.values()) == result["chosen"]["optimistic"] == result["trials"][0]["score"]
+    own = result["current"]["settings"]["predict.threshold"]
+    assert result["current"]["score"] in [
+        t["score"] for t in result["trials"] if t["settings"]["predict.threshold"] == own
+    ]
     # a second start computes nothing anew, except what is damaged or gone; a line that a kill cut is left out
     capfd.readouterr()
     stored = sorted(Path("cv/soft").glob("*.npz"))

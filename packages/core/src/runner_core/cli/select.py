@@ -19,7 +19,7 @@ from runner_core.base.files import refuse_full_folder
 from runner_core.base.location import shell_word
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
-from runner_core.base.writing import replace_json, replace_text, to_json
+from runner_core.base.writing import replace_csv, replace_json, replace_text, to_json
 from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
 from runner_core.cli.evaluate import make_folder, split_records
 from runner_core.cli.json_output import show_json
@@ -35,7 +35,7 @@ from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities, whole_digests
 from runner_core.experiments.choosing import Choice, Chooser, Space
-from runner_core.experiments.chosen import choose, page, settings_file, tables
+from runner_core.experiments.chosen import choose, page, settings_file, tables, trial_rows
 from runner_core.experiments.folds import column_of, groups_by
 from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_settings
 from runner_core.output.experiments import ExperimentFolder
@@ -254,4 +254,5 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     head = f"# {result['text']}\n# {result['command']}\n"
     replace_text(out / "settings.yaml", head + yaml.safe_dump(plain(settings_file(result)), sort_keys=False))
     replace_json(out / "select.json", to_json(result))
+    replace_csv(out / "trials.csv", trial_rows(result))
     replace_text(out / "report.html", page(result))

@@ -98,6 +98,12 @@ class Chooser:
             self._known.update(self._score(missing))
         return [self._known[choice] for choice in choices]
 
+    def trials(self) -> list[tuple[Choice, float]]:
+        """Return every choice that was scored so far, and its headline over all records: the best first."""
+        values = [(choice, self.value(scores, [*self.groups])) for choice, scores in self._known.items()]
+        sign = -1 if self.larger else 1
+        return sorted(values, key=lambda pair: math.inf if math.isnan(pair[1]) else sign * pair[1])
+
     @cached_property
     def headline(self) -> str:
         """Name of the first score, "" if records have none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from runner_core.output.report.page import Note, Page, decimal_or_dash, html
 from runner_core.training.evaluation import Row, Scores
 
 Result = Mapping[str, Any]
+_SHOWN = 20
+"""Trials on the page; trials.csv has all."""
 
 
 def choose(chooser: Chooser, seconds: Mapping[tuple[str, ...], float]) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def choose(chooser: Chooser, seconds: Mapping[tuple[str, ...], float]) -> dict[s
         "nested": None if found is None else {**_figure(chooser, found), **_gain(gain), "folds": [*map(facts, folds)]},
         "chosen": {**facts(chosen), "optimistic": chooser.value(best, keys)},
         "views": [{"views": list(v), "seconds": seconds.get(v), **_gain(gains.get(v))} for v in chooser.space.views],
+        "trials": [{**facts(choice), "score": value} for choice, value in chooser.trials()],
         "recommended": facts(recommended),
         "changed": recommended != current,
         "text": _verdict(chooser, current, recommended, gain),
@@ -129,6 +132,29 @@ def tables(result: Result) -> Iterator[Table]:
         yield Table("views", title, ("views", result["headline"], "95 % interval", "seconds a record"), cells)
 
 
+def trial_rows(result: Result) -> list[Sequence[str | float]]:
+    """Return a heading and a row for each trial: its score over all records, settings and, of several, its runs."""
+    names, trials = [*result["current"]["settings"]], result["trials"]
+    runs = len({tuple(trial["runs"]) for trial in trials}) > 1
+    heading = [result["headline"], *names, *["runs"] * runs]
+    return [
+        heading,
+        *(
+            [trial["score"], *(_text(trial["settings"][name]) for name in names), *[_text(trial["runs"])] * runs]
+            for trial in trials
+        ),
+    ]
+
+
+def _trials(result: Result) -> Table:
+    heading, *rows = trial_rows(result)
+    shown = [(decimal_or_dash(score), *others) for score, *others in rows[:_SHOWN]]
+    title = (
+        f"the best of {counted(len(rows), 'trial')}, by all records (too good: each was picked by these very scores)"
+    )
+    return Table("trials", title, tuple(map(str, heading)), shown)
+
+
 def page(result: Result) -> str:
     """Return the page as HTML text."""
     settings, scores, *views = tables(result)
@@ -138,7 +164,7 @@ def page(result: Result) -> str:
             f"{result['project']} · select",
             f"{result['project']}: choices on out-of-fold predictions",
             [Note(f"Runs: {', '.join(map(str, result['runs']))}")],
-            [("Result", [*notes, scores]), ("Settings", [settings]), ("Views", views)],
+            [("Result", [*notes, scores]), ("Settings", [settings]), ("Views", views), ("Trials", [_trials(result)])],
         )
     )
 
