@@ -23,6 +23,7 @@ from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import show_json
 from runner_core.data.cache.folder import cache_root
 from runner_core.engines.device import cpu_name
+from runner_core.engines.known_bad import KnownBad, known_bad
 from runner_core.engines.usage import usable_cores
 from runner_core.plugins import discovery
 from runner_core.plugins.discovery import Plugin
@@ -58,7 +59,7 @@ def doctor(arguments: Sequence[str]) -> int:
     cache = cache_root(None)
     speed = disk_speed(cache)
     seen = seen_gpus() if gpus else {}
-    found = list(advice(gpus, seen, cache, speed))
+    found = [*advice(gpus, seen, cache, speed), *faults(on_gpu=bool(gpus))]
     machine = machine_facts(gpus, cache, speed)
     if options.json:
         plugins = [plugin.facts() for plugin in _plugins()]
@@ -132,6 +133,25 @@ def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, 
     if "microsoft" in platform.release().lower() and str(Path.cwd()).startswith("/mnt/"):
         yield "WSL: this folder is on a Windows drive, which is slow; keep data, cache and runs in your home folder"
     yield from _space_advice(cache, speed)
+
+
+def faults(on_gpu: bool) -> Iterator[str]:
+    """Yield what the installed versions are known to compute wrongly or slowly on this machine."""
+    for row in known_bad():
+        if on_gpu or not row.device:
+            yield f"known fault: {row.text}{_met(row)}"
+
+
+def _met(row: KnownBad) -> str:
+    """Return which trainings meet a fault, in brackets."""
+    conditions = (
+        (row.compile, "train.compile is on"),
+        (row.compute, f"precision {' or '.join(row.compute)}"),
+        (row.layers, " or ".join(row.layers)),
+        (row.capability, f"GPUs of compute capability {row.capability} and above"),
+    )
+    met = [text for condition, text in conditions if condition]
+    return f" [only with {', '.join(met)}]" if met else ""
 
 
 def _space_advice(cache: Path, speed: float | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Statistics
-from runner_core.contract.run import CheckpointFormat, Device, HealthRule, Metric, Precision, Sink, State
+from runner_core.contract.run import CheckpointFormat, Device, Finding, HealthRule, Metric, Precision, Sink, State
 from runner_core.contract.start import StartWeights
 from runner_core.contract.team import ALONE, Place, Team
 from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Tensors
@@ -153,6 +153,8 @@ class Trainer(Protocol):
     """Number of steps that go to the device at once; 1 if each goes alone."""
     strategy: str
     """single, or the way in which several processes share a network: ddp, fsdp."""
+    faults: Sequence[Finding]
+    """Known faults of the installed framework and libraries that this training meets."""
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         """Run one optimizer step (all its micro-batches) and release the batch. Does not wait for the device."""

@@ -148,6 +148,8 @@ class Loop:
 
         `facts` describe the data, for health rules. If a rule ends the run here, nothing was trained.
         """
+        for fault in self.trainer.faults:
+            self.health.tell(fault, self.state.step, self.epoch)
         error = self._observe("start", facts)
         if error is not None:
             raise error

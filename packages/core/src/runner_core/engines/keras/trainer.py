@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.contract import Array, Arrays, Finding, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.setup import Data, Setup
@@ -69,6 +69,7 @@ class KerasTrainer:
         self._norms = GradientNorms(project, self.network, data.statistics, backend, metrics, gather)
         self._seen: Counter[str] | None = None
         self.notes = Notes()
+        self.faults: Sequence[Finding] = ()
         self._micro = MicroBatch(project, config, self._learning, backend, setup.device, self.notes.add)
         self._step = self._compile()
         self._waiting: list[tuple[Arrays, Any, float]] = []

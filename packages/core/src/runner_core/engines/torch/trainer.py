@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core.contract import Array, Arrays, HostBatch, Progress, State, Step, Tensors
+from runner_core.contract import Array, Arrays, Finding, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import AUGMENT, MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.project import Project, overrides
@@ -23,6 +23,7 @@ from runner_core.engines.returned import snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
 from runner_core.engines.torch import ranks
 from runner_core.engines.torch.checkpoint import flatten, read_generators, unflatten, write_generators
+from runner_core.engines.torch.faults import faults
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.memory import Never, footprint, free, part
@@ -49,6 +50,7 @@ class TorchTrainer:
         self.learning = learning = Learning(setup, metrics, device, self.notes.add)
         self.network, self.optimizer = learning.network, learning.optimizer
         self.strategy = learning.parallel.name
+        self.faults: Sequence[Finding] = list(faults(self.network, setup.precision, learning.compiles, device))
         self._weights = Weights(averaged(self.network))
         self._feed = feed(device)
         self._gather = DeviceRows(data.samples["train"], device) if data.store.device else None
