@@ -81,16 +81,21 @@ def stored(place: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("along", "threshold", "seed", "min_size", "fill_holes"),
-    [(0.0, 0.55, 0.55, 0, 0), (0.0, 0.55, 0.62, 60, 20), (2.5, 0.5, 0.5, 30, 5)],
+    ("along", "thickness", "threshold", "seed", "min_size", "fill_holes"),
+    [
+        (0.0, 0.0, 0.55, 0.55, 0, 0),
+        (0.0, 3.0, 0.55, 0.62, 60, 20),
+        (2.5, 0.0, 0.5, 0.5, 30, 5),
+        (1.5, 2.2, 0.5, 0.5, 30, 5),
+    ],
 )
 def test_chunk_by_chunk_is_what_the_whole_volume_gives(
-    begin, config, along, threshold, seed, min_size, fill_holes, tmp_path
+    begin, config, along, thickness, threshold, seed, min_size, fill_holes, tmp_path
 ) -> None:
     settings = config.predict
     begun = begin(probability=True)
     settings.along_sheets, settings.threshold, settings.seed_threshold = along, threshold, seed
-    settings.min_size, settings.fill_holes = min_size, fill_holes
+    settings.thickness, settings.min_size, settings.fill_holes = thickness, min_size, fill_holes
     begun.predict()
     expected = predict(noise(), answer, config.data.patch, settings.overlap, 3)
     found = zarr.open_group(tmp_path / "out" / "s1_probability.zarr", mode="r")
@@ -299,3 +304,9 @@ def test_a_volume_on_a_web_server_is_read_there(begin, server, tmp_path) -> None
     assert stored(tmp_path / "web" / "s1.zarr") == stored(tmp_path / "out" / "s1.zarr")
     with pytest.raises(BadInput, match=r"none\.zarr: "):
         begin(place=Url(f"{server}/none.zarr"))
+
+
+def test_sheets_are_parted_in_whole_volumes_only(begin, config) -> None:
+    config.predict.part_sheets = 0.75
+    with pytest.raises(BadInput, match=r"predict\.part_sheets needs the whole volume at once"):
+        begin()

@@ -56,7 +56,6 @@ def test_sheets_without_faults_stay_what_they_are() -> None:
 @given(arrays(np.bool_, array_shapes(min_dims=3, max_dims=3, max_side=9)), st.sampled_from([0.5, 3.0]))
 def test_a_mask_stays_as_it_is(mask: np.ndarray, sigma: float) -> None:
     """So a label keeps its score: it holds no probabilities that could be averaged."""
-    assert np.array_equal(along_sheets(mask.view(np.uint8) * np.uint8(255), sigma) == 255, mask)
     settings = ScrollPredictConfig(along_sheets=sigma, thickness=2.0, part_sheets=0.9, min_size=0, fill_holes=0)
     assert np.array_equal(postprocess.surface(mask.view(np.uint8) * np.uint8(255), settings), mask)
 
@@ -65,7 +64,7 @@ def test_switched_off_the_threshold_alone_decides() -> None:
     volume = np.random.default_rng(0).integers(0, 256, (20, 21, 22)).astype(np.uint8)
     plain = ScrollPredictConfig(min_size=0, fill_holes=0)
     assert plain.along_sheets == plain.thickness == plain.part_sheets == 0
-    assert along_sheets(volume, 0.0) is volume
+    assert along_sheets(volume, across(volume), 0.0) is volume
     assert np.array_equal(postprocess.surface(volume, plain), volume >= 128)
 
 
@@ -73,7 +72,7 @@ def test_switched_off_the_threshold_alone_decides() -> None:
 @settings(max_examples=20, deadline=None)
 def test_a_constant_answer_stays_constant(value: int, shape: tuple[int, int, int]) -> None:
     volume = np.full(shape, value, np.uint8)
-    assert np.array_equal(along_sheets(volume, 2.5), volume)
+    assert np.array_equal(along_sheets(volume, across(volume), 2.5), volume)
 
 
 def test_only_directions_that_are_used_have_a_disc() -> None:
@@ -97,7 +96,7 @@ def test_the_average_is_that_over_a_disc_in_the_plane() -> None:
     volume = (volume + rng.integers(-9, 10, volume.shape)).astype(np.uint8)
     y, x = np.mgrid[-4:5, -4:5]
     disc = np.exp(-(y * y + x * x) / (2 * 2.0**2)) * (y * y + x * x <= 16)
-    found = along_sheets(volume, 2.0)
+    found = along_sheets(volume, across(volume), 2.0)
     for at in ((11, 9, 20), (14, 15, 15), (17, 21, 8)):
         plane = volume[at[0], at[1] - 4 : at[1] + 5, at[2] - 4 : at[2] + 5]
         assert abs(int(found[at]) - (plane * disc).sum() / disc.sum()) < 0.51

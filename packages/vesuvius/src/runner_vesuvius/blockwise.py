@@ -1,8 +1,8 @@
 """Post-processing of probabilities in blocks, in bounded memory: the same as `postprocess.surface` of the whole volume.
 
-Averages along sheets need a halo around each block. Components may run through all blocks: each block labels its own,
-and those that reach its ends are joined by union-find over the faces that blocks share. A block is labelled together
-with the first voxels of the next blocks, so that any two voxels that touch lie in one block.
+Averages along sheets, and their crests, need a halo around each block. Components may run through all blocks: each
+labels its own, and those that reach its ends are joined by union-find over the faces that blocks share. A block is
+labelled together with the first voxels of the next blocks, so that any two voxels that touch lie in one block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array
 
-from runner_vesuvius import sheets
+from runner_vesuvius import crests, sheets
 from runner_vesuvius.chunked import Region
 from runner_vesuvius.components import label6, label26, sizes
 from runner_vesuvius.sweep import spans
@@ -56,11 +56,14 @@ class Blocks:
         return None if place[axis] == self.grid[axis] else int(np.ravel_multi_index(place, self.grid))
 
 
-def averaged(read: Callable[[Region], Array], blocks: Blocks, number: int, sigma: float) -> Array:
-    """Return a block of the probabilities that `read` gives, averaged along the sheets."""
-    halo = -(-sheets.halo(sigma) // 2) * 2
+def redrawn(read: Callable[[Region], Array], blocks: Blocks, number: int, sigma: float, thickness: float) -> Array:
+    """Return a block of the probabilities that `read` gives, averaged along the sheets and drawn anew."""
+    halo = -(-(sheets.halo(sigma) + crests.halo(thickness)) // 2) * 2
     wide, own = blocks.wider(number, halo, halo), blocks.region(number)
-    return sheets.averaged(read(wide), sigma)[_inside(wide, own)]
+    values = read(wide)
+    directions = sheets.across(values)
+    averaged = sheets.along_sheets(values, directions, sigma)
+    return crests.drawn(averaged, directions, thickness)[_inside(wide, own)]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ both keep their crests long after the valley between them has risen above the th
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,11 +22,19 @@ STEP = 0.5
 def drawn(probability: NDArray[np.uint8], directions: NDArray[np.int16], thickness: float) -> NDArray[np.uint8]:
     """Return the probability of the crest for voxels at most `thickness` / 2 from one, else 0: (D, H, W) uint8.
 
-    `directions` are those across the sheets (`sheets.across`). Takes 1 byte per voxel.
+    `directions` are those across the sheets (`sheets.across`). With a `thickness` of 0, the probability is returned
+    itself.
     """
+    if thickness <= 0:
+        return probability
     out = np.empty(probability.shape, np.uint8)
     _draw(np.ascontiguousarray(probability), directions, grid(), thickness / 2, out)
     return out
+
+
+def halo(thickness: float) -> int:
+    """Return how far `drawn` looks, in voxels."""
+    return math.ceil(thickness / 2 + 2 * STEP) + 1 if thickness > 0 else 0
 
 
 @compiled

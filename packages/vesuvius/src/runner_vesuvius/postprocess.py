@@ -11,7 +11,7 @@ from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.crests import drawn
 from runner_vesuvius.parting import parted
-from runner_vesuvius.sheets import across, along_sheets, is_mask
+from runner_vesuvius.sheets import across, along_sheets
 
 
 def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
@@ -20,16 +20,18 @@ def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
     A volume of 0 and 255 alone is a mask, without probabilities by which sheets could be mended: they stay as they are.
     """
     low, high = lowest(settings.threshold), lowest(settings.seed_threshold)
-    averaged = along_sheets(probability, settings.along_sheets)
-    if not (settings.thickness or settings.part_sheets) or is_mask(probability):
-        return tidied(hysteresis(averaged, low, high), settings)
+    if not (settings.along_sheets or settings.thickness or settings.part_sheets) or _is_mask(probability):
+        return tidied(hysteresis(probability, low, high), settings)
     directions = across(probability)
-    crests = drawn(averaged, directions, settings.thickness) if settings.thickness else averaged
-    mask = hysteresis(crests, low, high)
-    del crests
+    averaged = along_sheets(probability, directions, settings.along_sheets)
+    mask = hysteresis(drawn(averaged, directions, settings.thickness), low, high)
     if settings.part_sheets:
         mask = parted(mask, averaged, directions, settings.part_sheets)
     return tidied(mask, settings)
+
+
+def _is_mask(probability: Array) -> bool:
+    return all(((plane == 0) | (plane == 255)).all() for plane in probability)
 
 
 def tidied(mask: Array, settings: ScrollPredictConfig) -> Array:

@@ -28,7 +28,7 @@ _BYTES = 16
 """Memory for a voxel of a block of post-processing."""
 _LEAST, _COARSEST = 256, 256
 """Side of the blocks of coarser levels, and the longest side of the coarsest level."""
-_EXACT = ("threshold", "seed_threshold", "overlap", "along_sheets", "min_size", "fill_holes", "views")
+_EXACT = ("threshold", "seed_threshold", "overlap", "along_sheets", "thickness", "min_size", "fill_holes", "views")
 """Settings of `predict` that give in blocks what they give on whole volumes."""
 
 
@@ -219,9 +219,9 @@ class Scroll:
     def _stages(self) -> Iterator[_Stage]:
         """Yield what turns probabilities into the mask, as `postprocess.surface` does, and into coarser levels."""
         settings, soft = self._settings, self._probability
-        if settings.along_sheets > 0:
-            source, soft = soft, self._temporary_array("averaged")
-            yield self._stage("averaged", "averages along sheets", self._averages(source, soft))
+        if settings.along_sheets > 0 or settings.thickness > 0:
+            source, soft = soft, self._temporary_array("redrawn")
+            yield self._stage("redrawn", "sheets drawn anew", self._redrawn(source, soft))
         mask = chunked.array(self._image, "0", self._volume.shape, [CHUNK] * 3)
         kept = self._temporary_array("surface") if settings.fill_holes > 0 else mask
         yield from self._surface(soft, kept)
@@ -280,10 +280,10 @@ class Scroll:
                     marks[number] = 1
                 advance(1)
 
-    def _averages(self, source: Any, target: Any) -> Callable[[int], None]:
+    def _redrawn(self, source: Any, target: Any) -> Callable[[int], None]:
         def work(number: int) -> None:
-            sigma = self._settings.along_sheets
-            found = blockwise.averaged(partial(self._get, source), self._blocks, number, sigma)
+            settings, read = self._settings, partial(self._get, source)
+            found = blockwise.redrawn(read, self._blocks, number, settings.along_sheets, settings.thickness)
             self._put(target, self._blocks.region(number), found)
 
         return work

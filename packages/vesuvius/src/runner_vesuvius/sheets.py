@@ -28,30 +28,14 @@ REACH = 2.0
 """Radius of the disc in standard deviations."""
 
 
-def along_sheets(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
+def along_sheets(probability: NDArray[np.uint8], directions: NDArray[np.int16], sigma: float) -> NDArray[np.uint8]:
     """Return the probability (D, H, W) uint8, averaged along the sheets over `sigma` voxels (standard deviation).
 
-    A volume of 0 and 255 alone is a mask, without probabilities to average: it is returned as it is. Directions are
-    found on every second voxel. Takes 8 bytes per voxel beyond `probability`.
+    `directions` are those across the sheets (`across`). With a `sigma` of 0, the probability is returned itself.
     """
-    if sigma <= 0 or is_mask(probability):
+    if sigma <= 0:
         return probability
-    return averaged(probability, sigma)
-
-
-def halo(sigma: float) -> int:
-    """Return how far `averaged` looks, in voxels: the value of a voxel depends on none that is further away."""
-    slopes, tensor = round(4 * GRADIENT / 2), round(3 * TENSOR / 2)  # SciPy's truncated Gaussians
-    return max(2 * (slopes + tensor + 1), math.ceil(REACH * sigma)) + 2
-
-
-def averaged(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
-    """Return what `along_sheets` does of probabilities, also of a block of them that happens to be a mask.
-
-    A block of a volume must begin at even voxels, where the cubes begin on which directions are found.
-    """
     reach = math.ceil(REACH * sigma)
-    directions = across(probability)
     padded = np.pad(probability, reach, mode="edge")
     starts, offsets, weights = _discs(sigma, padded.shape, np.bincount(directions.reshape(-1)) > 0)
     out = np.empty(probability.shape, np.uint8)
@@ -59,12 +43,17 @@ def averaged(probability: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
     return out
 
 
-def is_mask(probability: Array) -> bool:
-    return all(((plane == 0) | (plane == 255)).all() for plane in probability)
+def halo(sigma: float) -> int:
+    """Return how far directions and averages look, in voxels: no value depends on a voxel that is further away."""
+    slopes, tensor = round(4 * GRADIENT / 2), round(3 * TENSOR / 2)  # SciPy's truncated Gaussians
+    return max(2 * (slopes + tensor + 1), math.ceil(REACH * sigma)) + 2
 
 
 def across(probability: Array) -> NDArray[np.int16]:
-    """Return the direction across the sheets in each cube of 2 × 2 × 2 voxels, as an index of `grid()`."""
+    """Return the direction across the sheets in each cube of 2 × 2 × 2 voxels, as an index of `grid()`.
+
+    A block of a volume must begin at even voxels, where the cubes begin. Takes 8 bytes per voxel.
+    """
     half = _halved(probability)
     slopes = [ndimage.gaussian_filter(half, GRADIENT / 2, order=np.eye(3, dtype=int)[axis]) for axis in range(3)]
     tensor = np.empty((6, *half.shape), np.float32)
