@@ -17,7 +17,7 @@ from scipy import ndimage
 from benchmarks.harness import Aim, Cell, Options, Result, Table
 
 Volume = np.ndarray
-SIDE, VOLUMES, FAULTS = 96, 3, 24
+SIDE, VOLUMES, FAULTS = 96, 2, 24
 SETTINGS: Mapping[str, ScrollPredictConfig] = {
     "off": ScrollPredictConfig(),
     "averages": ScrollPredictConfig(along_sheets=3.5),
