@@ -189,6 +189,7 @@ def test_a_mosaic_becomes_a_data_set(tmp_path: Path, mosaic, capsys) -> None:
         ("core,keep\nZ9,no\n", "line 2: no core was found that is called 'Z9'"),
         ("row,column,keep\nD,1,no\n", "there is no D1: rows A to C, columns 1 to 4"),
         ("row,column\nA,one\n", "column is 'one'"),
+        ("row,column\nA,²\n", "column is '²'"),
         ("core,keep\nA1,perhaps\n", "keep is 'perhaps'; yes or no"),
         ("core,keep\nA1,no\nA1,yes\n", "line 3: A1 is also in line 2"),
         ("core,y\nA1,far\n", "y is 'far'"),
@@ -218,7 +219,33 @@ def test_what_cannot_be_cut(tmp_path: Path, mosaic) -> None:
     nothing = write_envi(tmp_path / "empty.hdr", np.zeros((40, 40, 46), np.float32))
     with pytest.raises(BadInput, match=r"empty\.hdr: no tissue stands out in it. Is it a tissue microarray"):
         run(nothing, "--out", tmp_path / "new")
+    with pytest.raises(BadInput, match=r"--diameter is inf, and the mosaic has \d+ × \d+ pixels"):
+        run(mosaic[0], "--out", tmp_path / "new", "--diameter", "inf")
+    with pytest.raises(BadInput, match=r"empty\.hdr/new: cannot be written: Not a directory"):
+        run(mosaic[0], "--out", nothing / "new")
+    Image.new("L", (5, 5)).save(mosaic[0].with_name("slide_7.labels.png"))
+    with pytest.raises(BadInput, match="Both must lie on one grid"):
+        run(mosaic[0], "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_names_of_the_annotated_classes_stay_with_the_cores(tmp_path: Path, mosaic) -> None:
+    corner = [[[0, 0], [400, 0], [400, 400], [0, 400]]]
+    drawn = {"type": "Polygon", "coordinates": corner}
+    about = {"objectType": "annotation", "classification": {"name": "stroma"}}
+    regions = {"type": "Feature", "geometry": drawn, "properties": about}
+    mosaic[0].with_name("slide_7.labels.png").unlink()
+    mosaic[0].with_name("slide_7.geojson").write_text(json.dumps(regions))
+    run(mosaic[0], "--out", tmp_path / "cores")
+    assert (tmp_path / "cores/classes.csv").read_text().split() == ["label,name", "1,stroma"]
+    assert np.load(next((tmp_path / "cores").glob("core_*.npz")))["y"].all()
+
+
+def test_a_mosaic_on_an_axis_without_order_is_refused(tmp_path: Path, mosaic) -> None:
+    wrong = np.r_[AXIS[:10], AXIS[10:20][::-1], AXIS[20:]]
+    np.savez(tmp_path / "core_m.npz", X=np.ones((40, 40, len(wrong)), np.float32), wn=wrong)
+    with pytest.raises(BadInput, match=r"core_m\.npz"):
+        run(tmp_path / "core_m.npz", "--out", tmp_path / "new")
 
 
 # ---------------------------------------------------------------- large images

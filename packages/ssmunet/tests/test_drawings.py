@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from runner_core import BadInput
 from runner_ssmunet.config import SSMConfig
-from runner_ssmunet.drawings import landmarks
+from runner_ssmunet.drawings import landmarks, shapes
 from runner_ssmunet.drawings.shapes import Shape, covered
 from runner_ssmunet.files import read_outline
 from runner_ssmunet.project import SSMUNet
@@ -159,6 +159,7 @@ def test_classes_that_are_numbered_in_one_core_and_named_in_another_need_a_table
         ([feature(None, [box(0, 0, 1, 1)])], r"no annotation with a class and an area \(1 without a class\)"),
         ([feature("a", [["x"]])], "object 1: its Polygon has what is no list of x and y"),
         ([feature("a", [box(0, 0, 1e9, 1)])], "object 1: its Polygon has what is no list"),
+        ([feature("a", [box(0, 0, 10**400, 1)])], "object 1: its Polygon has what is no list"),
         ([feature("a", [box(100, 0, 120, 30)])], "reach from x 100 to 120 and y 0 to 30 in the core's pixels, and"),
     ],
 )
@@ -217,6 +218,14 @@ def test_imagej_polygons_rectangles_ovals_and_composites(core: Path) -> None:
     assert project.classes.colours == {1: (16, 32, 48)}
     said = " ".join(f.message for f in project.checks().record(record) if f.rule == "annotation")  # type: ignore[misc]
     assert "1 without an area" in said
+
+
+def test_the_smaller_region_counts_over_one_of_two_pieces() -> None:
+    """A composite region of ImageJ is one polygon of two rings, of which the second need not be a hole."""
+    pieces = Shape("a", [[np.array(box(0, 0, 4, 4)), np.array(box(6, 0, 14, 8))]])
+    small = Shape("b", [[np.array(box(1, 1, 3, 3))]])
+    labels, _ = shapes.painted([small, pieces], ("a", "b"), GRID, None, Path("core_1.roi.zip"))
+    assert (labels == 2).sum() == 4
 
 
 def test_rois_that_are_wrong(core: Path) -> None:

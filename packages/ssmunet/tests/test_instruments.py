@@ -78,6 +78,10 @@ def test_perkinelmer_files_that_are_wrong(tmp_path: Path, core) -> None:
     other[-410 * 3 : -410 * 3 + 2] = b"\0\0"
     path.write_bytes(bytes(other))
     refuse(path, "between its spectra stands something else")
+    claim, points = struct.pack("<3i", 7, 5, 101), struct.pack("<3i", 7, 5, 2**31 - 1)
+    assert claim in whole
+    path.write_bytes(whole.replace(claim, points))
+    refuse(path, "an image of 5 × 7 × 2147483647 values: it is damaged")
 
 
 # ---------------------------------------------------------------- Photothermal
@@ -129,6 +133,17 @@ def test_photothermal_files_that_are_wrong(tmp_path: Path, core) -> None:
         file["Measurement_000"].attrs["RangeXPoints"] = np.array([7])
         file["Measurement_000/Position_Values"][3] = 0
     refuse(path, "the positions of its spectra are no grid of 5 × 7")
+    with h5py.File(path, "a") as file:
+        points = file["Measurement_000"].attrs["RangeWavenumberPoints"]
+        file["Measurement_000"].attrs["RangeWavenumberPoints"] = np.array([2**60])
+    refuse(path, "and 1152921504606846976 wavenumbers")
+    with h5py.File(path, "a") as file:
+        file["Measurement_000"].attrs["RangeWavenumberPoints"] = points
+        group = file["Measurement_000"]
+        channel = next(name for name in group if name.startswith("Channel"))
+        file.move(f"Measurement_000/{channel}", "elsewhere")
+        group[channel] = h5py.SoftLink("/elsewhere")
+    refuse(path, "no hyperspectral infrared image in it")
     with h5py.File(path, "a") as file:
         del file["Measurement_000"]
     refuse(path, "no hyperspectral infrared image in it")

@@ -73,6 +73,8 @@ def test_labels_mean_what_the_dataset_says(tmp_path) -> None:
         ({"background": 0, "surface": 0}, {}, "the same number"),
         ({"background": 0, "surface": 1}, {"channel_names": {"0": "CT", "1": "again"}}, r"2 channels \(CT, again\)"),
         ({"background": 0, "surface": 1}, {"file_ending": ".nii.gz"}, r"file_ending is \.nii\.gz"),
+        ({"background": 0, "surface": 1}, {"channel_names": ["CT", "again"]}, "must give a name for each channel"),
+        ({"surface": 1}, {}, "labels has no background"),
     ],
 )
 def test_datasets_that_cannot_be_read_are_refused(tmp_path, labels, more, message) -> None:

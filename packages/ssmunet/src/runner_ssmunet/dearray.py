@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from argparse import ArgumentParser
@@ -13,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core import BadInput, counted, did_you_mean, first_few, read_table, whole_file
+from runner_core import BadInput, counted, did_you_mean, first_few, read_table, replace_csv, shape_text, whole_folder
 
 from runner_ssmunet import readers, tma
+from runner_ssmunet.classes import FILE as CLASSES
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers.blocks import Blocks, row_blocks
 from runner_ssmunet.readers.sidecars import stem
@@ -69,6 +69,8 @@ def dearray(parser: ArgumentParser, words: Sequence[str]) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"{out}: it exists already, and is not empty. Name a new folder.")
     image = readers.open_blocks(options.mosaic)
+    if options.diameter is not None and options.diameter > max(image.shape[:2]):
+        raise BadInput(f"--diameter is {options.diameter:g}, and the mosaic has {shape_text(image.shape[:2])} pixels")
     area, measured = tissue_map(image, options.units)
     try:
         grid = tma.find(tma.tissue_of(area, measured), options.diameter)
@@ -79,12 +81,15 @@ def dearray(parser: ArgumentParser, words: Sequence[str]) -> int:
     if options.table is not None:
         places = corrected(places, options.table, image.shape)
     _print(grid, places)
-    out.mkdir(parents=True, exist_ok=True)
     side = _half(grid)
-    if not options.preview:
-        _cut(image, places, side, options.mosaic, out, options.units)
-    _write_table(places, out / TABLE)
-    _draw(area, places, side, out / PICTURE)
+    try:
+        with whole_folder(out) as folder:
+            if not options.preview:
+                _cut(image, places, side, options.mosaic, folder, options.units)
+            _write_table(places, folder / TABLE)
+            _draw(area, places, side, folder / PICTURE)
+    except OSError as error:
+        raise BadInput(f"{out}: cannot be written: {error.strerror or error}") from error
     print(f"{out / PICTURE} shows them; correct {out / TABLE} and give it as --table into a new --out")
     return 0
 
@@ -148,7 +153,7 @@ def _key(line: Mapping[str, str], names: Mapping[str, tuple[str, int]], where: s
         if core not in names:
             raise BadInput(f"{where}: no core was found that is called '{core}'{did_you_mean(core, names)}.")
         return names[core]
-    if not column.isdigit():
+    if not column.isdecimal():
         raise BadInput(f"{where}: column is '{column}'; a number from 1 is needed, beside the letter of the row.")
     return row.upper(), int(column)
 
@@ -192,6 +197,9 @@ def _box(place: Place, half: float, shape: Sequence[int]) -> tuple[slice, slice]
 
 def _cut(image: Blocks, places: Sequence[Place], half: float, mosaic: Path, out: Path, units: Any) -> None:
     kept = [place for place in places if place.keep]
+    if names := image.raw.label_names:  # the cores hold numbers
+        replace_csv(out / CLASSES, [("label", "name"), *enumerate(names, 1)])
+        print(f"{CLASSES} names the labels of the cores: it must lie in the folder that --data names")
     axis = np.sort(np.asarray(image.raw.wavenumbers, np.float64).ravel())
     spoken = time.monotonic()
     for n, place in enumerate(kept):
@@ -204,8 +212,7 @@ def _cut(image: Blocks, places: Sequence[Place], half: float, mosaic: Path, out:
         meta |= {"row": place.row, "column": place.column, "top": rows.start, "left": columns.start}
         if place.patient:
             meta["patient_id"] = place.patient
-        with whole_file(out / f"core_{place.core}.npz") as temporary, temporary.open("wb") as file:
-            np.savez(file, meta=np.array(json.dumps(meta)), **arrays)
+        np.savez(out / f"core_{place.core}.npz", meta=np.array(json.dumps(meta)), **arrays)
         if time.monotonic() - spoken > 10:
             spoken = time.monotonic()
             print(f"{n + 1} of {len(kept)} cores", flush=True)
@@ -225,11 +232,8 @@ def _print(grid: tma.Grid, places: Sequence[Place]) -> None:
 
 
 def _write_table(places: Sequence[Place], path: Path) -> None:
-    with whole_file(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for p in places:
-            writer.writerow([p.core, p.row, p.column, p.patient, "yes" if p.keep else "no", p.y, p.x, p.tissue])
+    rows = [[p.core, p.row, p.column, p.patient, "yes" if p.keep else "no", p.y, p.x, p.tissue] for p in places]
+    replace_csv(path, [COLUMNS, *rows])
 
 
 def _draw(area: Array, places: Sequence[Place], half: float, path: Path) -> None:
@@ -246,5 +250,4 @@ def _draw(area: Array, places: Sequence[Place], half: float, path: Path) -> None
         box = [n / factor for n in (columns.start, rows.start, columns.stop, rows.stop)]
         pen.rectangle(box, outline=colour)
         pen.text((box[0] + 2, box[1] + 1), place.core, fill=colour)
-    with whole_file(path) as temporary:
-        picture.save(temporary, "PNG")
+    picture.save(path, "PNG")

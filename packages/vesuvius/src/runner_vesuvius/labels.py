@@ -28,7 +28,9 @@ def values_of(label: Path) -> dict[int, int]:
     if not isinstance(labels, dict) or not all(type(value) is int for value in labels.values()):
         raise BadInput(f"{table}: labels must give one number for each name: background, surface, ignore")
     named = {name.lower(): value for name, value in labels.items()}
-    found = {named.pop("background", 0): BACKGROUND}
+    if "background" not in named:
+        raise BadInput(f"{table}: labels has no background. Mend it.")
+    found = {named.pop("background"): BACKGROUND}
     if (ignore := named.pop("ignore", None)) is not None:
         found[ignore] = IGNORE
     if len(named) != 1:
@@ -51,6 +53,8 @@ def refuse_dataset(images: Path, suffixes: Collection[str]) -> None:
     ending, channels = found.get("file_ending", ""), found.get("channel_names", found.get("modality", {}))
     if ending and str(ending).lower() not in suffixes:
         raise BadInput(f"{table}: file_ending is {ending}; {', '.join(suffixes)} are read. Convert the volumes.")
+    if not isinstance(channels, dict):
+        raise BadInput(f'{table}: channel_names must give a name for each channel, as in {{"0": "CT"}}. Mend it.')
     if len(channels) > 1:
         raise BadInput(f"{table}: {len(channels)} channels ({', '.join(map(str, channels.values()))}); one is read.")
 
@@ -59,7 +63,7 @@ def _read(table: Path) -> dict[str, Any]:
     try:
         text = table.read_text(encoding="utf-8")
         found = json.loads(text) if text.strip() else {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{table}: cannot be read: {error}. Mend it, or remove it.") from error
     if not isinstance(found, dict):
         raise BadInput(f"{table}: holds no names and values. Mend it, or remove it.")

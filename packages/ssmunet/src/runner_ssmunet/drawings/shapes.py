@@ -46,7 +46,7 @@ def ring(points: Any) -> Array | None:
     """Return a ring (N, 2) of numbers; None if `points` are none."""
     try:
         found = np.array([[float(x), float(y)] for x, y, *_ in points])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if found.size and (np.abs(found) < FAR).all() else None
 
@@ -56,13 +56,13 @@ def painted(
 ) -> tuple[Array, tuple[Remark, ...]]:
     """Return labels (H, W), 1 + the place of the class in `names`, and what must be said of them.
 
-    Where regions overlap, the smaller one counts, and of two of equal size the later one in the file. Raises BadInput
-    if every region lies beside the grid.
+    Where regions overlap, the one of fewer pixels counts, and of two of equal size the later one in the file. Raises
+    BadInput if every region lies beside the grid.
     """
     placed = [Shape(s.name, s.polygons if placement is None else placement.moved(s.polygons)) for s in shapes]
     labels, contested = np.zeros(grid, np.int64), np.zeros(grid, bool)
     beside = small = 0
-    for shape in sorted(placed, key=lambda shape: -_area(shape)):
+    for shape in sorted(placed, key=lambda shape: -np.count_nonzero(covered(shape, grid)[2])):
         rows, columns, mask = covered(shape, grid)
         if not mask.any():
             outside = _is_outside(shape, grid)
@@ -106,14 +106,6 @@ def _flip(ring: Array, flips: Array) -> None:
     rows = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count) + first[edge]
     x = xa[edge] + (rows + 0.5 - ya[edge]) * (xb - xa)[edge] / (yb - ya)[edge]
     np.add.at(flips, (rows, np.clip(np.ceil(x - 0.5), 0, width).astype(int)), 1)
-
-
-def _area(shape: Shape) -> float:
-    def of(ring: Array) -> float:
-        (x, y), (u, v) = ring.T, np.roll(ring, -1, axis=0).T
-        return abs(float((x * v - u * y).sum())) / 2
-
-    return sum(of(border) - sum(map(of, holes)) for border, *holes in shape.polygons)
 
 
 def _box(shapes: Sequence[Shape]) -> tuple[Array, Array]:

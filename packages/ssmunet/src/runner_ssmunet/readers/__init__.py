@@ -79,7 +79,7 @@ def open_blocks(path: Path) -> Blocks:
     else:
         raw = module.read(path)
         found = of_array(raw, raw.spectra)
-    completed(found.raw, path)
+    _base.outline(completed(found.raw, path), path)  # refuses axes, labels and masks that do not fit
     return found
 
 

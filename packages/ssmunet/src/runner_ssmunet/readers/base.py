@@ -187,7 +187,7 @@ def short(error: BaseException) -> str:
 def merged(inner: Mapping[str, Json], beside: Mapping[str, Json], path: Path) -> dict[str, Json]:
     """Return the meta of a file and of the JSON beside it. Raises BadInput if they contradict each other."""
     for key in inner.keys() & beside.keys():
-        if str(inner[key]) != str(beside[key]):
+        if inner[key] != beside[key] and str(inner[key]) != str(beside[key]):
             raise BadInput(
                 f"{path}: its own {key} is '{inner[key]}', the JSON file beside it says '{beside[key]}'. Correct one."
             )

@@ -87,7 +87,7 @@ def _layout(path: Path) -> _Layout:
         grid: dict[str, Any] = {}
         while (block := _block(file, path))[0] != _SPECTRUM:
             if block[0] == _GRID:
-                grid = _grid(file.read(block[1]), path)
+                grid = _grid(file.read(block[1]), path, path.stat().st_size // 4)
             else:
                 file.seek(block[1], 1)
         first = file.tell() - 6
@@ -117,8 +117,8 @@ def _block(file: BinaryIO, path: Path) -> tuple[int, int]:
     return number, size
 
 
-def _grid(content: bytes, path: Path) -> dict[str, Any]:
-    """Return the fields of `_Layout` that block 5100 gives."""
+def _grid(content: bytes, path: Path, most: int) -> dict[str, Any]:
+    """Return the fields of `_Layout` that block 5100 gives; the file has room for `most` values."""
     try:
         (length,) = struct.unpack_from("<h", content)
         across, up, spacing, start, *_, columns, rows, points = struct.unpack_from("<10d3i", content, 2 + length)
@@ -129,7 +129,7 @@ def _grid(content: bytes, path: Path) -> dict[str, Any]:
             place += 2 + max(size, 0)
     except struct.error as error:
         raise BadInput(f"{path}: block {_GRID} is too short: it is damaged. Copy it again.") from error
-    if min(columns, rows, points) < 1 or not np.isfinite([across, up, spacing, start]).all():
+    if min(columns, rows, points) < 1 or points > most or not np.isfinite([across, up, spacing, start]).all():
         raise BadInput(
             f"{path}: an image of {shape_text((rows, columns, points))} values: it is damaged. Copy it again."
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import BadInput, Json, counted, first_few
+from runner_core import BadInput, Json, counted, first_few, shape_text
 
 from runner_ssmunet.readers.base import Array, Raw, existing, library, short
 from runner_ssmunet.readers.sidecars import beside, read_meta, stem
@@ -51,6 +51,8 @@ def _read(file: Any, path: Path, spectra: bool, h5py: Any) -> Raw:
     group = file[name.partition("/")[0]]
     refuse_size(path, f"'{name}'", data.shape, array_bytes(data.shape, 4), data.id.get_storage_size())
     points = int(_number(group, "RangeWavenumberPoints"))
+    if data.shape[1:] != (points,):
+        raise BadInput(f"{path}: '{name}' has shape {shape_text(data.shape)}, and {points} wavenumbers. Copy it again.")
     wavenumbers = np.linspace(_number(group, "RangeWavenumberStart"), _number(group, "RangeWavenumberEnd"), points)
     places, shape, step = _places(group, len(data), path)
     raw = Raw(wavenumbers=wavenumbers, shape=(*shape, data.shape[1]), meta={"measurement": name, "pixel_um": step})
@@ -70,7 +72,11 @@ def _images(file: Any, h5py: Any) -> Iterator[tuple[str, Any]]:
         if any(np.any(group.attrs.get(flag, 0)) for flag in ("IsBackground", "IsRaman")):
             continue
         for channel in group:
-            data = group.get(f"{channel}/Raw_Data") if channel.startswith("Channel") else None
+            place = f"{channel}/Raw_Data"
+            own = channel.startswith("Channel") and all(
+                isinstance(group.get(link, getlink=True), h5py.HardLink) for link in (channel, place)
+            )
+            data = group[place] if own else None
             if data is not None and len(data) > 1 and not (data.external or data.is_virtual):
                 yield f"{name}/{channel}", data
 
