@@ -42,7 +42,7 @@ def cores(quick: bool) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """Patient, spectra (H, W, L), tissue and labels of the phantom's cores."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        phantom.write_phantom(Path(folder), np.random.default_rng(0))
+        phantom.write_phantom(Path(folder), np.random.default_rng(0), faulty=False)
         for file in sorted(Path(folder).glob("*.npz"))[: 4 if quick else None]:
             core = np.load(file)
             pixels = on_axis(core["X"].reshape(-1, len(MEASURED)), AXIS)

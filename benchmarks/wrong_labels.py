@@ -337,7 +337,7 @@ def _patients(folder: Path, given: Path | None) -> None:
 def _cores(folder: Path, given: Path | None) -> None:
     from runner_ssmunet.phantom import write_phantom
 
-    write_phantom(folder, np.random.default_rng(18))
+    write_phantom(folder, np.random.default_rng(18), faulty=False)
 
 
 def _volumes(folder: Path, given: Path | None) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runner_ssmunet import phantom
+from runner_ssmunet import artefacts, phantom
+from runner_ssmunet.steps import mie, spectrafile
 from scipy import ndimage
 
 
@@ -89,3 +90,52 @@ def test_tissue_absorbs_in_amide_one_and_what_is_none_does_not(cores: list[dict[
         inside, outside = height[core["tissue_mask"]], height[~core["tissue_mask"]]
         assert np.median(inside) > 10 * abs(np.median(outside))
         assert np.percentile(inside, 5) > np.percentile(outside, 95)
+
+
+def one_core(faulty: bool) -> dict[str, np.ndarray]:
+    """The same core, with artefacts or without."""
+    axis, rng = np.linspace(900, 1800, phantom.CHANNELS), np.random.default_rng(3)
+    components = phantom.component_spectra(axis, rng)
+    return phantom.make_core(axis, components, np.arange(5), rng, np.random.default_rng(4) if faulty else None)
+
+
+def test_artefacts_leave_the_chemistry_and_the_rest_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = one_core(faulty=False)
+    for name in ("SCATTERED", "VAPOUR", "THINNER", "SPILLED"):
+        monkeypatch.setattr(artefacts, name, 0.0)
+    for name, array in one_core(faulty=True).items():
+        np.testing.assert_array_equal(array, clean[name], err_msg=name)
+
+
+def test_labels_spill_over_some_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, truth = one_core(faulty=True)["y"], one_core(faulty=False)["y"]
+    wrong = (found != truth) & (found > 0)
+    assert 0.01 < wrong.sum() / (found > 0).sum() < 0.1
+    assert ((found > 0) >= (truth > 0)).all()
+    assert ndimage.binary_dilation(found == truth, iterations=2)[wrong].all()
+
+
+def test_scattering_is_van_de_hulsts_and_strongest_at_the_edge() -> None:
+    mask = np.zeros((9, 9), bool)
+    mask[1:-1, 1:-1] = True
+    axis = np.linspace(900, 1800, 50)
+    added = artefacts.scattered(np.zeros((9, 9, 50)), axis, mask, np.zeros((4, 9, 9)))
+    assert not added[~mask].any()
+    radius, index = 4.5e-4, 0.3  # the middle of both ranges, without absorbance no variation
+    expected = artefacts.SCATTERED * mie.extinction(4 * np.pi * radius * index * axis)
+    edge, middle = artefacts.at_edge(mask)[1, 4], artefacts.at_edge(mask)[4, 4]
+    assert edge == 1 > middle
+    np.testing.assert_allclose(added[1, 4], artefacts.AT_EDGE * expected, rtol=1e-9)
+    np.testing.assert_allclose(added[4, 4], (1 + (artefacts.AT_EDGE - 1) * middle) * expected, rtol=1e-9)
+
+
+def test_its_vapour_is_in_the_cores_and_in_the_file_beside_them(
+    folder: Path, cores: list[dict[str, np.ndarray]]
+) -> None:
+    found = spectrafile.read(folder / phantom.VAPOUR_FILE, single=True)
+    axis = cores[0]["wn"]
+    np.testing.assert_allclose(found.spectra[0], artefacts.vapour(axis), rtol=1e-4, atol=1e-5)
+    lines = np.diff(found.spectra[0], 2)
+    amounts = [np.diff(core["X"].reshape(-1, len(axis)), 2) @ lines / (lines @ lines) for core in cores]
+    by_row = [own.reshape(phantom.SIDE, -1).mean(1).std() for own in amounts]
+    assert np.median(by_row) == pytest.approx(artefacts.VAPOUR, rel=0.3)

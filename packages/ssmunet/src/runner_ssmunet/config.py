@@ -287,8 +287,8 @@ def demo() -> SSMConfig:
     config.train.weight_decay = 0.1
     config.train.batch_size = 2
     config.train.learning_rate = 1e-2
-    config.train.epochs = 25
-    config.checkpoint.every = 25
+    config.train.epochs = 30
+    config.checkpoint.every = 30
     config.log.every = 7
     return config
 

@@ -1,8 +1,8 @@
-"""Generate tissue-microarray cores in the real file format, core_*.npz. Version 2.
+"""Generate tissue-microarray cores in the real file format, core_*.npz. Version 3.
 
 A pixel's absorbance is a mixture of tissue components, each a sum of bands where its molecules absorb:
 
-    A(ν) = thickness · Σ amount_c · component_c(ν) + paraffin + scatter slope + baseline + noise
+    A(ν) = thickness · Σ amount_c · component_c(ν) + paraffin + scatter slope + baseline + noise + artefacts
 
 Positions (cm⁻¹) are those of the literature: amide I 1655 (α-helix), 1630 and 1690 (β-sheet), amide II 1545 and 1530,
 amide III 1240 to 1310 (Barth, "Infrared spectroscopy of proteins", 2007); collagen 1204, 1240, 1280, 1338 with 1033 and
@@ -14,8 +14,11 @@ What makes it hard: a pixel is a few cells, so that its amounts scatter widely a
 a single spectrum says little, its neighbourhood much, and slope and thickness vary more than chemistry does. Patients
 differ by a few per cent. `SCATTER` (of the amounts) and `NOISE` were chosen once, by the score of the per-pixel
 logistic regression alone (mIoU 0.54 on patients that it was not fitted to; 0.45 to 0.6 was wanted), before any setting
-of the network was tuned. All of this module is version 2 (1 had no classes.csv): whoever changes what it writes
-raises `SSMUNet.phantom_version`.
+of the network was tuned.
+
+Artefacts are what instruments and annotators add, in `artefacts.py`: resonant Mie scattering, edges, lines of water
+vapour, and labels that spill over borders. Without them the cores are those of version 2 (1 had no classes.csv).
+Whoever changes what is written raises `SSMUNet.phantom_version`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any
 
 import numpy as np
 from scipy import ndimage
+
+from runner_ssmunet import artefacts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,6 +44,7 @@ ANNOTATED = (0.06, 0.18)
 """Share of a core's pixels that have a label."""
 SCATTER = 0.7
 """Standard deviation of the logarithm of a pixel's amounts around those of its tissue."""
+VAPOUR_FILE = "vapour.csv"
 NOISE = 0.01
 """Standard deviation of the noise (absorbance; amide I is about 0.6 high)."""
 
@@ -79,11 +85,18 @@ AMOUNTS: dict[str, tuple[float, ...]] = {
 }
 
 
-def write_phantom(folder: Path, rng: np.random.Generator) -> None:
-    """Write PATIENTS × CORES cores, 80 MB, and the table of their class names."""
+def write_phantom(folder: Path, rng: np.random.Generator, faulty: bool = True) -> None:
+    """Write PATIENTS × CORES cores, 80 MB, the table of their class names, and the spectrum of the vapour in them.
+
+    Cores that are not `faulty` have no artefacts.
+    """
     lines = ["label,name", *(f"{label},{name}" for label, name in enumerate(AMOUNTS, start=1))]
     (folder / "classes.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wavenumbers = np.linspace(900, 1800, CHANNELS)
+    faults = rng.spawn(1)[0] if faulty else None
+    if faulty:
+        rows = np.stack([wavenumbers, artefacts.vapour(wavenumbers)], axis=1)
+        np.savetxt(folder / VAPOUR_FILE, rows, "%.6g", ",", header="wavenumber,water vapour", comments="")
     for patient in range(PATIENTS):
         components = component_spectra(wavenumbers, rng)
         tissues = rng.permutation(len(AMOUNTS))
@@ -91,7 +104,7 @@ def write_phantom(folder: Path, rng: np.random.Generator) -> None:
             shown = np.roll(tissues, -core * len(tissues) // CORES)[:TISSUES_A_CORE]
             name = f"P{patient + 1:02d}-{core + 1}"
             meta = {"core_id": name, "patient_id": f"P{patient + 1:02d}", "slide_id": f"TMA{patient % 3 + 1}"}
-            arrays = make_core(wavenumbers, components, shown, rng)
+            arrays = make_core(wavenumbers, components, shown, rng, faults)
             axis: dict[str, Any] = {"wn": wavenumbers, "delta_cm1": float(wavenumbers[1] - wavenumbers[0])}
             np.savez(folder / f"core_{name}.npz", allow_pickle=False, **arrays, **axis, meta=json.dumps(meta))
 
@@ -117,10 +130,13 @@ def absorption(wavenumbers: Array, bands: Any) -> Array:
     return total
 
 
-def make_core(wavenumbers: Array, components: Array, tissues: Array, rng: np.random.Generator) -> dict[str, Any]:
+def make_core(
+    wavenumbers: Array, components: Array, tissues: Array, rng: np.random.Generator,
+    faults: np.random.Generator | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return X (H, W, L) float32, y (H, W) uint8 with 0 for unannotated, and tissue_mask (H, W) bool.
 
-    `tissues` holds the numbers of the tissues that the core shows.
+    `tissues` holds the numbers of the tissues that the core shows. Artefacts are drawn from `faults`; None: none.
     """
     mask = core_outline(rng)
     place = np.argmax([smooth(rng, 5.0) for _ in tissues], axis=0)
@@ -129,10 +145,18 @@ def make_core(wavenumbers: Array, components: Array, tissues: Array, rng: np.ran
         rng.normal(0, SCATTER, (SIDE, SIDE, len(components)))
     )
     thickness = np.exp(0.3 * smooth(rng, 8.0) + rng.normal(0, 0.1, mask.shape)) * 0.7
+    if faults is not None:
+        thickness = thickness * (1 - artefacts.THINNER * artefacts.at_edge(mask))
     spectra = (amounts * (thickness * mask)[..., None]) @ components
+    if faults is not None:
+        fields = np.stack([smooth(faults, 4.0) for _ in range(4)])
+        spectra += artefacts.scattered(spectra, wavenumbers, mask, fields)
+        rows = ndimage.gaussian_filter1d(faults.normal(size=SIDE), 2.0, mode="wrap")
+        spectra += artefacts.VAPOUR * (rows / rows.std())[:, None, None] * artefacts.vapour(wavenumbers)
     spectra += surroundings(wavenumbers, mask, rng)
     spectra += rng.normal(0, NOISE, spectra.shape)
-    return {"X": spectra.astype(np.float32), "y": annotated(truth, rng).astype(np.uint8), "tissue_mask": mask}
+    labels = annotated(truth, rng, faults).astype(np.uint8)
+    return {"X": spectra.astype(np.float32), "y": labels, "tissue_mask": mask}
 
 
 def surroundings(wavenumbers: Array, mask: Array, rng: np.random.Generator) -> Array:
@@ -158,17 +182,23 @@ def core_outline(rng: np.random.Generator) -> Array:
     return disc & (smooth(rng, 3.0) < rng.uniform(1.8, 2.6))
 
 
-def annotated(truth: Array, rng: np.random.Generator) -> Array:
-    """Return the labels of small discs of tissue, up to the share in `ANNOTATED`; 0 elsewhere."""
+def annotated(truth: Array, rng: np.random.Generator, faults: np.random.Generator | None = None) -> Array:
+    """Return the labels of small discs of tissue, up to the share in `ANNOTATED`; 0 elsewhere.
+
+    With `faults`, some discs reach over the border to the next tissue, whose pixels they label wrongly.
+    """
     wanted = rng.uniform(*ANNOTATED) * truth.size
     inside = np.argwhere(truth > 0)
-    seen = np.zeros(truth.shape, bool)
+    seen, spilled = np.zeros(truth.shape, bool), np.zeros_like(truth)
     y, x = np.mgrid[: truth.shape[0], : truth.shape[1]]
     while np.count_nonzero(seen) < wanted:
         centre = inside[rng.integers(len(inside))]
         disc = np.hypot(y - centre[0], x - centre[1]) <= rng.uniform(1.0, 2.5)
-        seen |= disc & (truth == truth[tuple(centre)])
-    return np.where(seen, truth, 0)
+        own = disc & (truth == truth[tuple(centre)])
+        seen |= own
+        if faults is not None and faults.random() < artefacts.SPILLED:
+            spilled[artefacts.beside(own, disc & (truth > 0))] = truth[tuple(centre)]
+    return np.where(spilled > 0, spilled, np.where(seen, truth, 0))
 
 
 def smooth(rng: np.random.Generator, sigma: float) -> Array:

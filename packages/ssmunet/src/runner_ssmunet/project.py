@@ -76,7 +76,7 @@ class SSMUNet(Project):
     directions = dict.fromkeys(("cross_entropy",), "min")
     dataset = DataSet(
         prepare_version=3,
-        phantom_version=2,
+        phantom_version=3,
         crop="foreground",
         labels=files.LABEL_ROLES,
         # any implementation of `model.scan` runs any trained network: it depends on the machine
