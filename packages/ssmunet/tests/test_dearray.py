@@ -182,6 +182,22 @@ def test_a_mosaic_becomes_a_data_set(tmp_path: Path, mosaic, capsys) -> None:
     assert Image.open(tmp_path / "cores/cores.png").size == image.shape[1::-1]
 
 
+def test_regions_of_an_annotated_mosaic_go_with_its_cores_by_name(tmp_path: Path, mosaic) -> None:
+    path, image, _ = mosaic
+    (tmp_path / "slide_7.labels.png").unlink()
+    high, wide = image.shape[:2]
+    corners = [[[0, 0], [wide / 2, 0], [wide / 2, high], [0, high], [0, 0]]]
+    about = {"objectType": "annotation", "classification": {"name": "tumour"}}
+    region = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": corners}, "properties": about}
+    (tmp_path / "slide_7.geojson").write_text(json.dumps([region]))
+    assert run(path, "--out", tmp_path / "cores") == 0
+    for file in (tmp_path / "cores").glob("core_*.npz"):
+        core = read_core(file)
+        assert core.label_names == ("tumour",)
+        columns = core.meta["left"] + np.arange(core.labels.shape[1]) + 0.5
+        np.testing.assert_array_equal(core.labels, np.tile(columns < wide / 2, (len(core.labels), 1)))
+
+
 @pytest.mark.parametrize(
     "table, message",
     [

@@ -416,3 +416,20 @@ def test_random_damage_is_refused_or_goes_unnoticed(core: Path, kind: str) -> No
         path.write_bytes(damaged[: rng.integers(1, len(whole))] if rng.random() < 0.3 else damaged)
         with suppress(BadInput):  # every other error fails
             read_outline(core)
+
+
+def test_a_core_whose_own_labels_name_their_classes(write_core: WriteCore, make_core: Callable[..., Any]) -> None:
+    """As `dearray` cuts them from an annotated mosaic: equal numbers of two mosaics may be different classes."""
+    labels = np.where(make_core()["y"] > 1, 1, make_core()["y"])
+    root = write_core("core_1", y=labels, label_names=np.array(["tumour"])).parent
+    write_core("core_2", y=labels, label_names=np.array(["blood"]))
+    project = SSMUNet(SSMConfig())
+    records = project.records(root)
+    assert project.outputs == ("blood", "tumour")
+    for record, number in zip(records, (2, 1), strict=True):
+        label = project.decode(record).arrays["label"]
+        np.testing.assert_array_equal(label > 0, labels > 0)
+        assert set(np.unique(label)) == {0, number}
+    write_core("core_3", label_names=np.array(["blood"]))
+    with pytest.raises(BadInput, match=r"labels from 0 to 3, and 1 name of labels \(label_names\)"):
+        project.decode(SSMUNet(SSMConfig()).records(root)[2])

@@ -197,9 +197,10 @@ def _box(place: Place, half: float, shape: Sequence[int]) -> tuple[slice, slice]
 
 def _cut(image: Blocks, places: Sequence[Place], half: float, mosaic: Path, out: Path, units: Any) -> None:
     kept = [place for place in places if place.keep]
-    if names := image.raw.label_names:  # the cores hold numbers
+    if names := image.raw.label_names:  # each core has them too: another mosaic may number its classes otherwise
         replace_csv(out / CLASSES, [("label", "name"), *enumerate(names, 1)])
-        print(f"{CLASSES} names the labels of the cores: it must lie in the folder that --data names")
+    for level, remark in image.raw.label_remarks:
+        print(f"{level}: {remark}")
     axis = np.sort(np.asarray(image.raw.wavenumbers, np.float64).ravel())
     spoken = time.monotonic()
     for n, place in enumerate(kept):
@@ -208,6 +209,8 @@ def _cut(image: Blocks, places: Sequence[Place], half: float, mosaic: Path, out:
         for name, own in (("y", image.raw.labels), ("tissue_mask", image.raw.tissue)):
             if own is not None:
                 arrays[name] = np.asarray(own)[rows, columns]
+        if image.raw.label_names:
+            arrays["label_names"] = np.array(image.raw.label_names)
         meta = {**image.raw.meta, "slide_id": image.raw.meta.get("slide_id", stem(mosaic)), "core_id": place.core}
         meta |= {"row": place.row, "column": place.column, "top": rows.start, "left": columns.start}
         if place.patient:

@@ -96,12 +96,15 @@ def labels(path: Path, elsewhere: Path | None = None) -> Array | None:
     """
     own = beside(path).get("labels") if elsewhere in (None, path) else elsewhere
     if own is None:
-        return read_outline(path).labels
+        found = read_outline(path)
+        return None if found.label_names else found.labels
     return None if drawings.names_classes(own) else read_map(own)
 
 
 def annotated_classes(path: Path) -> Mapping[str, Colour | None] | None:
     """Return names and colours of the classes in the label file `path`, if it names classes; else None."""
+    if path.suffix == ".npz":
+        return dict.fromkeys(npz.label_names(path)) or None
     return drawings.class_names(path)
 
 

@@ -109,6 +109,8 @@ def outline(raw: Raw, path: Path) -> Outline:
                 "grid: transpose, crop or export one of them again"
                 + (", or write landmarks of both into STEM.landmarks.csv." if verb == "are" else ".")
             )
+    if raw.label_names and labels is not None:
+        _refuse_unnamed(labels, raw.label_names, path)
     return Outline(
         wavenumbers=wavenumbers,
         labels=labels,
@@ -156,6 +158,14 @@ def absorbance(spectra: Array, units: Units) -> Array:
         return spectra
     share = spectra * spectra.dtype.type(0.01) if units == "percent" else spectra
     return np.asarray(-np.log10(np.maximum(share, spectra.dtype.type(OPAQUE))))
+
+
+def _refuse_unnamed(labels: Array, names: tuple[str, ...], path: Path) -> None:
+    if labels.min() < 0 or labels.max() > len(names):
+        raise BadInput(
+            f"{path}: labels from {labels.min()} to {labels.max()}, and {counted(len(names), 'name')} of labels "
+            "(label_names). Each label above 0 needs a name."
+        )
 
 
 def library(name: str, path: Path) -> Any:

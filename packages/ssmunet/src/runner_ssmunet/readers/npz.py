@@ -50,6 +50,7 @@ def read(path: Path, spectra: bool = True) -> Raw:
         raw = Raw(wavenumbers=_array(archive, "wn", path), meta=_meta(archive, path))
         if "y" in archive.files:
             raw.labels = _array(archive, "y", path)
+            raw.label_names = _label_names(archive, path)
         if "tissue_mask" in archive.files:
             raw.tissue = _array(archive, "tissue_mask", path)
         if "delta_cm1" in archive.files:
@@ -59,6 +60,23 @@ def read(path: Path, spectra: bool = True) -> Raw:
         else:
             raw.shape = _shape(archive, "X", path)
     return raw
+
+
+def label_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the labels 1, 2, … in a core whose own labels name their classes; empty for others."""
+    with _opened(path) as archive:
+        return _label_names(archive, path) if "y" in archive.files else ()
+
+
+def _label_names(archive: Any, path: Path) -> tuple[str, ...]:
+    if "label_names" not in archive.files:
+        return ()
+    names = _array(archive, "label_names", path)
+    if names.dtype.kind != "U" or names.ndim != 1 or not all(names.tolist()):
+        raise BadInput(
+            f"{path}: 'label_names' is {names.dtype} {names.shape}; a list of text is needed, a name a label."
+        )
+    return tuple(names.tolist())
 
 
 @contextmanager
