@@ -226,3 +226,27 @@ def test_cores_that_do_not_say_whose_they_are_are_never_split_at_random(runner: 
     assert done.returncode == 2
     assert "core_3.npz: its meta does not say which patient the core is of" in done.stderr
     assert "data.group_by" in done.stderr
+
+
+def test_a_mosaic_is_cut_into_cores_that_check_accepts(runner: Runner, tmp_path: Path) -> None:
+    rows, columns = np.mgrid[:80, :120]
+    tissue = (rows % 40 - 20) ** 2 + (columns % 40 - 20) ** 2 < 13**2
+    spectra = (
+        tissue[..., None] * np.exp(-(((WAVENUMBERS - 1655) / 25) ** 2)) * (0.6 + 0.4 * np.cos(columns / 9)[..., None])
+    )
+    labels = tissue * (1 + (columns // 4 + rows // 4) % 3)
+    np.savez(tmp_path / "core_tma.npz", X=spectra.astype(np.float32), wn=WAVENUMBERS, y=labels)
+    done = runner("ssmunet", "dearray", "core_tma.npz", "--out", "look", "--preview")
+    assert done.returncode == 0, done.stderr
+    assert "6 cores in 2 rows and 3 columns" in done.stdout
+    table = tmp_path / "look/cores.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(line.replace(",,yes", f",P{n},yes") for n, line in enumerate(lines)))
+    done = runner("ssmunet", "dearray", "core_tma.npz", "--out", "cut", "--table", table)
+    assert done.returncode == 0, done.stderr
+    done = runner("ssmunet", "check", "--data", "cut", *CLASSES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 records in 6 groups" in done.stdout
+    done = runner("ssmunet", "dearray", "core_tma.npz", "--out", "cut")
+    assert done.returncode == 2
+    assert "cut: it exists already" in done.stderr

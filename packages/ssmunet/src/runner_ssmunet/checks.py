@@ -14,6 +14,7 @@ from runner_ssmunet.classes import FILE, Classes
 from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.files import Core, read_core, read_outline, stored_labels
 from runner_ssmunet.labels import MANY_OFF
+from runner_ssmunet.readers.blocks import release, row_blocks
 from runner_ssmunet.statistics import axes_differ, spacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -98,12 +99,11 @@ def _spacing(name: str, core: Core) -> Iterator[Finding]:
 
 
 def _spectra(name: str, core: Core, tissue: Array) -> Iterator[Finding]:
-    pixels = core.spectra[tissue]
-    if not len(pixels):
+    if not tissue.any():
         return
-    low, high = pixels.min(1), pixels.max(1)
+    low, high, same = np.concatenate(list(_extremes(core.spectra, tissue)), axis=1)
     flat = high - low < FLAT
-    clipped = ~flat & ((pixels == high[:, None]).sum(1) >= CLIPPED)
+    clipped = ~flat & (same >= CLIPPED)
     reach = f"outside {ABSORBANCE[0]:g} to {ABSORBANCE[1]:g} (from {low.min():.3g} to {high.max():.3g})"
     question = "is it transmittance? See data.units"
     faults = {
@@ -113,9 +113,18 @@ def _spectra(name: str, core: Core, tissue: Array) -> Iterator[Finding]:
     }
     for rule, (where, what) in faults.items():
         if count := int(np.count_nonzero(where)):
-            level: Literal["note", "warning"] = "warning" if count > STRAY * len(pixels) else "note"
-            pixel = f"{counted(count, 'tissue pixel')} ({count / len(pixels):.1%})"
+            level: Literal["note", "warning"] = "warning" if count > STRAY * len(low) else "note"
+            pixel = f"{counted(count, 'tissue pixel')} ({count / len(low):.1%})"
             yield Finding(rule, level, f"{name}: {pixel} with {what}")
+
+
+def _extremes(spectra: Array, tissue: Array) -> Iterator[Array]:
+    """Yield the lowest and highest value of tissue spectra, and how many points have the highest: (3, P) each."""
+    for rows in row_blocks(spectra.shape):
+        pixels = spectra[rows][tissue[rows]]
+        highest = pixels.max(1, initial=-np.inf)
+        yield np.stack([pixels.min(1, initial=np.inf), highest, (pixels == highest[:, None]).sum(1)])
+        release(spectra)
 
 
 def _labels(name: str, labels: Array, tissue: Array, classes: Sequence[str], ignore: int | None) -> Iterator[Finding]:

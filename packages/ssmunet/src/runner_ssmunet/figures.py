@@ -14,6 +14,7 @@ from runner_ssmunet.classes import Classes, palette
 from runner_ssmunet.outputs import Segmented
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
+from runner_ssmunet.readers.blocks import by_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Colour = tuple[int, ...]
@@ -65,7 +66,8 @@ def figure(
 ) -> Array:
     """Return a core's maps, with the attention over the network's wavenumbers `axis` (L,) below them."""
     weights = amide1_weights(core.wavenumbers)
-    grey = core.spectra.mean(-1) if weights is None else core.spectra @ weights.astype(np.float32)
+    weights = np.full(len(core.wavenumbers), 1 / len(core.wavenumbers)) if weights is None else weights
+    grey = by_rows(core.spectra, lambda rows: np.asarray(rows @ weights.astype(np.float32)))
     picture = overlay(grey, found.classes, truth, classes)
     if not found.attention.any():
         return picture
