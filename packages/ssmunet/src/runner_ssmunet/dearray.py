@@ -227,7 +227,7 @@ def _print(grid: tma.Grid, places: Sequence[Place]) -> None:
     empty = [place.core for place in places if not place.keep]
     print(
         f"{counted(len(kept), 'core')} in {counted(rows, 'row')} and {counted(columns, 'column')}, "
-        f"{grid.diameter:.0f} pixels wide, turned by {grid.angle:.1f}° clockwise"
+        f"{grid.diameter:.0f} pixels wide, turned by {round(grid.angle, 1) + 0.0:.1f}° clockwise"
         + (f"; left out: {first_few(empty)}" if empty else "")
     )
     if nameless := [place.core for place in kept if not place.patient]:
