@@ -16,6 +16,7 @@ from runner_core import Arrays, BadInput, BlockWork, Record, Url
 from runner_vesuvius import blockwise, chunked, postprocess, scroll, sweep
 from runner_vesuvius.blockwise import Blocks, Pieces
 from runner_vesuvius.config import ScrollConfig, ScrollPredictOptions
+from runner_vesuvius.project import Vesuvius
 from runner_vesuvius.scroll import Scroll
 from runner_vesuvius.whole import predict
 
@@ -261,6 +262,9 @@ def test_bad_input_is_named(begin, config, volume, tmp_path) -> None:
     zarr.create_array(tmp_path / "mask.zarr", data=np.ones((30, 7, 7), np.uint8), chunks=(30, 7, 7))
     with pytest.raises(BadInput, match=r"mask\.zarr: a mask of 30 × 7 × 7 voxels for a volume of 40 × 37 × 50"):
         begin(mask=str(tmp_path / "mask.zarr"))
+    for memory in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match="--memory-gb is"):
+            begin(memory_gb=memory)
     zarr.create_array(tmp_path / "float.zarr", data=np.ones((7, 7, 7), np.float32), chunks=(7, 7, 7))
     with pytest.raises(BadInput, match=r"float\.zarr: voxels of type float32"):
         begin(place=tmp_path / "float.zarr")
@@ -310,3 +314,16 @@ def test_sheets_are_parted_in_whole_volumes_only(begin, config) -> None:
     config.predict.part_sheets = 0.75
     with pytest.raises(BadInput, match=r"predict\.part_sheets needs the whole volume at once"):
         begin()
+
+
+@pytest.mark.parametrize(
+    "option", [{"mask": "mask.zarr"}, {"store": "s3://mine/there"}, {"ngff": "0.5"}, {"chunked": True}]
+)
+def test_no_option_of_chunks_is_ignored_for_a_small_volume(
+    project: Vesuvius, volume: Path, option: dict[str, Any]
+) -> None:
+    in_blocks = project.combining().in_blocks
+    record = Record("s1", "s1", {"image": volume})
+    assert not in_blocks.wanted(record)
+    project.predict_options = ScrollPredictOptions(**option)
+    assert in_blocks.wanted(record)

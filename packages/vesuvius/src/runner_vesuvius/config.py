@@ -182,7 +182,7 @@ class ScrollPredictOptions:
     """Also write submission.zip, which holds the masks, to hand in; `validate-submission` checks it."""
     chunked: bool = False
     """Predict zarr volumes chunk by chunk into OME-Zarr, KEY.zarr, whatever their size. Volumes at a URL, and those
-    that memory cannot hold, are always predicted so."""
+    that memory cannot hold, are always predicted so, and all with --mask, --store or --ngff."""
     mask: str = ""
     """Chunk by chunk: predict only where this zarr volume is not 0. It has the scan's shape, or is coarser by whole
     factors. A folder or a URL."""

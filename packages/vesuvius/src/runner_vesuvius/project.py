@@ -258,9 +258,11 @@ class Vesuvius(Project):
 
     def _too_large(self, record: AnyRecord) -> bool:
         """Return whether a volume is predicted chunk by chunk: asked for, at a URL, or a zarr larger than memory."""
-        place = record.files["image"]
-        if isinstance(place, Url) or place.suffix.lower() != ".zarr" or self.predict_options.chunked:
-            return isinstance(place, Url) or self.predict_options.chunked
+        place, options = record.files["image"], self.predict_options
+        if isinstance(place, Url) or options.chunked or options.mask or options.store or options.ngff != "auto":
+            return True
+        if place.suffix.lower() != ".zarr":
+            return False
         try:
             volumes.refuse_large(record.files)
         except BadInput:

@@ -58,6 +58,8 @@ class Scroll:
         `scale_known`; None for a network that needs none.
         """
         _refuse(config)
+        if not 0 < options.memory_gb < math.inf:
+            raise BadInput(f"--memory-gb is {options.memory_gb:g}; a number above 0 is needed")
         self._work, self._settings, self._options = work, config.predict, options
         self._remote, self._scale, self._scale_known = config.remote, scale, scale_known
         self._volume = Volume(work.record.files["image"], config.remote)
