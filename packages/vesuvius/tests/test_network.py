@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner_vesuvius.config import PRESETS, demo, large
-from runner_vesuvius.network import SurfaceUNet, halved
+from runner_vesuvius import network as networks
+from runner_vesuvius.config import PRESETS, ModelConfig, demo, large
+from runner_vesuvius.network import ResEncUNet, SurfaceUNet, halved
 from torch import nn
 from torch.nn import functional
 
@@ -13,6 +14,21 @@ from torch.nn import functional
 def small(**settings: bool) -> SurfaceUNet:
     torch.manual_seed(0)
     return SurfaceUNet(8, (1, 2, 4), 1, **settings)
+
+
+def resenc(**settings: bool) -> ResEncUNet:
+    """Halved twice in depth, once in height and width; its blocks do not begin as their input, so that all learns."""
+    torch.manual_seed(0)
+    network = ResEncUNet((4, 6, 8), (1, 2, 1), (2, 1, 1), **settings)
+    for module in network.modules():
+        if isinstance(module, nn.InstanceNorm3d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    return network
+
+
+def built(config: ModelConfig) -> nn.Module:
+    name, arguments = config.arguments()
+    return getattr(networks, name)(**arguments)
 
 
 def parameters(network: nn.Module) -> int:
@@ -23,7 +39,7 @@ def parameters(network: nn.Module) -> int:
 def default() -> SurfaceUNet:
     """On no memory."""
     with torch.device("meta"):
-        return SurfaceUNet(**vars(large().model))
+        return built(large().model)
 
 
 def test_the_default_has_the_published_size(default: SurfaceUNet) -> None:
@@ -43,9 +59,9 @@ def test_the_default_on_the_default_patch(default: SurfaceUNet) -> None:
 
 def test_the_networks_of_the_presets_have_the_size_that_is_said() -> None:
     with torch.device("meta"):
-        sizes = {name: parameters(SurfaceUNet(**vars(make().model))) for name, make in PRESETS.items()}
-    full = dict.fromkeys(("default", "large", "nnunet"), 33_670_284)
-    assert sizes == {**full, "small": 2_278_642, "demo": 258_746}
+        sizes = {name: parameters(built(make().model)) for name, make in PRESETS.items()}
+    ours = {"default": 33_670_284, "large": 33_670_284, "small": 2_278_642, "demo": 258_746}
+    assert sizes == ours | dict.fromkeys(("resenc-m", "resenc-l", "resenc-xl"), 102_348_965)
 
 
 @pytest.mark.parametrize("size", [(16, 16, 16), (48, 48, 48), (17, 23, 30), (20, 16, 41)])
@@ -62,7 +78,7 @@ def test_without_deep_supervision_only_the_finest_answers() -> None:
 
 
 def test_the_demo_has_levels_to_supervise() -> None:
-    assert len(SurfaceUNet(**vars(demo().model))(torch.randn(1, 1, 16, 16, 16))) == 2
+    assert len(built(demo().model)(torch.randn(1, 1, 16, 16, 16))) == 2
 
 
 @pytest.mark.parametrize("size", [(8, 8, 8), (9, 6, 7)])
@@ -71,9 +87,10 @@ def test_halved_takes_means(size: tuple[int, int, int]) -> None:
     torch.testing.assert_close(halved(x), functional.avg_pool3d(x, 2, ceil_mode=True, count_include_pad=False))
 
 
-def test_checkpointing_changes_neither_outputs_nor_gradients() -> None:
+@pytest.mark.parametrize("make", [small, resenc])
+def test_checkpointing_changes_neither_outputs_nor_gradients(make) -> None:
     image = torch.randn(2, 1, 17, 18, 16)
-    networks = small(), small(checkpointing=True)
+    networks = make(), make(checkpointing=True)
     outputs = [network(image) for network in networks]
     for levels in outputs:
         sum(level.square().mean() for level in levels).backward()
@@ -103,8 +120,15 @@ def test_checkpointing_keeps_less() -> None:
     assert with_it < 0.3 * kept_bytes(SurfaceUNet(**settings), image)
 
 
-def test_samples_do_not_see_each_other() -> None:
-    network, images = small().double(), torch.randn(3, 1, 16, 18, 20, dtype=torch.float64)
+def test_resenc_halves_each_axis_as_often_as_asked() -> None:
+    logits = resenc()(torch.randn(1, 1, 17, 16, 10))
+    assert [tuple(level.shape[2:]) for level in logits] == [(17, 16, 10), (9, 8, 5)]
+    assert len(resenc(deep_supervision=False)(torch.randn(1, 1, 8, 8, 8))) == 1
+
+
+@pytest.mark.parametrize("make", [small, resenc])
+def test_samples_do_not_see_each_other(make) -> None:
+    network, images = make().double(), torch.randn(3, 1, 16, 18, 20, dtype=torch.float64)
     together = network(images)
     for i in range(3):
         for one, all_of in zip(network(images[i : i + 1]), together, strict=True):

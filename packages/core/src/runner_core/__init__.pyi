@@ -6,6 +6,7 @@ from runner_core.api.calls import phantom as phantom
 from runner_core.api.calls import train as train
 from runner_core.api.experiment import Experiment as Experiment
 from runner_core.api.network import Network as Network
+from runner_core.api.imported import write_run as write_run
 from runner_core.api.prediction import Prediction as Prediction
 from runner_core.api.results import Choices as Choices
 from runner_core.api.results import Comparison as Comparison
@@ -167,6 +168,7 @@ from runner_core.engines.torch.metrics import Overlap as Overlap
 from runner_core.engines.torch.metrics import TorchFunctionMetric as TorchFunctionMetric
 from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
+from runner_core.engines.torch.start import read_pth as read_pth
 from runner_core.output.pictures import panels as panels
 from runner_core.output.pictures import write_png as write_png
 from runner_core.output.report.charts import Bar as Bar

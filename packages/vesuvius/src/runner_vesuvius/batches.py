@@ -25,7 +25,8 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     - surface (float32, 0 and 1) and known (bool, label ≠ 2), from target
     - tube, medial (bool) and distance (float32, voxels, below 0 inside the surface), each if a loss reads it
 
-    Whatever else the batch holds is kept. If it holds the image alone, as in prediction, so does the result.
+    Whatever else the batch holds is kept, but not "scale". If it holds the image alone, as in prediction, so does the
+    result.
 
     Args:
         batch: volumes (B, D, H, W) uint8.
@@ -37,12 +38,15 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     volumes = {
         name: batch[name][:, None] for name in STORED if name in batch and (name != "distance" or name in wanted)
     }
-    out = {name: tensor for name, tensor in batch.items() if name not in STORED}
+    out = {name: tensor for name, tensor in batch.items() if name not in (*STORED, "scale")}
     host = None if rng is None else augment.on_host(rng)
     if host is not None:
         volumes = augment.turned(volumes, config.augment, host)
     mean, std = _scale(batch, statistics)
-    volumes["image"] = volumes["image"].float().sub_(mean).div_(std)
+    image = volumes["image"].float()
+    if config.data.intensities:
+        image.clamp_(*config.data.intensities[:2])
+    volumes["image"] = image.sub_(mean).div_(std)
     if "distance" in volumes:
         volumes["distance"] = signed(volumes["distance"], volumes["target"])
     if host is not None and rng is not None:

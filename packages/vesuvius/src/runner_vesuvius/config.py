@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from runner_core import AboveUpTo, AtLeast, Between, PairsConfig, PredictConfig, RunConfig, ShareBelow, Within
 
@@ -22,17 +22,36 @@ class ScrollDataConfig(PairsConfig):
     """Patches of each validation volume, at places that never change."""
     surface_share: Annotated[float, Within(0, 1)] = 0.67
     """Share of the patches around a surface voxel; the others are around any labelled voxel."""
-    normalise: Literal["set", "scroll", "volume"] = "set"
+    normalise: Literal["set", "scroll", "volume", "fixed"] = "set"
     """Voxels whose intensities are scaled to mean 0 and standard deviation 1. set: the annotated voxels of all training
     volumes. scroll: all voxels of the scroll's training volumes; a scroll that was not trained on is scaled volume by
-    volume. volume: all voxels of each volume. In the last two, voxels of value 0 do not count: nothing was scanned."""
+    volume. volume: all voxels of each volume. In the last two, voxels of value 0 do not count: nothing was scanned. fixed:
+    none, `intensities` says it."""
+    intensities: tuple[float, ...] = ()
+    """With `normalise` fixed: intensities are clipped to the first two numbers, then the third is subtracted, and the
+    rest divided by the fourth (nnU-Net's CT normalisation)."""
     tube: Annotated[int, Within(0, 16)] = 0
     """Voxels by which the medial surface is widened to the tube, the target of skeleton recall. 0 keeps the medial
     surface itself. 1 covers nearly the whole of a sheet of 2 to 3 voxels, and skeleton recall then is plain recall."""
 
 
 @dataclass
+class ResEncConfig:
+    """nnU-Net's residual-encoder U-Net; the defaults are those of its ResEnc plans M, L and XL."""
+
+    features: Annotated[tuple[int, ...], Within(1, 4096)] = (32, 64, 128, 256, 320, 320)
+    """Channels of each level."""
+    blocks: Annotated[tuple[int, ...], Within(1, 64)] = (1, 3, 4, 6, 6, 6)
+    """Residual blocks of each level."""
+    halvings: Annotated[tuple[int, int, int], AtLeast(0)] = (5, 5, 5)
+    """How often depth, height and width are halved: once for each level below the first, or fewer times."""
+
+
+@dataclass
 class ModelConfig:
+    architecture: Literal["unet", "resenc"] = "unet"
+    """The network. unet: the one that `base`, `multipliers` and `blocks` describe. resenc: nnU-Net's residual-encoder
+    U-Net, which `resenc` describes."""
     base: Annotated[int, Within(1, 1024)] = 40
     """Channels of the first level."""
     multipliers: Annotated[tuple[int, ...], AtLeast(1)] = (1, 2, 2, 4, 4)
@@ -44,6 +63,21 @@ class ModelConfig:
     """Train the coarser levels to answer too, with weights 1/2, 1/4, …; the finest answer is the prediction."""
     checkpointing: bool = False
     """Compute the levels again for the gradient instead of keeping them: less memory, about a third more time."""
+    resenc: ResEncConfig = field(default_factory=ResEncConfig)
+
+    def arguments(self) -> tuple[str, dict[str, Any]]:
+        """Return the name of the network's class, in `network`, and the arguments that make it."""
+        shared = {"deep_supervision": self.deep_supervision, "checkpointing": self.checkpointing}
+        if self.architecture == "resenc":
+            return "ResEncUNet", {**asdict(self.resenc), **shared}
+        return "SurfaceUNet", {"base": self.base, "multipliers": self.multipliers, "blocks": self.blocks, **shared}
+
+    @property
+    def halvings(self) -> tuple[int, int, int]:
+        """How often depth, height and width are halved."""
+        if self.architecture == "resenc":
+            return self.resenc.halvings
+        return (len(self.multipliers) - 1,) * 3
 
 
 @dataclass
@@ -209,6 +243,7 @@ class ScrollConfig(RunConfig):
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""
         yield from _patches(self)
+        yield from _intensities(self.data)
         yield from _losses(self.loss)
         yield from _crop(self)
 
@@ -258,6 +293,26 @@ def nnunet_augment() -> AugmentConfig:
         noise=0.32, noise_share=0.1, blur=0.2, brightness=0.15, brightness_share=0.15,
         contrast=0.15, contrast_share=0.15, low_resolution=0.25, gamma=0.22, gamma_share=0.4, gamma_inverted=0.25,
     )  # fmt: skip
+def resenc_m() -> ScrollConfig:
+    """Train nnU-Net's ResEnc U-Net, 102.35 M parameters, on patches of 128³, two at once: for a GPU of 16 GB."""
+    config = default()
+    config.data.patch = (128, 128, 128)
+    config.model.architecture = "resenc"
+    return config
+
+
+def resenc_l() -> ScrollConfig:
+    """Train resenc-m on patches of 160³: for a GPU of 24 GB."""
+    config = resenc_m()
+    config.data.patch = (160, 160, 160)
+    return config
+
+
+def resenc_xl() -> ScrollConfig:
+    """Train resenc-m on patches of 192³: for a GPU of 40 GB."""
+    config = resenc_m()
+    config.data.patch = (192, 192, 192)
+    return config
 
 
 def small() -> ScrollConfig:
@@ -301,21 +356,37 @@ PRESETS: dict[str, Callable[[], ScrollConfig]] = {
     "default": default,
     "large": large,
     "nnunet": nnunet,
+    "resenc-m": resenc_m,
+    "resenc-l": resenc_l,
+    "resenc-xl": resenc_xl,
     "small": small,
     "demo": demo,
 }
 
 
 def _patches(config: ScrollConfig) -> Iterator[str]:
-    patch, levels = config.data.patch, len(config.model.multipliers)
-    if levels < 2:
-        yield f"model.multipliers is {config.model.multipliers}; two levels or more are needed"
-    halvings = max(0, levels - 1)
-    if max(-(-side // 2**halvings) for side in patch) < 2:
+    patch, model = config.data.patch, config.model
+    resenc = model.architecture == "resenc"
+    name, levels = ("resenc.features", model.resenc.features) if resenc else ("multipliers", model.multipliers)
+    if len(levels) < 2:
+        yield f"model.{name} is {levels}; two levels or more are needed"
+    if resenc and len(model.resenc.blocks) != len(levels):
+        yield f"model.resenc.blocks {model.resenc.blocks} must have an entry for each of {name} {levels}"
+    if resenc and max(model.halvings) > len(levels) - 1:
+        yield f"model.resenc.halvings {model.halvings}: {len(levels)} levels halve {len(levels) - 1} times at most"
+    if max(-(-side // 2 ** max(0, times)) for side, times in zip(patch, model.halvings, strict=True)) < 2:
         yield (
-            f"data.patch {patch} leaves one voxel after {halvings} halvings, in which there is nothing to see: "
-            "take a larger patch or fewer model.multipliers"
+            f"data.patch {patch} leaves one voxel after {max(model.halvings)} halvings, in which there is nothing to "
+            f"see: take a larger patch or fewer model.{name}"
         )
+
+
+def _intensities(data: ScrollDataConfig) -> Iterator[str]:
+    given = data.intensities
+    if (data.normalise == "fixed") != bool(given):
+        yield f"data.normalise is {data.normalise} and data.intensities {given}: fixed needs them, nothing else does"
+    elif given and (len(given) != 4 or not given[0] < given[1] or not given[3] > 0):
+        yield f"data.intensities {given}: lowest, highest (above it), what to subtract, what to divide by (above 0)"
 
 
 def _losses(loss: LossConfig) -> Iterator[str]:

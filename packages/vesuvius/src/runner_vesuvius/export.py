@@ -10,7 +10,7 @@ from typing import Any
 
 from runner_core import Statistics
 
-from runner_vesuvius.config import ScrollConfig
+from runner_vesuvius.config import ScrollConfig, ScrollDataConfig
 
 
 def export(network: Any, folder: Path, config: ScrollConfig, statistics: Statistics) -> Sequence[Path]:
@@ -23,22 +23,29 @@ def export(network: Any, folder: Path, config: ScrollConfig, statistics: Statist
 
 
 _SCALES = {
+    "fixed": "those below, after the value is clipped to low and high",
     "set": "those below",
     "scroll": "of the voxels above 0 of the scroll",
     "volume": "of the voxels above 0 of the volume",
 }
 
 
+def _numbers(data: ScrollDataConfig, statistics: Statistics) -> dict[str, float]:
+    if data.normalise == "fixed":
+        return dict(zip(("low", "high", "mean", "std"), data.intensities, strict=True))
+    return {"mean": statistics["mean"], "std": statistics["std"]}
+
+
 def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]:
+    name, arguments = config.model.arguments()
     return {
         "project": "vesuvius",
         "made_by": f"runner-vesuvius {version('runner-vesuvius')}",
-        "network": {"class": "network.SurfaceUNet", **asdict(config.model)},
+        "network": {"class": f"network.{name}", **arguments},
         "input": {
             "axes": "batch, 1, z, y, x",
             "intensity": f"(uint8 value - mean) / std, as float32; mean and std: {_SCALES[config.data.normalise]}",
-            "mean": statistics["mean"],
-            "std": statistics["std"],
+            **_numbers(config.data, statistics),
             "patch": list(config.data.patch),
             "whole volumes": "windows of the patch's size, blended with a Gaussian of 1/8 of the side",
         },

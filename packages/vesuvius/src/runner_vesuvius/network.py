@@ -1,13 +1,14 @@
-"""The 3-D residual U-Net (Çiçek et al. 2016, 10.1007/978-3-319-46723-8_49; residual blocks: He et al. 2016).
+"""The two networks: SurfaceUNet and nnU-Net's residual-encoder U-Net, ResEncUNet.
 
-With the default settings it has 33,670,284 parameters: levels of 40, 80, 80, 160 and 160 channels, a bottleneck of 320,
-and three blocks everywhere.
+Both are 3-D residual U-Nets (Çiçek et al. 2016, 10.1007/978-3-319-46723-8_49; residual blocks: He et al. 2016). With
+the default settings SurfaceUNet has 33,670,284 parameters: levels of 40, 80, 80, 160 and 160 channels, a bottleneck of
+320, and three blocks everywhere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -24,12 +25,12 @@ def norm(channels: int) -> nn.Module:
     return nn.GroupNorm(channels // math.gcd(8, channels), channels)
 
 
-def halved(x: Tensor) -> Tensor:
-    """Average 2 × 2 × 2 voxels of (B, C, D, H, W), sides rounded up: the last voxel of an odd side stands alone.
+def halved(x: Tensor, axes: Iterable[int] = (2, 3, 4)) -> Tensor:
+    """Average pairs of voxels of (B, C, D, H, W) along each axis; the last voxel of an odd side stands alone.
 
     `avg_pool3d` is not used, because `train.deterministic` refuses its gradient on a GPU.
     """
-    for axis in (2, 3, 4):
+    for axis in axes:
         pairs = x.shape[axis] // 2
         even = x.narrow(axis, 0, 2 * pairs).unflatten(axis, (pairs, 2))
         means = (even.select(axis + 1, 0) + even.select(axis + 1, 1)) * 0.5
@@ -65,10 +66,9 @@ class Level(nn.Module):
     With `recompute` only the input is kept for the gradient; the rest is computed again.
     """
 
-    def __init__(self, inputs: int, outputs: int, blocks: int, halve: bool, recompute: bool) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], recompute: bool) -> None:
         super().__init__()
-        first, others = Block(inputs, outputs, halve), (Block(outputs, outputs) for _ in range(blocks - 1))
-        self.blocks = nn.Sequential(first, *others)
+        self.blocks = nn.Sequential(*blocks)
         self.recompute = recompute
 
     def forward(self, *parts: Tensor) -> Tensor:
@@ -103,14 +103,17 @@ class SurfaceUNet(nn.Module):
         super().__init__()
         widths = [base * multiplier for multiplier in multipliers]
         deepest = 2 * widths[-1]
-        self.down = nn.ModuleList(
-            Level(a, b, blocks, level > 0, checkpointing) for level, (a, b) in enumerate(pairwise([1, *widths]))
-        )
-        self.bottleneck = Level(widths[-1], deepest, blocks, False, checkpointing)
+
+        def level(inputs: int, outputs: int, halve: bool = False) -> Level:
+            others = (Block(outputs, outputs) for _ in range(blocks - 1))
+            return Level((Block(inputs, outputs, halve), *others), checkpointing)
+
+        self.down = nn.ModuleList(level(a, b, number > 0) for number, (a, b) in enumerate(pairwise([1, *widths])))
+        self.bottleneck = level(widths[-1], deepest)
         self.up = nn.ModuleList(
             nn.ConvTranspose3d(below, own, 2, 2, bias=False) for own, below in pairwise([*widths[:-1], deepest])
         )
-        self.merge = nn.ModuleList(Level(2 * own, own, blocks, False, checkpointing) for own in widths[:-1])
+        self.merge = nn.ModuleList(level(2 * own, own) for own in widths[:-1])
         self.heads = nn.ModuleList(nn.Conv3d(own, 1, 1) for own in (widths[:-1] if deep_supervision else widths[:1]))
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
@@ -118,13 +121,107 @@ class SurfaceUNet(nn.Module):
         for level in self.down:
             x = level(x)
             skips.append(x)
-        x = self.bottleneck(skips.pop())
-        logits = []
-        for number in range(len(skips) - 1, -1, -1):
-            skip = skips.pop()
-            depth, height, width = skip.shape[2:]
-            # where the finer grid has an odd side, the last voxel of the doubled one lies beyond it
-            x = self.merge[number](self.up[number](x)[:, :, :depth, :height, :width], skip)
-            if number < len(self.heads):
-                logits.append(self.heads[number](x))
-        return tuple(reversed(logits))
+        return decoded(self, skips, self.bottleneck(skips.pop()))
+
+
+def decoded(network: nn.Module, skips: Sequence[Tensor], x: Tensor) -> tuple[Tensor, ...]:
+    """Go up from the deepest level's answer `x` with a network's up, merge and heads; return logits, finest first."""
+    logits = []
+    for number in range(len(skips) - 1, -1, -1):
+        depth, height, width = skips[number].shape[2:]
+        # where the finer grid has an odd side, the last voxel of the doubled one lies beyond it
+        x = network.merge[number](network.up[number](x)[:, :, :depth, :height, :width], skips[number])
+        if number < len(network.heads):
+            logits.append(network.heads[number](x))
+    return tuple(reversed(logits))
+
+
+SLOPE = 0.01
+"""Slope of ResEncUNet's activation below 0."""
+
+
+def normed(inputs: int, outputs: int, kernel: int, stride: tuple[int, ...] = (1, 1, 1), bias: bool = True) -> nn.Module:
+    """Return a convolution and an instance norm."""
+    conv = nn.Conv3d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
+    return nn.Sequential(conv, nn.InstanceNorm3d(outputs, affine=True))
+
+
+class NormedConv(nn.Module):
+    """Convolution, instance norm, activation: nnU-Net's plain block."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.normed = normed(inputs, outputs, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.leaky_relu(self.normed(x), SLOPE, inplace=True)
+
+
+class ResEncBlock(nn.Module):
+    """nnU-Net's residual block (ResNet-D): as `Block`, with instance norms, and one more of them where it widens."""
+
+    def __init__(self, inputs: int, outputs: int, stride: tuple[int, ...] = (1, 1, 1)) -> None:
+        super().__init__()
+        self.axes = [axis for axis, step in enumerate(stride, 2) if step == 2]
+        self.first = normed(inputs, outputs, 3, stride)
+        self.second = normed(outputs, outputs, 3)
+        self.widen = nn.Identity() if inputs == outputs else normed(inputs, outputs, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(functional.leaky_relu(self.first(x), SLOPE, inplace=True))
+        return functional.leaky_relu(y + self.widen(halved(x, self.axes)), SLOPE, inplace=True)
+
+
+class ResEncUNet(nn.Module):
+    """Image (B, 1, D, H, W) → logits, finest first, as SurfaceUNet returns them.
+
+    The residual-encoder U-Net of nnU-Net's plans (Isensee et al. 2024, 10.1007/978-3-031-72114-4_47): level l has
+    `features[l]` channels and `blocks[l]` residual blocks on the way down, and one convolution on the way up. From the
+    second level on, each axis is halved as often as `halvings` says. `checkpointing`: see `Level`.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[int] = (32, 64, 128, 256, 320, 320),
+        blocks: Sequence[int] = (1, 3, 4, 6, 6, 6),
+        halvings: Sequence[int] = (5, 5, 5),
+        deep_supervision: bool = True,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        strides = [tuple(2 if 0 < level <= most else 1 for most in halvings) for level in range(len(features))]
+
+        def level(inputs: int, outputs: int, count: int, stride: tuple[int, ...]) -> Level:
+            others = (ResEncBlock(outputs, outputs) for _ in range(count - 1))
+            return Level((ResEncBlock(inputs, outputs, stride), *others), checkpointing)
+
+        widths = list(pairwise([features[0], *features]))
+        self.stem = Level([NormedConv(1, features[0])], checkpointing)
+        self.down = nn.ModuleList(
+            level(*ends, count, stride) for ends, count, stride in zip(widths, blocks, strides, strict=True)
+        )
+        self.up = nn.ModuleList(
+            nn.ConvTranspose3d(below, own, stride, stride)
+            for (own, below), stride in zip(pairwise(features), strides[1:], strict=True)
+        )
+        finer = features[:-1]
+        self.merge = nn.ModuleList(Level([NormedConv(2 * own, own)], checkpointing) for own in finer)
+        self.heads = nn.ModuleList(nn.Conv3d(own, 1, 1) for own in (finer if deep_supervision else finer[:1]))
+        self.apply(_initialise)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        skips, x = [], self.stem(image)
+        for level in self.down:
+            x = level(x)
+            skips.append(x)
+        return decoded(self, skips[:-1], x)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Set a module's weights as nnU-Net does: He et al. 2015, and residual blocks that begin as their input."""
+    if isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)):
+        nn.init.kaiming_normal_(module.weight, a=SLOPE)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, ResEncBlock):
+        nn.init.zeros_(module.second[1].weight)

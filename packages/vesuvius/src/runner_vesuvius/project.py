@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -164,6 +163,8 @@ class Vesuvius(Project):
 
     def _scale(self, key: str, counts: Array, scroll: str = "") -> Array:
         """Return mean and standard deviation (2,) for a volume; `counts` are its voxels by intensity."""
+        if self.config.data.normalise == "fixed":
+            return np.asarray(self.config.data.intensities[2:], np.float32)
         return statistics.scale_of(counts, scroll or self._scrolls.get(key, key), self.statistics)
 
     def _refuse_small(self, store: Store, records: Sequence[int]) -> None:
@@ -189,9 +190,10 @@ class Vesuvius(Project):
     # ------------------------------------------------------------ learning
 
     def model(self, precision: Precision) -> Any:
-        from runner_vesuvius.network import SurfaceUNet
+        from runner_vesuvius import network
 
-        return SurfaceUNet(**asdict(self.config.model))
+        name, arguments = self.config.model.arguments()
+        return getattr(network, name)(**arguments)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_vesuvius.objective import objective
@@ -277,7 +279,9 @@ class Vesuvius(Project):
             raise BadInput(
                 f"{work.record.key}: networks with scales of their own (data.normalise scroll) predict alone"
             )
-        known = data.normalise == "scroll" and work.record.group in self.statistics["scrolls"]
+        known = data.normalise == "fixed" or (
+            data.normalise == "scroll" and work.record.group in self.statistics["scrolls"]
+        )
         scale = None if data.normalise == "set" else partial(self._scale, work.record.key, scroll=work.record.group)
         return Scroll(work, self.config, self.predict_options, self._windows[2], scale, known).predict()
 
@@ -328,10 +332,12 @@ class Vesuvius(Project):
             },
         )
 
-    def baseline(self, cropped: Cropped) -> Detected:
-        """Apply the best threshold on the training volumes, with the same post-processing."""
+    def baseline(self, cropped: Cropped) -> Detected | None:
+        """Apply the best threshold on the training volumes, with the same post-processing; None if it is unknown."""
         from runner_vesuvius.baseline import baseline
 
+        if "threshold" not in self.statistics:  # a run made of another program's weights
+            return None
         image = cropped.decoded.arrays["image"]
         return baseline(image, cropped.box, self.statistics["threshold"], self.config.predict)
 

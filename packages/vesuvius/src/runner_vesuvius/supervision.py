@@ -20,9 +20,9 @@ DENSE = ("bce", "dice", "skeleton_recall")
 def targets(batch: Tensors, logits: Sequence[Tensor]) -> list[Tensors]:
     """Return the targets of each level: surface, known and, if the batch has it, tube.
 
-    They lie on the grids of `logits`, whose sides are those of the level before, halved and rounded up. A coarse voxel
-    is surface, or in the tube, if any known voxel in it is. It is known if it is surface, or if all its voxels are
-    known: half-annotated background may hide a surface.
+    They lie on the grids of `logits`, whose sides are those of the level before, halved and rounded up, or equal. A
+    coarse voxel is surface, or in the tube, if any known voxel in it is. It is known if it is surface, or if all its
+    voxels are known: half-annotated background may hide a surface.
     """
     if len(logits) == 1:
         return [batch]
@@ -31,7 +31,8 @@ def targets(batch: Tensors, logits: Sequence[Tensor]) -> list[Tensors]:
     layers = torch.cat([(batch[name] * known).float() for name in names] + [(~known).float()], 1)
     found = [batch]
     for level in logits[1:]:
-        layers = functional.max_pool3d(layers, 2, ceil_mode=True)
+        halved = [2 if fine != coarse else 1 for fine, coarse in zip(layers.shape[2:], level.shape[2:], strict=True)]
+        layers = functional.max_pool3d(layers, halved, ceil_mode=True)
         if layers.shape[2:] != level.shape[2:]:
             raise ValueError(f"a level of {tuple(level.shape[2:])} where {tuple(layers.shape[2:])} was expected")
         surface, unknown = layers[:, :1], layers[:, -1:] > 0

@@ -25,7 +25,7 @@ from runner_core.config.values import flat, overlay, removed
 from runner_core.contract import Infer, State, Trained
 from runner_core.contract.project import Project, refuse_unknown_views, views_of
 from runner_core.contract.setup import Setup
-from runner_core.output.runfolder import RunFolder
+from runner_core.output.runfolder import IMPORTED, RunFolder
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import (
@@ -323,7 +323,10 @@ def _resumed(name: str, seen: Peek) -> RunFolder | None:
         return RunFolder.latest(name)
     if not named.exists():
         raise BadInput(f"{named}: there is no such run folder; without --resume, the same line starts it")
-    return RunFolder.open(named)
+    run = RunFolder.open(named)
+    if run.read_summary().get("status") == IMPORTED:
+        raise BadInput(f"{named} holds another program's weights and no training to continue: start one with --from")
+    return run
 
 
 def read_run(run: RunFolder, name: str) -> SettingsFile:

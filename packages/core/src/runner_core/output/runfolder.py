@@ -18,6 +18,8 @@ from runner_core.base.location import shell_word
 from runner_core.base.writing import lock, locked, make_folder, replace_json, replace_text
 
 RUNS = Path("runs")
+IMPORTED = "imported"
+"""Status of a run that holds another program's weights and was never trained here."""
 _LOCK = ".lock"
 """Runs and tools use one name, so that they keep each other out."""
 _LEFTOVER = re.compile(r"\.(\d+\.\w+\.(yaml|jsonl|json|html|csv)|streaming\.json\.\w{8})")

@@ -31,6 +31,7 @@ from runner_core.engines.export import describe, let_others_read
 from runner_core.engines.torch import precision, weights
 from runner_core.engines.torch.checkpoint import (
     apart,
+    flatten,
     read_generators,
     refuse_other_dtypes,
     seed_generators,
@@ -90,6 +91,14 @@ class TorchEngine:
     def read_weights(self, file: Path) -> Tensors:
         """Return the weights in a .safetensors, .pt or .pth file, by name; raise BadInput if it holds none."""
         return read_weights(file)
+
+    def state_of(self, setup: Setup, weights: Tensors, statistics: Statistics) -> State:
+        """Return the state of a run whose network has just these weights; raise OtherWeights if they do not fit it."""
+        tree = {"model": dict(weights), "ema": None, "statistics": dict(statistics)}
+        values, tensors = flatten(tree)
+        state = State({"torch": values}, tensors)
+        self._network(setup, state)
+        return state
 
     def phases(self, trainer: TorchTrainer) -> Phases:
         """Return the object that measures the parts of the trainer's steps."""

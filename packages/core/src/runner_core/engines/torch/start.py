@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 from zipfile import ZipFile, is_zipfile
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
 from runner_core.contract import Tensors
 from runner_core.contract.project import Project
 from runner_core.contract.start import StartWeights
 from runner_core.engines.weights import given_weights, matched, refuse_no_fit
 
-_HOLDERS = ("state_dict", "model_state_dict", "model", "teacher")
+_HOLDERS = ("state_dict", "model_state_dict", "network_weights", "model", "teacher")
 """Keys below which other programs save a network's weights."""
+_SCALAR: Any = np.float64(0).__reduce__()[0]
+_NUMBERS: list[Any] = [
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")),
+    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]
+"""NumPy's numbers, which training programs save beside the weights: a loss, the best score."""
+_POINTER = b"version https://git-lfs"
 
 
 @torch.no_grad()
@@ -40,19 +51,7 @@ def _shape(tensor: torch.Tensor) -> str:
 
 def read_weights(file: Path) -> Tensors:
     """Return the weights in a .safetensors, .pt or .pth file, by name; raise BadInput if it holds none."""
-    try:
-        safe = file.suffix == ".safetensors"
-        if not safe:
-            _refuse_inflated(file)
-        stored = load_file(file) if safe else torch.load(file, map_location="cpu", weights_only=True)
-    except BadInput:
-        raise
-    except UnpicklingError as error:
-        raise BadInput(
-            f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
-        ) from error
-    except Exception as error:  # readers raise any exception for a damaged file
-        raise BadInput(f"{file} cannot be read as weights: {type(error).__name__}: {error}") from error
+    stored = _read(file, load_file) if file.suffix == ".safetensors" else read_pth(file)
     if not isinstance(stored, Mapping):
         raise BadInput(f"{file} holds a {type(stored).__name__}, not weights by name")
     holder = next((stored[key] for key in _HOLDERS if isinstance(stored.get(key), Mapping)), stored)
@@ -66,6 +65,33 @@ def read_weights(file: Path) -> Tensors:
                 "of plain tensors (`.clone()`)"
             )
     return weights
+
+
+def read_pth(file: Path) -> Any:
+    """Return what a .pt or .pth file holds: tensors, numbers and text. Raises BadInput for anything else."""
+    return _read(file, _unpickled)
+
+
+def _unpickled(file: Path) -> Any:
+    _refuse_inflated(file)
+    with torch.serialization.safe_globals(_NUMBERS):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _read(file: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        with refuse_special_file(file).open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise BadInput(f"{file} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`")
+        return read(file)
+    except BadInput:
+        raise
+    except UnpicklingError as error:
+        raise BadInput(
+            f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
+        ) from error
+    except Exception as error:  # readers raise any exception for a damaged file
+        raise BadInput(f"{file} cannot be read as weights: {type(error).__name__}: {error}") from error
 
 
 def _is_stored(tensor: torch.Tensor) -> bool:
