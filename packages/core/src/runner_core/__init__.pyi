@@ -5,8 +5,8 @@ from runner_core.api.calls import open as open
 from runner_core.api.calls import phantom as phantom
 from runner_core.api.calls import train as train
 from runner_core.api.experiment import Experiment as Experiment
-from runner_core.api.network import Network as Network
 from runner_core.api.imported import write_run as write_run
+from runner_core.api.network import Network as Network
 from runner_core.api.prediction import Prediction as Prediction
 from runner_core.api.results import Choices as Choices
 from runner_core.api.results import Comparison as Comparison

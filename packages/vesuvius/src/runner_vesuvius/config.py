@@ -25,8 +25,8 @@ class ScrollDataConfig(PairsConfig):
     normalise: Literal["set", "scroll", "volume", "fixed"] = "set"
     """Voxels whose intensities are scaled to mean 0 and standard deviation 1. set: the annotated voxels of all training
     volumes. scroll: all voxels of the scroll's training volumes; a scroll that was not trained on is scaled volume by
-    volume. volume: all voxels of each volume. In the last two, voxels of value 0 do not count: nothing was scanned. fixed:
-    none, `intensities` says it."""
+    volume. volume: all voxels of each volume. In the last two, voxels of value 0 do not count: nothing was scanned.
+    fixed: none; `intensities` gives the scale."""
     intensities: tuple[float, ...] = ()
     """With `normalise` fixed: intensities are clipped to the first two numbers, then the third is subtracted, and the
     rest divided by the fourth (nnU-Net's CT normalisation)."""
@@ -293,6 +293,8 @@ def nnunet_augment() -> AugmentConfig:
         noise=0.32, noise_share=0.1, blur=0.2, brightness=0.15, brightness_share=0.15,
         contrast=0.15, contrast_share=0.15, low_resolution=0.25, gamma=0.22, gamma_share=0.4, gamma_inverted=0.25,
     )  # fmt: skip
+
+
 def resenc_m() -> ScrollConfig:
     """Train nnU-Net's ResEnc U-Net, 102.35 M parameters, on patches of 128³, two at once: for a GPU of 16 GB."""
     config = default()

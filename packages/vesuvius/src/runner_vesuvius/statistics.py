@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Statistics, Store
 
+
 def fit(store: Store, training: Sequence[int], scrolls: Mapping[str, str] | None = None) -> Statistics:
     """Return the statistics of all labelled voxels of the training records.
 
