@@ -25,8 +25,7 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     - surface (float32, 0 and 1) and known (bool, label ≠ 2), from target
     - tube, medial (bool) and distance (float32, voxels, below 0 inside the surface), each if a loss reads it
 
-    Whatever else the batch holds is kept, but not "scale". If it holds the image alone, as in prediction, so does the
-    result.
+    Whatever else the batch holds is kept. If it holds the image alone, as in prediction, so does the result.
 
     Args:
         batch: volumes (B, D, H, W) uint8.
@@ -38,7 +37,7 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     volumes = {
         name: batch[name][:, None] for name in STORED if name in batch and (name != "distance" or name in wanted)
     }
-    out = {name: tensor for name, tensor in batch.items() if name not in (*STORED, "scale")}
+    out = {name: tensor for name, tensor in batch.items() if name not in STORED}
     host = None if rng is None else augment.on_host(rng)
     if host is not None:
         volumes = augment.turned(volumes, config.augment, host)
