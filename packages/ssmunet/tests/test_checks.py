@@ -156,6 +156,16 @@ def test_axes_that_differ_between_cores(write_set, make_core, data) -> None:
     assert together(root, replace(data, step=9.0)) == []
 
 
+def test_pixels_of_several_sizes(write_core, data) -> None:
+    for name, size in (("core_1", 5.5), ("core_2", 5.6), ("core_3", None)):
+        meta = {"patient_id": name} | ({} if size is None else {"pixel_um": size})
+        root = write_core(name, meta=meta).parent
+    assert "note pixels: pixels are 5.5 µm wide." in together(root, data, notes=True)
+    write_core("core_3", meta={"patient_id": "P3", "pixel_um": 1.1})
+    (fault,) = together(root, data)
+    assert fault.startswith("warning pixels: core_3.npz has pixels of 1.1 µm, core_2.npz of 5.6 µm")
+
+
 def test_axes_that_differ_where_nothing_is_kept_are_the_same(write_set, make_core, data) -> None:
     wide = make_core(wavenumbers=np.arange(720.0, 2000.0, 9.0))
     assert together(write_set({"core_1": "P1", "core_2": "P2"}, {"core_2": wide}), data) == []

@@ -29,6 +29,8 @@ STRAY = 0.01
 """Share of the tissue up to which odd pixels get a note, not a warning."""
 SCARCE = 0.01
 """Annotated share of a core below which it teaches little."""
+SAME_SIZE = 0.05
+"""Share by which the pixel sizes of the cores may differ."""
 EVERYWHERE = 0.5
 """Share of the pixels off the tissue above which a label cannot be a tissue's."""
 TISSUE = (0.02, 0.95)
@@ -57,15 +59,19 @@ def set_findings(records: Sequence[Record], data: SpectraConfig, classes: Classe
     """
     labelled: list[tuple[Record, Array]] = []
     axes: list[tuple[Path, Array]] = []
+    sizes: list[tuple[str, float]] = []
     for record in records:
         path = record.files["core"]
         try:
             outline = read_outline(path, record.files.get("labels"))
+            if isinstance(size := outline.meta.get("pixel_um"), int | float) and size > 0:
+                sizes.append((path.name, float(size)))
             axes.append((path, plan(outline.wavenumbers, data, path.name).wavenumbers))
             labelled.append((record, stored_labels(outline, path, classes, data.ignore, needed=False)))
         except BadInput:
             continue
     yield from _axes(axes)
+    yield from _pixel_sizes(sizes)
     yield _names(classes)
     yield from _classes(labelled, classes.names)
     yield from _shares(labelled, classes.names)
@@ -160,6 +166,18 @@ def _axes(axes: Sequence[tuple[Path, Array]]) -> Iterator[Finding]:
         more = f" (and {counted(len(differing) - 1, 'other core')})" if len(differing) > 1 else ""
         text = f"{axes[0][0].name} and {path.name}{more} have different wavenumbers: {how}. Training needs one axis: "
         yield Finding("axes", "error", f"{text}set data.step ({spacing(axes[0][1]):.3g} cm⁻¹, say).")
+
+
+def _pixel_sizes(sizes: Sequence[tuple[str, float]]) -> Iterator[Finding]:
+    """Report cores whose pixels are of another size: a network sees pixels, not µm."""
+    if not sizes:
+        return
+    low, high = min(sizes, key=lambda own: own[1]), max(sizes, key=lambda own: own[1])
+    if high[1] > (1 + SAME_SIZE) * low[1]:
+        text = f"{low[0]} has pixels of {low[1]:g} µm, {high[0]} of {high[1]:g} µm: the network sees tissue at several "
+        yield _warning("pixels", f"{text}scales. Bin the finer images, or train on one magnification.")
+    else:
+        yield Finding("pixels", "note", f"pixels are {low[1]:g} µm wide.")
 
 
 def _classes(labelled: Sequence[tuple[Record, Array]], classes: Sequence[str]) -> Iterator[Finding]:
