@@ -24,6 +24,8 @@ from runner_vesuvius.targets import CAP, LABEL
 SPACING = 32
 """Approximate distance (voxels) between the points at which an elastic warp is drawn; if they were closer, space would
 fold."""
+BLOCK = 16
+"""Side (voxels) of the blocks in which a first stage's mask may be empty."""
 TAPS = 2
 """Voxels that a blur reaches to each side."""
 
@@ -186,6 +188,24 @@ def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: 
         most = torch.rand((count, 1, 1, 1, 1), generator=rng, device=device) * config.noise
         image += torch.randn(image.shape, generator=rng, device=device).mul_(most * chosen(config.noise_share))
     return image
+
+
+def masked(first: Tensor, config: AugmentConfig, host: torch.Generator | None) -> Tensor:
+    """Return a first stage's probabilities (B, 1, D, H, W) as masks of 0 and 1, by the middle threshold.
+
+    With random numbers, each patch has a threshold of its own, and no surface in some blocks of `BLOCK`³ voxels: the
+    network learns to mend what the first stage missed.
+    """
+    low, high = config.first_threshold
+    if host is None:
+        return (first >= (low + high) / 2).float()
+    count, size = len(first), first.shape[2:]
+    threshold = low + (high - low) * torch.rand((count, 1, 1, 1, 1), generator=host)
+    share = config.first_dropout * torch.rand((count, 1, 1, 1, 1), generator=host)
+    kept = (torch.rand((count, 1, *(-(-side // BLOCK) for side in size)), generator=host) >= share).float()
+    kept = functional.interpolate(kept.to(first.device, non_blocking=True), scale_factor=BLOCK, mode="nearest")
+    mask = (first >= threshold.to(first.device, non_blocking=True)).float()
+    return mask * kept[:, :, : size[0], : size[1], : size[2]]
 
 
 def _some(count: int, share: float, host: torch.Generator) -> Tensor:

@@ -15,13 +15,14 @@ from runner_vesuvius.losses import LOSSES
 from runner_vesuvius.samples import SCALE
 from runner_vesuvius.targets import LABEL, MEDIAL, TUBE
 
-STORED = ("image", "target", "distance")
+STORED = ("image", "target", "distance", "first")
 
 
 def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng: torch.Generator | None) -> Tensors:
     """Return all of a batch as (B, 1, D, H, W), augmented if `rng` is given.
 
     - image: float32, mean 0 and standard deviation 1 over the training volumes, or as the batch's scale has it
+      with `first` among the volumes, the mask that is made of it is its second channel
     - surface (float32, 0 and 1) and known (bool, label ≠ 2), from target
     - tube, medial (bool) and distance (float32, voxels, below 0 inside the surface), each if a loss reads it
 
@@ -46,11 +47,15 @@ def on_device(batch: Tensors, statistics: Statistics, config: ScrollConfig, rng:
     if config.data.intensities:
         image.clamp_(*config.data.intensities[:2])
     volumes["image"] = image.sub_(mean).div_(std)
+    if "first" in volumes:
+        volumes["first"] = volumes["first"].float().div_(255)
     if "distance" in volumes:
         volumes["distance"] = signed(volumes["distance"], volumes["target"])
     if host is not None and rng is not None:
         augment.warp(volumes, config.augment, host)
         volumes["image"] = augment.intensity(volumes["image"], config.augment, rng, host)
+    if (first := volumes.pop("first", None)) is not None:
+        volumes["image"] = torch.cat((volumes["image"], augment.masked(first, config.augment, host)), 1)
     if (target := volumes.pop("target", None)) is not None:
         out |= decoded(target, wanted)
     return out | volumes

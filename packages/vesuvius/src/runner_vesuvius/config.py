@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from runner_core import AboveUpTo, AtLeast, Between, PairsConfig, PredictConfig, RunConfig, ShareBelow, Within
@@ -22,6 +23,9 @@ class ScrollDataConfig(PairsConfig):
     """Patches of each validation volume, at places that never change."""
     surface_share: Annotated[float, Within(0, 1)] = 0.67
     """Share of the patches around a surface voxel; the others are around any labelled voxel."""
+    first_stage: Path | None = None
+    """Folder of a first stage's probabilities, which `runner vesuvius first-stage` writes: the network sees them beside
+    the image, as a mask. Default: none, the network sees the image alone."""
     normalise: Literal["set", "scroll", "volume", "fixed"] = "set"
     """Voxels whose intensities are scaled to mean 0 and standard deviation 1. set: the annotated voxels of all training
     volumes. scroll: all voxels of the scroll's training volumes; a scroll that was not trained on is scaled volume by
@@ -33,6 +37,11 @@ class ScrollDataConfig(PairsConfig):
     tube: Annotated[int, Within(0, 16)] = 0
     """Voxels by which the medial surface is widened to the tube, the target of skeleton recall. 0 keeps the medial
     surface itself. 1 covers nearly the whole of a sheet of 2 to 3 voxels, and skeleton recall then is plain recall."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first_stage is not None:  # a run may be used from another folder
+            self.first_stage = Path(self.first_stage).expanduser().absolute()
 
 
 @dataclass
@@ -65,9 +74,10 @@ class ModelConfig:
     """Compute the levels again for the gradient instead of keeping them: less memory, about a third more time."""
     resenc: ResEncConfig = field(default_factory=ResEncConfig)
 
-    def arguments(self) -> tuple[str, dict[str, Any]]:
-        """Return the name of the network's class, in `network`, and the arguments that make it."""
-        shared = {"deep_supervision": self.deep_supervision, "checkpointing": self.checkpointing}
+    def arguments(self, channels: int = 1) -> tuple[str, dict[str, Any]]:
+        """Return the name of the network's class, in `network`, and the arguments that make it for images of `channels`."""
+        shared: dict[str, Any] = {"deep_supervision": self.deep_supervision, "checkpointing": self.checkpointing}
+        shared["channels"] = channels
         if self.architecture == "resenc":
             return "ResEncUNet", {**asdict(self.resenc), **shared}
         return "SurfaceUNet", {"base": self.base, "multipliers": self.multipliers, "blocks": self.blocks, **shared}
@@ -181,6 +191,11 @@ class AugmentConfig:
     """Largest logarithm of the size factor."""
     elastic: Annotated[float, Within(0, 1)] = 0.1
     """Share of the patches that are warped."""
+    first_threshold: tuple[float, float] = (0.1, 0.7)
+    """data.first_stage: lowest and highest threshold that makes the probabilities a mask, drawn for each patch.
+    Validation and prediction use the middle."""
+    first_dropout: Annotated[float, Within(0, 1)] = 0.3
+    """data.first_stage: largest share of blocks of 16³ voxels in which a patch's mask is empty."""
     elastic_voxels: Annotated[float, AtLeast(0)] = 3.0
     """Standard deviation of the warp (voxels)."""
 
@@ -246,6 +261,9 @@ class ScrollConfig(RunConfig):
         yield from _intensities(self.data)
         yield from _losses(self.loss)
         yield from _crop(self)
+        low, high = self.augment.first_threshold
+        if not 0 <= low <= high <= 1:
+            yield f"augment.first_threshold {low} {high} must be two shares, the lower one first"
 
 
 def default() -> ScrollConfig:

@@ -37,13 +37,15 @@ def _numbers(data: ScrollDataConfig, statistics: Statistics) -> dict[str, float]
 
 
 def _description(config: ScrollConfig, statistics: Statistics) -> dict[str, Any]:
-    name, arguments = config.model.arguments()
+    channels, middle = 1 if config.data.first_stage is None else 2, sum(config.augment.first_threshold) / 2
+    name, arguments = config.model.arguments(channels)
     return {
         "project": "vesuvius",
         "made_by": f"runner-vesuvius {version('runner-vesuvius')}",
         "network": {"class": f"network.{name}", **arguments},
         "input": {
-            "axes": "batch, 1, z, y, x",
+            "axes": f"batch, {channels}, z, y, x",
+            **({"second channel": f"1 where the first stage's probability >= {middle:g}"} if channels > 1 else {}),
             "intensity": f"(uint8 value - mean) / std, as float32; mean and std: {_SCALES[config.data.normalise]}",
             **_numbers(config.data, statistics),
             "patch": list(config.data.patch),

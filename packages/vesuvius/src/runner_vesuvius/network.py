@@ -8,8 +8,9 @@ the default settings SurfaceUNet has 33,670,284 parameters: levels of 40, 80, 80
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,7 @@ class Level(nn.Module):
 
 
 class SurfaceUNet(nn.Module):
-    """Image (B, 1, D, H, W) → logits, finest first.
+    """Image (B, `channels`, D, H, W) → logits, finest first.
 
     The logits are (B, 1, D, H, W), then (B, 1, D/2, H/2, W/2) and so on, one for each level but the deepest; without
     `deep_supervision` only the finest.
@@ -99,6 +100,7 @@ class SurfaceUNet(nn.Module):
         blocks: int = 3,
         deep_supervision: bool = True,
         checkpointing: bool = False,
+        channels: int = 1,
     ) -> None:
         super().__init__()
         widths = [base * multiplier for multiplier in multipliers]
@@ -108,7 +110,8 @@ class SurfaceUNet(nn.Module):
             others = (Block(outputs, outputs) for _ in range(blocks - 1))
             return Level((Block(inputs, outputs, halve), *others), checkpointing)
 
-        self.down = nn.ModuleList(level(a, b, number > 0) for number, (a, b) in enumerate(pairwise([1, *widths])))
+        ends = pairwise([channels, *widths])
+        self.down = nn.ModuleList(level(a, b, number > 0) for number, (a, b) in enumerate(ends))
         self.bottleneck = level(widths[-1], deepest)
         self.up = nn.ModuleList(
             nn.ConvTranspose3d(below, own, 2, 2, bias=False) for own, below in pairwise([*widths[:-1], deepest])
@@ -173,7 +176,7 @@ class ResEncBlock(nn.Module):
 
 
 class ResEncUNet(nn.Module):
-    """Image (B, 1, D, H, W) → logits, finest first, as SurfaceUNet returns them.
+    """Image (B, `channels`, D, H, W) → logits, finest first, as SurfaceUNet returns them.
 
     The residual-encoder U-Net of nnU-Net's plans (Isensee et al. 2024, 10.1007/978-3-031-72114-4_47): level l has
     `features[l]` channels and `blocks[l]` residual blocks on the way down, and one convolution on the way up. From the
@@ -187,6 +190,7 @@ class ResEncUNet(nn.Module):
         halvings: Sequence[int] = (5, 5, 5),
         deep_supervision: bool = True,
         checkpointing: bool = False,
+        channels: int = 1,
     ) -> None:
         super().__init__()
         strides = [tuple(2 if 0 < level <= most else 1 for most in halvings) for level in range(len(features))]
@@ -196,7 +200,7 @@ class ResEncUNet(nn.Module):
             return Level((ResEncBlock(inputs, outputs, stride), *others), checkpointing)
 
         widths = list(pairwise([features[0], *features]))
-        self.stem = Level([NormedConv(1, features[0])], checkpointing)
+        self.stem = Level([NormedConv(channels, features[0])], checkpointing)
         self.down = nn.ModuleList(
             level(*ends, count, stride) for ends, count, stride in zip(widths, blocks, strides, strict=True)
         )
@@ -225,3 +229,17 @@ def _initialise(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     if isinstance(module, ResEncBlock):
         nn.init.zeros_(module.second[1].weight)
+
+
+def widened(network: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights with zeros for the inputs that only `network` has: it answers as if they were not there."""
+    found = dict(weights)
+    for name, own in network.state_dict().items():
+        given = found.get(name)
+        if given is None or own.ndim != 5 or tuple(given.shape) == tuple(own.shape):
+            continue
+        more = own.shape[1] - given.shape[1]
+        if more > 0 and (given.shape[0], *given.shape[2:]) == (own.shape[0], *own.shape[2:]):
+            given = torch.as_tensor(given)
+            found[name] = torch.cat((given, given.new_zeros(given.shape[0], more, *given.shape[2:])), 1)
+    return found

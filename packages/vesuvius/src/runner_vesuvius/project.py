@@ -91,7 +91,15 @@ class Vesuvius(Project):
     def records(self, root: Path) -> Sequence[Record]:
         found = files.find_records(root, self.config.data)
         self._scrolls = {record.key: record.group for record in found}
-        return found
+        return self._with_first(found)
+
+    def _with_first(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the records with the files of their first stage, if there is one."""
+        if (folder := self.config.data.first_stage) is None:
+            return records
+        from runner_vesuvius.first_stage import with_first
+
+        return with_first(records, folder)
 
     def inputs(self, path: Location) -> Sequence[AnyRecord]:
         if isinstance(path, Url):
@@ -101,7 +109,7 @@ class Vesuvius(Project):
             outputs.refuse_overlap(path, {record.key for record in found})
         if self.predict_options.zip:
             submission.refuse_repeats(path, found)
-        return found
+        return self._with_first(found)
 
     def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
         """Write the volume (Z, Y, X); its voxels have no size."""
@@ -122,19 +130,24 @@ class Vesuvius(Project):
                     f"{record.files['label']}: every voxel is 2 (ignore): nothing can be learned from it, nor scored. "
                     "Leave the volume out."
                 )
+        if (folder := self.config.data.first_stage) is not None:
+            from runner_vesuvius.first_stage import FIRST, probabilities
+
+            arrays[FIRST] = probabilities(record, folder, arrays["image"].shape)
         return Decoded(arrays, (1.0, 1.0, 1.0), "image")
 
     def prepare(self, decoded: Decoded) -> Arrays:
         """Return image, the targets of `targets.prepare`, and histogram (3, 256) uint32.
 
         The targets are target and distance (D, H, W) uint8, surface and valid (n, 3) int32. A record without labels has
-        the image only.
+        the image only, and with `data.first_stage` its probabilities, `first` (D, H, W) uint8.
         """
         image, label = decoded.arrays["image"], decoded.arrays.get("label")
+        stored = {"image": image} | ({"first": first} if (first := decoded.arrays.get("first")) is not None else {})
         if label is None:
-            return {"image": image}
+            return stored
         prepared = targets.prepare(label, self.config.data.tube)
-        return {"image": image, **prepared, "histogram": checks.histogram(image, label).astype(np.uint32)}
+        return {**stored, **prepared, "histogram": checks.histogram(image, label).astype(np.uint32)}
 
     def prepare_settings(self) -> Mapping[str, Json]:
         return {"tube": self.config.data.tube}
@@ -154,7 +167,7 @@ class Vesuvius(Project):
         self._refuse_small(store, records)
         count = data.patches if split == "train" else data.validation_patches
         around = {"surface": data.surface_share, "valid": 1 - data.surface_share}
-        fields = ("image", "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
+        fields = (*self._volumes, "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
         if data.normalise == "set":
             return PatchSamples(store, fields, data.patch, records, count, around=around)
         counts = store.arrays["histogram"]
@@ -166,6 +179,11 @@ class Vesuvius(Project):
         if self.config.data.normalise == "fixed":
             return np.asarray(self.config.data.intensities[2:], np.float32)
         return statistics.scale_of(counts, scroll or self._scrolls.get(key, key), self.statistics)
+
+    @property
+    def _volumes(self) -> tuple[str, ...]:
+        """Names of the stored volumes that the network sees."""
+        return ("image",) if self.config.data.first_stage is None else ("image", "first")
 
     def _refuse_small(self, store: Store, records: Sequence[int]) -> None:
         patch = self.config.data.patch
@@ -192,7 +210,7 @@ class Vesuvius(Project):
     def model(self, precision: Precision) -> Any:
         from runner_vesuvius import network
 
-        name, arguments = self.config.model.arguments()
+        name, arguments = self.config.model.arguments(len(self._volumes))
         return getattr(network, name)(**arguments)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
@@ -229,8 +247,16 @@ class Vesuvius(Project):
         true = np.count_nonzero(batch["surface"])
         return plain(prediction, batch, self._cut) | {RATIO: found / true if true else math.nan}
 
+    def _adapt(self, model: Any, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a first stage's weights for a network that also sees its probabilities."""
+        from runner_vesuvius.network import widened
+
+        return widened(model, weights)
+
     def learning(self) -> Learning:
-        return Learning(splittable=True, recompute="model.checkpointing", optimisations=OPTIMISATIONS)
+        return Learning(
+            splittable=True, adapt_weights=self._adapt, recompute="model.checkpointing", optimisations=OPTIMISATIONS
+        )
 
     def health(self) -> Health:
         """Voxels labelled 2 are ignored: (B, 1, D, H, W)."""
@@ -248,9 +274,13 @@ class Vesuvius(Project):
         """Predict windows over the volume: the surface's probability (1, D, H, W) uint8, as 4 bytes need too much."""
         from runner_vesuvius.whole import predict, scaled
 
-        image = cropped.prepared["image"]
+        image: Any = cropped.prepared["image"]
         if self.config.data.normalise != "set":
             infer = scaled(infer, self._scale(cropped.record.key, statistics.intensities(image), cropped.record.group))
+        if "first" in self._volumes:
+            from runner_vesuvius.first_stage import Paired, unpaired
+
+            image, infer = Paired(image, cropped.prepared["first"]), unpaired(infer)
         return {"surface": predict(image, infer, *self._windows)[None]}
 
     def _calls(self, record: Record) -> int:
@@ -316,8 +346,8 @@ class Vesuvius(Project):
             labels=self._labels,
             write_map=lambda cropped, values, stem: outputs.write_map(cropped.box, values, stem),
             views=(
-                *mirrors({"image": (0, 1, 2)}, {"surface": (1, 2, 3)}, "zyx"),
-                *quarter_turns({"image": (1, 2)}, {"surface": (2, 3)}),
+                *mirrors(dict.fromkeys(self._volumes, (0, 1, 2)), {"surface": (1, 2, 3)}, "zyx"),
+                *quarter_turns(dict.fromkeys(self._volumes, (1, 2)), {"surface": (2, 3)}),
             ),
             calls=self._calls,
             in_blocks=InBlocks(self._too_large, self._in_blocks),

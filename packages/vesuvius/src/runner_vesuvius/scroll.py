@@ -370,6 +370,8 @@ class Scroll:
 
 
 def _refuse(config: ScrollConfig) -> None:
+    if config.data.first_stage is not None:
+        raise BadInput("a second stage (data.first_stage) predicts no volumes in chunks: cut pieces from the scroll")
     default = ScrollPredictConfig()
     names = [field.name for field in fields(default) if field.name not in _EXACT]
     if other := [f"predict.{name}" for name in names if getattr(config.predict, name) != getattr(default, name)]:

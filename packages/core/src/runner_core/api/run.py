@@ -18,6 +18,7 @@ from runner_core.output.progress import RUNNING, progress
 from runner_core.output.report.page import Note, fragment
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
+from runner_core.training.seen import SPLIT_FILE, read_split
 
 if TYPE_CHECKING:
     from runner_core.api.network import Network
@@ -63,6 +64,14 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Its settings by dotted name."""
         return dict(flat_items(self._saved.sections))
+
+    @property
+    def split(self) -> dict[str, list[str]]:
+        """Groups and record keys of its splits (train, validation, test) by name."""
+        found = read_split(self.path)
+        if found is None:
+            raise BadInput(f"{self.path} has no {SPLIT_FILE}: what it was trained on is not known")
+        return {name: list(names) for name, names in found.items()}
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -123,8 +123,8 @@ class Learning:
     adapt_weights: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | None] | None = None
     """`adapt_weights(model, weights)` returns a file's weights under the network's names and in its shapes.
 
-    It is for files of a model zoo that `train --from FILE` may name. `weights` are as the file has them. If it returns
-    None, names and shapes are compared as they are."""
+    It is for what `train --from` may name: files of a model zoo, and runs whose network had other inputs. `weights` are
+    as the file or the run has them. If it returns None, names and shapes are compared as they are."""
     parameter_groups: Callable[[Any], Any] | None = None
     """`parameter_groups(model)` returns parameter groups for the optimizer, in Keras the variables that it changes.
 

@@ -75,10 +75,10 @@ def matched(own: Mapping[str, str], given: Mapping[str, str]) -> tuple[Fit, dict
 
 
 def given_weights(start: StartWeights, network: Any, project: Project) -> Mapping[str, Any]:
-    """Return the weights of `start`, those of a file under the network's names if the project translates them."""
+    """Return the weights of `start`, as the project translates them (`Learning.adapt_weights`)."""
     given = start.read()
     adapt = project.learning().adapt_weights
-    if not start.foreign or adapt is None:
+    if adapt is None:
         return given
     try:
         return adapt(network, given) or given

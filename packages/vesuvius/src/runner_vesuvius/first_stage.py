@@ -1,0 +1,151 @@
+"""The second stage: a network that also sees what an earlier network, the first stage, made of the volume.
+
+`runner vesuvius first-stage` stores the first stage's probabilities, each by runs that were not trained on the volume:
+predictions of training volumes look better than those of new ones, and a second stage would learn to trust them.
+
+    KEY_probability.tif   0 to 255 for 0 to 1
+    first_stage.json      the runs, and the file of each volume
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import runner_core
+from runner_core import Array, BadInput, Infer, Record, Run, counted, first_few, shape_text, whole_file
+
+from runner_vesuvius import files, volumes
+from runner_vesuvius.outputs import PROBABILITY
+
+FIRST = "first"
+"""Role of the file, and name of the array, of the first stage's probabilities."""
+TABLE = "first_stage.json"
+_HOW = "`runner vesuvius first-stage --run RUN --data DIR --out FOLDER` writes them"
+
+
+def first_stage(parser: ArgumentParser, words: Sequence[str]) -> int:
+    """Store a first stage's probabilities of labelled volumes, each by runs that were not trained on it."""
+    parser.add_argument(
+        "--run", type=Path, nargs="+", required=True, metavar="RUN",
+        help="runs of the first stage: a volume is predicted by those that were not trained on it, so the runs of a "
+        "cross-validation predict every volume",
+    )  # fmt: skip
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="volumes with labels, as for `train`")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for data.first_stage")
+    options = parser.parse_args(words)
+    runs = [_open(path) for path in options.run]
+    records = files.find_records(options.data)
+    unseen = {record.key: [run for run in runs if not _trained_on(run, record)] for record in records}
+    if leaked := [key for key, free in unseen.items() if not free]:
+        raise BadInput(
+            f"--run: every run was trained on {first_few(leaked)} or their scrolls, and would predict them better than "
+            "new volumes. Add runs that were not (those of `runner vesuvius crossval` suffice), or name other volumes"
+        )
+    listed = {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for record in records:
+        name = f"{record.key.replace('/', '_')}{PROBABILITY}.tif"
+        with whole_file(options.out / name) as path:
+            volumes.write_tif(path, _mean(unseen[record.key], record.files["image"]))
+        listed[record.key] = {"file": name, "image": str(record.files["image"].resolve())}
+        print(f"{name}: by {counted(len(unseen[record.key]), 'run')}", flush=True)
+    with whole_file(options.out / TABLE) as path:
+        path.write_text(json.dumps({"runs": [str(run.path.resolve()) for run in runs], "volumes": listed}, indent=1))
+    print(f"train the second stage with --data.first-stage {options.out}")
+    return 0
+
+
+def with_first(records: Sequence[Record], folder: Path) -> list[Record]:
+    """Return records with the file of their first stage, where `folder` has one of the same image file.
+
+    Names would not do: volumes of other data may have the same.
+    """
+    by_image = {own["image"]: own for own in _table(folder)["volumes"].values()}
+    found = []
+    for record in records:
+        own = by_image.get(str(record.files["image"].resolve()))
+        files_now = record.files if own is None else {**record.files, FIRST: folder / own["file"]}
+        found.append(Record(record.key, record.group, files_now, record.split, values=record.values))
+    return found
+
+
+def probabilities(record: Record, folder: Path, shape: tuple[int, ...]) -> Array:
+    """Return the first stage's probabilities of a volume (D, H, W) uint8, stored ones or those of its runs now.
+
+    Raises BadInput for a labelled volume without stored ones: nothing would keep its own training apart.
+    """
+    if FIRST in record.files:
+        path = record.files[FIRST]
+        found = volumes.read_image(path)
+        if found.shape != shape:
+            raise BadInput(f"{path}: {shape_text(found.shape)} voxels, its volume has {shape_text(shape)}: {_HOW} anew")
+        return found
+    if "label" in record.files:
+        raise BadInput(f"{folder}: has no probabilities of {record.files['image']}: {_HOW}")
+    runs = _runs(folder)
+    return _mean([run for run in runs if not _trained_on(run, record)] or runs, record.files["image"])
+
+
+class Paired:
+    """Image and first stage as one volume of uint16, so that windows of both are cut at once."""
+
+    def __init__(self, image: Any, first: Any) -> None:
+        self._image, self._first, self.shape = image, first, image.shape
+
+    def __getitem__(self, region: Any) -> Array:
+        return np.asarray(self._image[region]) | np.asarray(self._first[region]).astype(np.uint16) << 8
+
+
+def unpaired(infer: Infer) -> Infer:
+    """Return `infer` for windows of `Paired` volumes."""
+
+    def run(arrays: Mapping[str, Array]) -> dict[str, Array]:
+        both = arrays["image"]
+        return infer({**arrays, "image": both.astype(np.uint8), FIRST: (both >> 8).astype(np.uint8)})
+
+    return run
+
+
+def _mean(runs: Sequence[Run], image: Path) -> Array:
+    found = [run.predict(image).prediction.probability for run in runs]
+    if len(found) == 1:
+        return np.asarray(found[0])
+    return np.rint(sum(each.astype(np.float32) for each in found) / len(found)).astype(np.uint8)
+
+
+def _open(path: Path) -> Run:
+    found = runner_core.open(path)
+    if not isinstance(found, Run) or found.project != "vesuvius":
+        raise BadInput(f"{path}: is no run of vesuvius")
+    if found.settings.get("data.first_stage"):
+        raise BadInput(f"{path}: is a second stage itself; name runs of the first")
+    return found
+
+
+def _trained_on(run: Run, record: Record) -> bool:
+    names = set(run.split.get("train", ()))
+    return record.key in names or record.group in names
+
+
+@lru_cache(maxsize=2)
+def _runs(folder: Path) -> list[Run]:
+    return [_open(Path(path)) for path in _table(folder)["runs"]]
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    path = folder / TABLE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found["runs"], list) and all(own["file"] and own["image"] for own in found["volumes"].values()):
+            return dict(found)
+    except OSError as error:
+        raise BadInput(f"data.first_stage: {path} cannot be read ({error.strerror}): {_HOW}") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise BadInput(f"data.first_stage: {path} is damaged: {_HOW} anew")
