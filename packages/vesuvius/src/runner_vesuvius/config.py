@@ -75,7 +75,7 @@ class ModelConfig:
     resenc: ResEncConfig = field(default_factory=ResEncConfig)
 
     def arguments(self, channels: int = 1) -> tuple[str, dict[str, Any]]:
-        """Return the name of the network's class, in `network`, and the arguments that make it for images of `channels`."""
+        """Return the name of the network's class, in `network`, and the arguments that make it for `channels`."""
         shared: dict[str, Any] = {"deep_supervision": self.deep_supervision, "checkpointing": self.checkpointing}
         shared["channels"] = channels
         if self.architecture == "resenc":
