@@ -90,9 +90,49 @@ def test_the_audits_name_the_band_that_tells_the_classes_apart(trained: Path, ru
     assert page.count("<svg") >= 2
 
 
+@pytest.mark.parametrize("by", [selection.lasso, selection.greedy])
+def test_both_ways_find_the_wavenumbers_that_tell_and_keep_their_distance(by: Any) -> None:
+    """Classes differ at three wavenumbers, most at the first; all else is noise that patients share."""
+    rng, axis = np.random.default_rng(0), np.arange(1000.0, 1400, 10)
+    telling = {20: 1.0, 5: 0.7, 33: 0.5}
+    classes = np.tile(np.arange(4), 300)
+    spectra = 2 + rng.normal(0, 0.1, (1200, len(axis)))
+    for place, size in telling.items():
+        spectra[:, place] += size * rng.permutation(4)[classes] / 3
+    pixels = selection.Pixels(spectra, classes, np.repeat(["a", "b", "c", "d"], 300))
+    found = [place for place, _ in by(pixels, axis, 5, 20.0)]
+    assert {*telling} <= {*found}
+    assert min(abs(axis[a] - axis[b]) for n, a in enumerate(found) for b in found[:n]) >= 20
+    with pytest.raises(runner_core.BadInput, match="lower --k or --width"):
+        list(by(pixels, axis, 30, 20.0))
+
+
+def test_the_penalised_fit_is_at_its_minimum() -> None:
+    """The conditions of the group lasso: where coefficients are 0 the slope is below the penalty, else equal to it."""
+    rng = np.random.default_rng(1)
+    classes = rng.integers(0, 3, 200)
+    design = np.concatenate([rng.normal(size=(200, 6)) + classes[:, None] * [1, 0, 0, 0.5, 0, 0], np.ones((200, 1))], 1)
+    truth, weights, penalty = np.eye(3)[classes], np.full(200, 1 / 200), 0.05
+    steepest = np.linalg.norm(design, 2) ** 2 / 400
+    found = np.zeros((7, 3))
+    for _ in range(20):
+        found = selection._penalised(design, truth, weights, penalty, steepest, found)
+    logits = design @ found
+    guess = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    slope = design.T @ (weights[:, None] * (guess - truth))
+    sizes = np.linalg.norm(found[:-1], axis=1)
+    assert 0 < np.count_nonzero(sizes) < 6
+    np.testing.assert_allclose(slope[-1], 0, atol=1e-6)
+    for own, size, row in zip(slope[:-1], sizes, found[:-1], strict=True):
+        if size:
+            np.testing.assert_allclose(own, -penalty * row / size, atol=1e-5)
+        else:
+            assert np.linalg.norm(own) <= penalty + 1e-6
+
+
 def test_chosen_wavenumbers_train_a_network_of_their_own(trained: Path, runner: Run, tmp_path: Path) -> None:
     out = tmp_path / "bands"
-    runner("ssmunet", "select-bands", str(trained), "--k", "4", "--width", "30", "--out", str(out))
+    runner("ssmunet", "select-bands", str(trained), "--k", "4", "--width", "30", "--by", "greedy", "--out", str(out))
     rows = list(csv.DictReader((out / "bands.csv").open()))
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4"]
     places = [float(row["wavenumber"]) for row in rows]

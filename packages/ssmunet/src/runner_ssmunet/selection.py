@@ -1,6 +1,10 @@
 """`runner ssmunet select-bands RUN`: the few wavenumbers that tell the classes apart best, for fast instruments.
 
-Wavenumbers are added one by one. Each is the one with which linear discriminant analysis of single pixels tells
+`lasso` fits logistic regression to single pixels with a penalty on the length of each wavenumber's coefficients, over
+all classes (group lasso: Yuan and Lin 2006). The penalty falls step by step, and wavenumbers are taken in the order in
+which they get coefficients.
+
+`greedy` adds wavenumbers one by one. Each is the one with which linear discriminant analysis of single pixels tells
 patients that it was not fitted to apart best: the mean log posterior of the true class, classes of equal weight, over
 folds of the training cores' patients. A pixel's values are scaled to length 1 over the chosen wavenumbers alone, as an
 instrument would that measures no others. The first is amide I, which the others are measured against.
@@ -46,6 +50,8 @@ WIDTH = 10.0
 PIXELS = 6000
 """Most annotated pixels of the training cores; every core contributes an equal share."""
 FOLDS = 3
+PATH, STEPS, LEAST = 0.85, 150, 1e-4
+"""lasso: each penalty as a share of the last, steps of the fit under each, and the least as a share of the first."""
 RIDGE = 1e-3
 """Share of the mean variance that is added to each variance within classes."""
 
@@ -67,6 +73,10 @@ def select_bands(parser: ArgumentParser, words: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run: its cores, split and preparation are used")
     parser.add_argument("--data", metavar="FOLDER", help="the run's cores, if they lie elsewhere now")
     parser.add_argument("--k", type=int, default=COUNT, help=f"number of wavenumbers (default: {COUNT})")
+    parser.add_argument(
+        "--by", choices=("lasso", "greedy"), default="lasso",
+        help="lasso: by a penalised regression; greedy: one by one, better for fewer than 8 (default: lasso)",
+    )  # fmt: skip
     parser.add_argument("--width", type=float, default=WIDTH, help=f"width of each in cm-1 (default: {WIDTH:g})")
     parser.add_argument("--out", type=Path, help="new or empty folder (default: runs/ssmunet/select-bands-TIME)")
     options = parser.parse_args(words)
@@ -84,7 +94,8 @@ def select_bands(parser: ArgumentParser, words: Sequence[str]) -> int:
             for split, limit in (("train", PIXELS), ("validation", None))
         )
         chosen = []
-        for rank, (place, value) in enumerate(greedy(training, axis, options.k, options.width), start=1):
+        choose = {"lasso": lasso, "greedy": greedy}[options.by]
+        for rank, (place, value) in enumerate(choose(training, axis, options.k, options.width), start=1):
             print(f"{rank:3}  {axis[place]:7.1f} cm⁻¹  {_near(axis[place]):16} {value}")
             chosen.append(place)
         rows = curve(training, held_out, chosen, len(axis), len(project.outputs))
@@ -152,10 +163,62 @@ def greedy(pixels: Pixels, axis: Array, count: int, width: float) -> Iterator[tu
     while len(chosen) < count:
         free = [k for k in range(len(axis)) if np.abs(axis[chosen] - axis[k]).min() >= width]
         if not free:
-            raise BadInput(f"only {len(chosen)} wavenumbers of width {width:g} fit side by side: lower --k or --width")
+            raise _too_many(len(chosen), width)
         values = [posterior(scaled(pixels.spectra, [*chosen, k]), pixels.classes, member % folds) for k in free]
         chosen.append(free[int(np.argmax(values))])
         yield chosen[-1], f"log posterior {max(values):.3f}"
+
+
+def _too_many(found: int, width: float) -> BadInput:
+    return BadInput(f"only {found} wavenumbers of width {width:g} could be chosen: lower --k or --width")
+
+
+def lasso(pixels: Pixels, axis: Array, count: int, width: float) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of `count` wavenumbers in the order in which they get coefficients, each with its penalty.
+
+    Two are never closer than `width`. Raises BadInput if there are not as many.
+    """
+    values = scaled(pixels.spectra, list(range(len(axis))))
+    values = (values - values.mean(0)) / (values.std(0) + 1e-12)
+    counts = np.bincount(pixels.classes)
+    weights = balanced(counts, 10)[pixels.classes]
+    weights /= weights.sum()
+    design = np.concatenate([values, np.ones((len(values), 1))], axis=1)  # the last row of coefficients: intercepts
+    truth = np.eye(len(counts))[pixels.classes]
+    steepest = float(np.linalg.norm(design * np.sqrt(weights)[:, None], 2) ** 2 / 2)
+    coefficients = np.zeros((design.shape[1], len(counts)))
+    share = weights @ truth
+    first = np.linalg.norm(values.T @ (weights[:, None] * (share - truth)), axis=1).max()
+    chosen: list[int] = []
+    penalty = float(first)
+    while len(chosen) < count:
+        penalty *= PATH
+        free = [place for place in range(len(axis)) if not chosen or np.abs(axis[chosen] - axis[place]).min() >= width]
+        if penalty < LEAST * first or not free:
+            raise _too_many(len(chosen), width)
+        coefficients = _penalised(design, truth, weights, penalty, steepest, coefficients)
+        sizes = np.linalg.norm(coefficients[:-1], axis=1)
+        for place in np.argsort(-sizes)[: np.count_nonzero(sizes)].tolist():
+            if len(chosen) < count and (not chosen or np.abs(axis[chosen] - axis[place]).min() >= width):
+                chosen.append(place)
+                yield place, f"penalty {penalty:.2g}"
+
+
+def _penalised(design: Array, truth: Array, weights: Array, penalty: float, steepest: float, start: Array) -> Array:
+    """Return coefficients of the penalised regression, by accelerated proximal steps (Beck and Teboulle 2009)."""
+    old = point = start
+    momentum = 1.0
+    for _ in range(STEPS):
+        logits = design @ point
+        logits -= logits.max(1, keepdims=True)
+        found = np.exp(logits)
+        found /= found.sum(1, keepdims=True)
+        new = point - design.T @ (weights[:, None] * (found - truth)) / steepest
+        sizes = np.linalg.norm(new[:-1], axis=1, keepdims=True)
+        new[:-1] *= np.maximum(0, 1 - penalty / steepest / np.maximum(sizes, 1e-300))
+        after = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point, old, momentum = new + (momentum - 1) / after * (new - old), new, after
+    return old
 
 
 def scaled(spectra: Array, chosen: Sequence[int]) -> Array:
@@ -232,7 +295,13 @@ def _write(out: Path, options: Any, chosen: Array, rows: list[dict[str, Any]]) -
         f"# the wavenumbers (cm-1) that select-bands chose on the training cores of {options.run}\n"
         f"data:\n  wavenumbers: [{places}]\n  band_width: {options.width:g}\n  bin: 1\n",
     )
-    result: Mapping[str, Any] = {"run": str(options.run), "width": options.width, "bands": bands, "curve": rows}
+    result: Mapping[str, Any] = {
+        "run": str(options.run),
+        "by": options.by,
+        "width": options.width,
+        "bands": bands,
+        "curve": rows,
+    }
     replace_json(out / "bands.json", to_json(dict(result)))
     replace_text(out / "report.html", html(_page(options, bands, rows)))
 
@@ -244,7 +313,7 @@ def _page(options: Any, bands: Sequence[Sequence[float]], rows: Sequence[Mapping
         for name, kind, column in (("chosen", "a", "miou"), ("evenly spaced", "b", "miou_evenly_spaced"))
     ]
     about = [
-        Note(f"{options.run}: chosen on its training cores, one after the other; judged on its validation cores."),
+        Note(f"{options.run}: chosen on its training cores (--by {options.by}); judged on its validation cores."),
         Note(
             f"The curve is that of logistic regression on single pixels. With all {every['k']} wavenumbers it has "
             f"{every['miou']:.3f}. A network that sees neighbours scores higher: train one with settings.yaml."
