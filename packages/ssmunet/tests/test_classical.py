@@ -91,7 +91,8 @@ def test_methods_beside_the_networks_of_a_cross_validation(
     for n in range(4):
         path = write_core(f"core_{n}", meta={"core_id": f"c{n}", "patient_id": f"P{n // 2}"}, seed=n)
     words = ["--data", str(path.parent), "--folds", "groups", "--out", "cv", "--calls.positive", "class 1", *TINY]
-    assert main(["ssmunet", "baselines", str(path.parent)]) == 2
+    for wrong in (["--pixels", "0"], ["--seed", "-1"], []):
+        assert main(["ssmunet", "baselines", str(path.parent), *wrong]) == 2
     assert main(["ssmunet", "crossval", *words]) == 0
     capsys.readouterr()
     assert main(["ssmunet", "baselines", "cv", "--methods", "svm", "forest", "--pixels", "60"]) == 0

@@ -6,7 +6,6 @@ scikit-learn and torch are imported inside the functions: everything that loads 
 from __future__ import annotations
 
 import json
-import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +52,8 @@ def baselines(parser: ArgumentParser, words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     if options.pixels < 1:
         raise BadInput(f"--pixels is {options.pixels}; it must be at least 1")
+    if options.seed < 0:
+        raise BadInput(f"--seed is {options.seed}; it must be 0 or more")
     experiment, runs = _folds(options.crossval)
     if {"forest", "svm"} & {*options.methods}:
         _sklearn("ensemble")  # before anything is read
@@ -147,10 +148,8 @@ def _fold(run: Any, samples: _Samples, found: Mapping[str, _Found], name: str, s
 
     spectra, target = samples.of([record.key for _, record, _ in run.records("train")], classes)
     trained: dict[str, Predict] = {}
-    for method, own in found.items():
-        start = time.perf_counter()
+    for method in found:
         trained[method] = METHODS[method].fit(scaled(spectra), target, classes, seed)
-        own.seconds += time.perf_counter() - start
         print(f"{name}: {method} learned from {counted(len(target), 'spectrum', 'spectra')}", flush=True)
     for project, record, cropped in run.records("validation"):
         tissue = cropped.decoded.arrays["tissue"] > 0
@@ -260,12 +259,11 @@ METHODS = {
 
 @dataclass
 class _Found:
-    """Scores of a method, core by core, and its seconds of training."""
+    """Scores of a method, core by core."""
 
     keys: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 def _table(experiment: Any, project: SSMUNet, found: Mapping[str, _Found], what: str) -> Table:
