@@ -575,6 +575,40 @@ def test_predict_does_what_it_can_and_names_the_rest(trained: Path, runner: Runn
     assert np.load(tmp_path / "out" / "p1_a_mask.npy").shape == (4, 24, 24)
 
 
+def test_parts_of_predict_share_the_inputs(
+    toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records one by one; those that the project predicts in blocks are divided by the project, every part of each."""
+    from runner_core import BlockWork, InBlocks
+    from runner_core.cli import main
+    from toy_project import Toy  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["toy", "phantom", "data"]) == 0
+    keys = sorted(path.stem for path in Path("data").glob("p*.npy") if not path.stem.endswith("_mask"))
+    asked: list[tuple[str, tuple[int, int], bool]] = []
+
+    def blocks(work: BlockWork) -> list[Path]:
+        asked.append((work.record.key, work.part, callable(work.networks[0])))
+        return [work.out / "large"]
+
+    combining = Toy.combining
+
+    def declared(self: Any) -> Any:
+        return replace(combining(self), in_blocks=InBlocks(lambda record: record.key == keys[0], blocks))
+
+    monkeypatch.setattr(Toy, "combining", declared)
+    for part in ("1/2", "2/2"):
+        inputs = [f"data/{key}.npy" for key in keys]
+        assert main(["toy", "predict", str(trained), *inputs, "--out", f"out{part[0]}", "--part", part]) == 0
+    found = [{path.name.removesuffix("_mask.npy") for path in Path(f"out{n}").glob("*_mask.npy")} for n in (1, 2)]
+    assert found == [set(keys[1::2]), set(keys[2::2])]
+    assert asked == [(keys[0], (1, 2), True), (keys[0], (2, 2), True)]
+    capsys.readouterr()
+    assert main(["toy", "predict", str(trained), inputs[0], "--out", "out3", "--part", "3/2"]) == 2
+    assert "--part is '3/2'; write i/n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("written", [None, "p1_a_mask.npy", ["p1_a_mask.npy"]])
 def test_write_says_which_files_it_wrote(
     written: Any,

@@ -81,7 +81,10 @@ class Pieces:
     @classmethod
     def of(cls, mask: Array, marks: Array, blocks: Blocks, number: int, full: bool) -> Pieces:
         """Label a block's mask, of `blocks.wider(number, 0, 1)`: 26-connected if `full`, else 6-connected."""
-        labels, count = (label26 if full else label6)(mask)
+        if mask.all():  # a block of air alone is common, and quick
+            labels, count = np.ones(mask.shape, np.int32), 1
+        else:
+            labels, count = (label26 if full else label6)(mask)
         wide, own = blocks.wider(number, 0, 1), blocks.region(number)
         marked = np.zeros(count + 1, bool)
         marked[labels[marks]] = True

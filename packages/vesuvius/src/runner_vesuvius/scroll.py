@@ -24,7 +24,7 @@ from runner_vesuvius.postprocess import lowest
 from runner_vesuvius.sweep import Windows, side_for, sweep
 from runner_vesuvius.whole import mean_of, scaled
 
-_BYTES = 16
+_BYTES = 32
 """Memory for a voxel of a block of post-processing."""
 _LEAST, _COARSEST = 256, 256
 """Side of the blocks of coarser levels, and the longest side of the coarsest level."""
