@@ -122,8 +122,21 @@ def test_the_run_predicts_and_a_training_starts_from_it(tmp_path, write_volumes,
     started = json.loads((tuned.path / "start.json").read_text(encoding="utf-8"))["fit"]
     assert not started["kept"]
     assert not started["differ"]
-    with pytest.raises(BadInput, match="no training to continue"):
-        runner_core.train("vesuvius", resume=run)
+    for resume in ({"resume": run}, {"resume": "auto", "run_dir": run}):
+        with pytest.raises(BadInput, match="no training to continue"):
+            runner_core.train("vesuvius", **resume)
+
+
+def test_the_scale_of_16_bits_becomes_that_of_the_high_byte_which_is_read(tmp_path) -> None:
+    def widen(known: dict[str, Any]) -> None:
+        grey = known["plans"]["foreground_intensity_properties_per_channel"]["0"]
+        grey.update({name: 256 * value for name, value in grey.items()})
+
+    settings = [
+        nnunet_model.read(nnunet_model.find(write_model(tmp_path / name, change))).settings["data.intensities"]
+        for name, change in (("bytes", lambda known: None), ("wide", widen))
+    ]
+    assert settings[0] == pytest.approx(settings[1])
 
 
 def test_a_region_and_a_folder_without_plans(tmp_path) -> None:

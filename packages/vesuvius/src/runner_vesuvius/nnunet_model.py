@@ -231,7 +231,9 @@ def _normalisation(place: str, plans: Mapping[str, Any], configuration: Mapping[
     yield "data.normalise", _SCHEMES[scheme]
     if scheme == "CTNormalization":
         grey = plans["foreground_intensity_properties_per_channel"]["0"]
-        yield "data.intensities", tuple(float(grey[n]) for n in ("percentile_00_5", "percentile_99_5", "mean", "std"))
+        found = [float(grey[n]) for n in ("percentile_00_5", "percentile_99_5", "mean", "std")]
+        wide = 256 if found[1] > 255 else 1  # trained on 16 bits, of which the high byte is read here
+        yield "data.intensities", tuple(n / wide for n in found)
     elif _SCHEMES[scheme] == "fixed":
         yield "data.intensities", (0.0, 255.0, 0.0, 1.0 if scheme == "NoNormalization" else 255.0)
 

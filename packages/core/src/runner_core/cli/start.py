@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -311,8 +312,21 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
 
 
 def _resumed(name: str, seen: Peek) -> RunFolder | None:
-    if seen.resume is None:
-        return None
+    run = None if seen.resume is None else _named(name, seen)
+    if run is not None and _is_imported(run):
+        raise BadInput(f"{run.path} holds another program's weights and no training to continue: start one with --from")
+    return run
+
+
+def _is_imported(run: RunFolder) -> bool:
+    with suppress(BadInput):  # a damaged summary.json is written anew
+        return run.read_summary().get("status") == IMPORTED
+    return False
+
+
+def _named(name: str, seen: Peek) -> RunFolder | None:
+    """Return the run that --resume names, or None if --resume auto is to start it."""
+    assert seen.resume is not None
     if seen.resume == AUTO and seen.run_dir is None and not seen.help:
         raise BadInput(f"--resume auto needs the folder: {runner()} {name} train --resume auto --run-dir DIR …")
     if seen.resume == AUTO:
@@ -323,10 +337,7 @@ def _resumed(name: str, seen: Peek) -> RunFolder | None:
         return RunFolder.latest(name)
     if not named.exists():
         raise BadInput(f"{named}: there is no such run folder; without --resume, the same line starts it")
-    run = RunFolder.open(named)
-    if run.read_summary().get("status") == IMPORTED:
-        raise BadInput(f"{named} holds another program's weights and no training to continue: start one with --from")
-    return run
+    return RunFolder.open(named)
 
 
 def read_run(run: RunFolder, name: str) -> SettingsFile:
