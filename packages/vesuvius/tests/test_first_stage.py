@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runner_core import Arrays, BadInput, Record
+from runner_core import Arrays, BadInput, Record, Run
 from runner_core.testing import cropped, prepared
 from runner_vesuvius import augment, first_stage, volumes
 from runner_vesuvius.batches import on_device
@@ -32,7 +32,7 @@ class FakeRun:
     """A run that predicts one value, and was trained on some scrolls."""
 
     def __init__(self, path: Path, trained: list[str], value: int) -> None:
-        self.path, self.split, self._value = path, {"train": trained}, value
+        self.path, self.trained_on, self._value = path, frozenset(trained), value
 
     def predict(self, image: Path) -> Any:
         return SimpleNamespace(prediction=SimpleNamespace(probability=soft(image, self._value)))
@@ -156,3 +156,17 @@ def test_masks_have_thresholds_of_their_own_and_holes() -> None:
     blocks = kept.unfold(2, 16, 16).unfold(3, 16, 16).unfold(4, 16, 16).flatten(5)
     assert torch.equal(blocks.amin(-1), blocks.amax(-1))
     assert 0.2 < 1 - kept.mean() < 0.3  # half of the largest share
+
+
+def test_what_the_weights_saw_before_counts_as_trained_on(tmp_path) -> None:
+    earlier = {"run": "earlier", "source": "elsewhere", "names": ["C", "3"], "contents": {}}
+    start = {"source": "earlier", "digest": "", "about": "", "trained_on": {"runs": [earlier], "unknown": []}}
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").write_text("project: vesuvius\n")
+    (tmp_path / "split.yaml").write_text("train: [A, '1']\nvalidation: [B, '2']\n")
+    assert Run(tmp_path).trained_on == {"A", "1"}
+    (tmp_path / "start.json").write_text(json.dumps(start))
+    assert Run(tmp_path).trained_on == {"A", "1", "C", "3"}
+    (tmp_path / "split.yaml").unlink()
+    with pytest.raises(BadInput, match="what it was trained on is not known"):
+        Run(tmp_path).trained_on  # noqa: B018

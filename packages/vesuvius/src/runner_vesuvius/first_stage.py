@@ -129,8 +129,7 @@ def _open(path: Path) -> Run:
 
 
 def _trained_on(run: Run, record: Record) -> bool:
-    names = set(run.split.get("train", ()))
-    return record.key in names or record.group in names
+    return not run.trained_on.isdisjoint((record.key, record.group))
 
 
 @lru_cache(maxsize=2)

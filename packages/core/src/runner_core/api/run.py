@@ -18,7 +18,7 @@ from runner_core.output.progress import RUNNING, progress
 from runner_core.output.report.page import Note, fragment
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.settings import read_settings
-from runner_core.training.seen import SPLIT_FILE, read_split
+from runner_core.training.seen import SPLIT_FILE, History, read_split
 
 if TYPE_CHECKING:
     from runner_core.api.network import Network
@@ -72,6 +72,12 @@ class Run:
         if found is None:
             raise BadInput(f"{self.path} has no {SPLIT_FILE}: what it was trained on is not known")
         return {name: list(names) for name, names in found.items()}
+
+    @property
+    def trained_on(self) -> frozenset[str]:
+        """Groups and record keys that it, and the runs whose weights it began with, were trained on."""
+        before = (name for run in History.before(self.path).runs for name in run.names)
+        return frozenset((*self.split.get("train", ()), *before))
 
     @property
     def summary(self) -> dict[str, Any]:
