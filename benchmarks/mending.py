@@ -127,7 +127,8 @@ def result(found: Mapping[tuple[str, str], list[Score]], seconds: Mapping[str, f
     scores: list[list[Cell]] = [[row, *(mean(row, setting, "score") for setting in SETTINGS)] for row in rows]
     unsure, exact = PROBABILITIES
     details: list[list[Cell]] = [
-        [setting, *(mean(unsure, setting, part) for part in parts), seconds[setting]] for setting in SETTINGS
+        [f"runner, {setting}", *(mean(unsure, setting, part) for part in parts), seconds[setting]]
+        for setting in SETTINGS
     ]
     gains = [mean(unsure, MENDED, part) - mean(unsure, "off", part) for part in parts[1:]]
     lost = mean(exact, "off", "score") - mean(exact, MENDED, "score")
