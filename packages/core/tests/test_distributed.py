@@ -246,6 +246,7 @@ def test_a_place_of_mpi_and_of_kubeflow() -> None:
             find_place(unknown)
     kubeflow = {"WORLD_SIZE": "4", "RANK": "2", **meeting}
     assert find_place(kubeflow) == Place(2, 4, 0, 1, "env://"), "one process on each machine"
+    assert find_place(kubeflow | {"LOCAL_RANK": "1"}) == Place(2, 4, 1, 4, "env://"), "several on this one"
     assert find_place({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
     assert find_place({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}) is None
 

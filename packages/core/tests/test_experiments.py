@@ -109,19 +109,21 @@ def test_other_methods_get_the_records_of_each_fold_and_a_place_in_the_report(cr
     assert "a rule of thumb" in page
 
 
-@pytest.mark.parametrize("about", [{"group_by": "plate"}, {"folds": "column:plate"}])
+@pytest.mark.parametrize("words", [("--group-by", "plate", "--folds", "3"), ("--folds", "column:plate")])
 def test_intervals_are_for_new_values_of_the_column_that_the_folds_keep_together(
-    crossval: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, str]
+    crossval: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     """With `--group-by plate`, records of one plate are no more independent than those of one group."""
-    file = crossval / "experiment.json"
-    experiment = json.loads(file.read_text())
-    file.write_text(json.dumps({**experiment, "about": {**experiment["about"], **about}}))
 
     def with_plates(*arguments: Any) -> list[Any]:
         return [replace(r, values={"plate": int(r.group[1:]) % 3}) for r in read_records(*arguments)]
 
-    monkeypatch.setattr("runner_core.cli.experiment.read_records", with_plates)
+    with monkeypatch.context() as changed:  # the folder knows the plates from its beginning
+        changed.setattr("runner_core.cli.experiment.read_records", with_plates)
+        changed.setattr("runner_core.cli.experiment._train_members", lambda *arguments, **more: None)
+        assert main(["toy", "crossval", *words, "--out", "plates", *QUICK]) == 0
+    assert len(set(read(Path("plates"), "groups.json").values())) == 3
+    shutil.copy("plates/groups.json", crossval)
     before = read(crossval)
     assert main(["toy", "crossval", "--resume", "cv"]) == 0
     found, records = read(crossval), read(crossval, "scores.json")["records"]

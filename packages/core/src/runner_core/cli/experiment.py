@@ -105,11 +105,11 @@ def _train_members(folder: ExperimentFolder, started: Started[ExperimentOptions]
             raise
         except RunnerError as error:
             if any(map(folder.done, folder.members)):  # what there is until now
-                conclude(folder, started.setup, print, _groups(folder, started.setup))
+                conclude(folder, started.setup, print, folder.groups())
             elif new and isinstance(error, BadInput) and not started.options.part:
                 _discard(folder)
             raise
-    conclude(folder, started.setup, print, _groups(folder, started.setup))
+    conclude(folder, started.setup, print, folder.groups())
     if started.options.json:
         show_json({"folder": folder.path, **written_result(folder.path / SUMMARY_FILE)})
     if failed:
@@ -236,19 +236,6 @@ def _records(setup: Setup) -> Sequence[AnyRecord]:
         return read_records(setup, data_folder(setup, print), print)
 
 
-def _groups(folder: ExperimentFolder, setup: Setup) -> Mapping[str, str]:
-    """Return the groups that the folds keep together (`--group-by`, `--folds column:`), if not the records' own."""
-    column = column_of(folder.about)
-    if not column:
-        return {}
-    with collect_left_out():
-        return groups_by(read_records(setup, data_folder(setup, _silent), _silent), column)
-
-
-def _silent(text: str) -> None:
-    """Say nothing: what there is to say of the records was said when they were read first."""
-
-
 def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentFolder:
     """Choose the members, and write the folder whole or not at all."""
     setup = started.setup
@@ -264,7 +251,10 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
             for file, splits in found.splits.items():
                 write_split(new / file, splits, records)
             plugins = {name: list(getattr(started.options, name)) for name in _PLUGINS}
-            ExperimentFolder(new, kind, setup.name, found.members, {**found.about, **plugins}).save()
+            experiment = ExperimentFolder(new, kind, setup.name, found.members, {**found.about, **plugins})
+            experiment.save()
+            if column := column_of(found.about):
+                experiment.save_groups(groups_by(records, column))
     except OSError as error:
         if started.options.out is None or not ExperimentFolder.at(path):
             raise BadInput(

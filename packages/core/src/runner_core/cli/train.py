@@ -68,7 +68,9 @@ def train_with(started: Started[TrainOptions], arguments: Callable[[], Sequence[
         team, fresh = started.setup.team, started.run is None
         if team.first:
             started.run = started.run or RunFolder.create(None, name, started.options.run_dir)
-        started.run = RunFolder(Path(team.share(str(started.run and started.run.path))))
+        # with --resume auto, a machine may see later than others that there is a run
+        path, fresh = team.share([str(started.run and started.run.path), fresh])
+        started.run = RunFolder(Path(path))
         return _lead(started, started.run, fresh) if team.first else _assist(started, started.run, fresh)
 
 

@@ -33,7 +33,7 @@ class StartWeights:
         source: Absolute path of the checkpoint or of the file.
         digest: Digest of the weights.
         about: What they are, in words: "averaged weights of step-00000120".
-        foreign: True for a file: a project may translate names and shapes (`Learning.adapt_weights`).
+        foreign: True for a file, False for a checkpoint of a run.
         read: Returns the weights by name, in host memory.
         restored: True for a resumed run, whose checkpoint has the weights: nothing is read.
         fit: How they fit the network; None before there is one.

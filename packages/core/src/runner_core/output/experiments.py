@@ -3,6 +3,7 @@
 runs/PROJECT/crossval-TIME/
   experiment.json   what is varied, and the members: their names, folds, seeds and settings
   settings.yaml     the settings that all members share
+  groups.json       the group of each record, if folds follow a column of the table
   fold-1/ …         one ordinary run folder for each member
 """
 
@@ -26,8 +27,13 @@ from runner_core.output.runfolder import RunFolder
 
 FILE = "experiment.json"
 SETTINGS_FILE = "settings.yaml"
+GROUPS_FILE = "groups.json"
 _RUNNING = ".running-"
 """Start of the name of a locked file that says which process trains a share of the members."""
+
+
+def _texts(found: Any) -> dict[str, str] | None:
+    return found if all(isinstance(value, str) for value in found.values()) else None
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,14 @@ class ExperimentFolder:
         experiment = read_json(path / FILE, read, remedy)
         assert experiment is not None, f"{path / FILE} was there a moment ago"
         return experiment
+
+    def save_groups(self, groups: Mapping[str, str]) -> None:
+        """Write the group of each record by its key, where folds keep others together than the records' own groups."""
+        replace_json(self.path / GROUPS_FILE, groups)
+
+    def groups(self) -> dict[str, str]:
+        """Return what `save_groups` wrote, empty if the records' own groups count."""
+        return read_json(self.path / GROUPS_FILE, _texts, "start a new one in another folder") or {}
 
     def save(self) -> None:
         """Write experiment.json, whole or not at all."""

@@ -72,12 +72,12 @@ def _place(launcher: _Launcher, environment: Environment) -> Place:
 def _beside(launcher: _Launcher, environment: Environment, count: int) -> int:
     """Return the number of processes on this machine.
 
-    A launcher that does not say, such as Kubeflow's, starts one on each. SLURM lists the machines' numbers, as in
-    4(x2),3.
+    A launcher that says neither this nor a place on the machine, such as Kubeflow's, starts one on each. SLURM lists
+    the machines' numbers, as in 4(x2),3.
     """
-    text = environment.get(launcher.local_count, "1")
+    text = environment.get(launcher.local_count, "")
     if not launcher.number.startswith("SLURM"):
-        return _number(environment, launcher.local_count, 1)
+        return _number(environment, launcher.local_count, count if launcher.local in environment else 1)
     tasks: list[int] = []
     for found in re.finditer(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text):
         tasks += [int(found[1])] * int(found[2] or 1)
