@@ -396,6 +396,10 @@ def test_colours_that_no_table_names_are_refused_with_their_pixels(core: Path) -
     (core.parent / "colours.csv").write_text("colour,name\n#ff0000,tumour\n#ffffff,\n")
     with pytest.raises(BadInput, match=r"does not name: #ff8080 \(159 pixels\)"):
         read_outline(core)
+    photograph = np.random.default_rng(0).integers(0, 256, (240, 240, 3), np.uint8)
+    Image.fromarray(photograph).save(path)
+    with pytest.raises(BadInput, match=r"core_1.labels.png: 57\d\d\d colours: this is a photograph"):
+        read_outline(core)
 
 
 @pytest.mark.parametrize("kind", ["geojson", "roi.zip", "labels.png"])

@@ -13,6 +13,7 @@ import pytest
 import scipy.io
 from runner_core import BadInput
 from runner_ssmunet.files import find_inputs, find_records, read_core, read_outline
+from runner_ssmunet.readers import open_blocks
 
 AXIS = np.linspace(900.0, 1800.0, 101)
 
@@ -78,6 +79,11 @@ def test_perkinelmer_files_that_are_wrong(tmp_path: Path, core) -> None:
     other[-410 * 3 : -410 * 3 + 2] = b"\0\0"
     path.write_bytes(bytes(other))
     refuse(path, "between its spectra stands something else")
+    np.testing.assert_allclose(read_outline(path).wavenumbers, core["wn"])  # an outline reads no spectra
+    image = open_blocks(path)
+    np.testing.assert_array_equal(image.read(slice(1, 3), slice(2, 5), "absorbance"), core["X"][::-1][1:3, 2:5])
+    with pytest.raises(BadInput, match=r"core_1.fsm: between its spectra stands something else"):
+        image.read(slice(0, 1), slice(0, 7))
     claim, points = struct.pack("<3i", 7, 5, 101), struct.pack("<3i", 7, 5, 2**31 - 1)
     assert claim in whole
     path.write_bytes(whole.replace(claim, points))

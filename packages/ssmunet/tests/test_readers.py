@@ -24,7 +24,7 @@ from PIL import Image
 from runner_core import BadInput
 from runner_ssmunet.classes import Classes
 from runner_ssmunet.files import find_inputs, find_records, read_core, read_outline, stored_labels
-from runner_ssmunet.readers import matfile, sizes
+from runner_ssmunet.readers import matfile, open_blocks, sizes
 from runner_ssmunet.readers import matlab as matlab_reader
 
 AGILENT = Path(agilent_format.__file__).parent / "datasets"
@@ -254,6 +254,15 @@ def test_a_tile_that_is_missing_was_not_measured(tmp_path: Path) -> None:
     assert core.spectra.shape == (8, 8, 9)
     assert core.measured.sum() == 48
     assert not core.measured[4:, 4:].any()
+
+
+def test_a_stray_tile_does_not_make_a_mosaic_of_nothing(tmp_path: Path) -> None:
+    agilent(tmp_path, "5_mosaic*.dmt", "5_Mosaic*_0000_000*.dmd")
+    mosaic, first = tmp_path / "5_mosaic_agg1024.dmt", tmp_path / "5_Mosaic_agg1024_0000_0000.dmd"
+    shutil.copy(first, tmp_path / "5_Mosaic_agg1024_9999_9999.dmd")
+    refuse(mosaic, "9999_9999.dmd would make a mosaic of 10000 × 10000 tiles, of which 3 are there")
+    with pytest.raises(BadInput, match="Remove that tile"):
+        open_blocks(mosaic)
 
 
 def test_agilent_files_that_are_wrong(tmp_path: Path) -> None:

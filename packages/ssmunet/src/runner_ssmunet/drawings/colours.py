@@ -29,6 +29,8 @@ _TOLERANCE = 10
 """Largest difference, in each of red, green and blue, from a colour of the table that is still that colour."""
 _BORDER = 2
 """Width (pixels) of the mixed colours where two areas meet."""
+_MOST = 50_000
+"""Most colours of a picture of areas, smoothed borders included. A photograph has more."""
 _EXAMPLE = "It needs the columns colour (#rrggbb) and name, and a row for each colour."
 _BAD_PICTURE = (
     OSError, SyntaxError, ValueError, OverflowError, MemoryError, Image.DecompressionBombError,
@@ -113,6 +115,11 @@ def read(path: Path) -> tuple[Array, tuple[str, ...], tuple[Remark, ...]]:
     names = tuple(dict.fromkeys(name for name in table.colours.values() if name))
     rgba = picture(path)[1]
     found, which, counts = np.unique(_packed(rgba), return_inverse=True, return_counts=True)
+    if len(found) > _MOST:
+        raise BadInput(
+            f"{path}: {len(found)} colours: this is a photograph. A picture of labels has a colour for each class of "
+            f"{table.path}. If it is one, save it again as PNG, not by way of a JPEG."
+        )
     which, seen = which.reshape(rgba.shape[:2]), _unpacked(found)
     known = np.array([*table.colours], np.int64)
     meaning = np.array([names.index(name) + 1 if name else 0 for name in table.colours.values()])

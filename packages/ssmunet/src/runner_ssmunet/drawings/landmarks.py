@@ -41,13 +41,14 @@ class Placement:
 
     def sampled(self, labels: Array, grid: tuple[int, int]) -> Array:
         """Return the picture's label at the centre of each of the core's pixels, 0 beside the picture."""
-        rows, columns = np.mgrid[: grid[0], : grid[1]]
-        centres = np.stack([columns.ravel(), rows.ravel()], 1) + 0.5
-        x, y = np.floor(np.linalg.solve(self.matrix[:, :2], (centres - self.matrix[:, 2]).T)).astype(int)
-        inside = (x >= 0) & (y >= 0) & (x < labels.shape[1]) & (y < labels.shape[0])
-        found = np.zeros(len(centres), labels.dtype)
-        found[inside] = labels[y[inside], x[inside]]
-        return found.reshape(grid)
+        found = np.zeros(grid, labels.dtype)
+        across = np.arange(grid[1]) + 0.5
+        for row, own in enumerate(found):  # a slide has too many pixels for all coordinates at once
+            centres = np.stack([across, np.full(grid[1], row + 0.5)]) - self.matrix[:, 2:]
+            x, y = np.floor(np.linalg.solve(self.matrix[:, :2], centres)).astype(int)
+            inside = (x >= 0) & (y >= 0) & (x < labels.shape[1]) & (y < labels.shape[0])
+            own[inside] = labels[y[inside], x[inside]]
+        return found
 
 
 def read(path: Path, grid: tuple[int, int]) -> Placement:

@@ -28,6 +28,8 @@ _STEP = 2216
 """Offset of the distance between wavenumbers (float64)."""
 _OFFSET = 1020
 """Bytes before the values of a tile."""
+_SPARSE = 100
+"""Most places of a mosaic for each of its tiles. With more of them, the name of a tile is wrong."""
 
 
 def is_core(path: Path) -> bool:
@@ -84,7 +86,7 @@ def blocks(path: Path) -> Blocks:
     with header.open("rb") as file:
         start = file.read(_COUNT + 4)
     (step,), (first, _, count) = struct.unpack_from("<d", start, _STEP), struct.unpack_from("<3i", start, _COUNT - 8)
-    tiles = {_place(own) if len(files) > 1 or own.suffix.lower() == ".dmd" else (0, 0): own for own in files}
+    tiles = {_place(own) if header.suffix.lower() == ".dmt" else (0, 0): own for own in files}
     side = math.isqrt(max(0, max(own.stat().st_size for own in files) - _OFFSET) // (4 * count))
     for own in files:
         if not side or own.stat().st_size != _OFFSET + 4 * count * side**2:
@@ -158,6 +160,7 @@ def _refuse_sizes(header: Path, files: list[Path], memory: bool = True) -> None:
     """Raise BadInput if the sizes in the header cannot be right.
 
     The header may not claim more wavenumbers than its files hold, nor all tiles more than the memory, with `memory`.
+    The names of the tiles may not claim a mosaic of which almost nothing is there.
     """
     with existing(header).open("rb") as file:
         file.seek(_COUNT)
@@ -169,8 +172,14 @@ def _refuse_sizes(header: Path, files: list[Path], memory: bool = True) -> None:
             f"{header}: not a readable Agilent image ({count} wavenumbers, in files of {size_text(max(sizes))}). Copy "
             "its files again."
         )
-    places = [file.stem.rsplit("_", 2)[-2:] for file in files] if header.suffix.lower() == ".dmt" else [["0", "0"]]
-    columns, rows = (len({place[axis] for place in places}) for axis in (0, 1))
+    places = [_place(file) for file in files] if header.suffix.lower() == ".dmt" else [(0, 0)]
+    columns, rows = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    if columns * rows > _SPARSE * len(files):
+        last = max(files, key=lambda file: max(_place(file)))
+        raise BadInput(
+            f"{header}: {last.name} would make a mosaic of {columns} × {rows} tiles, of which {len(files)} are there. "
+            "Remove that tile if it belongs to another image, or copy the tiles that are missing."
+        )
     if memory:
         refuse_size(header, "its mosaic", (columns, rows, max(sizes) // 4), columns * rows * max(sizes))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,8 +19,8 @@ import numpy as np
 from runner_core import BadInput, Json, shape_text
 
 from runner_ssmunet.readers.base import Array, Raw, Units, existing
-from runner_ssmunet.readers.blocks import Blocks, of_array
-from runner_ssmunet.readers.sizes import refuse_size
+from runner_ssmunet.readers.blocks import Blocks, release
+from runner_ssmunet.readers.sizes import array_bytes, refuse_size
 
 _START = 44
 """Bytes of the signature (PEPE) and of the name behind it."""
@@ -29,7 +30,7 @@ _UNITS: dict[str, Units] = {"%t": "percent", "t": "transmittance", "a": "absorba
 
 @dataclass(frozen=True)
 class _Layout:
-    """The grid of a file. `pixels` maps one spectrum for each pixel, in the file's order."""
+    """The grid of a file. `pixels` (H, W) maps one block for each pixel, the largest y first."""
 
     rows: int
     columns: int
@@ -38,11 +39,14 @@ class _Layout:
     units: Units
     pixels: Array
 
-    @property
-    def spectra(self) -> Array:
-        """The mapped image (H, W, C), the largest y first."""
-        image = self.pixels["values"].reshape(self.rows, self.columns, -1)
-        return np.asarray(image[::-1] if self.step[1] > 0 else image)
+    def spectra(self, path: Path, rows: slice, columns: slice) -> Array:
+        """Return the spectra (h, w, C) of some pixels. Raises BadInput if something else stands between them."""
+        wanted = self.pixels[rows, columns]
+        if (wanted["number"] != _SPECTRUM).any() or (wanted["size"] != 4 * len(self.wavenumbers)).any():
+            raise BadInput(f"{path}: between its spectra stands something else: it is damaged. Copy it again.")
+        found = np.array(wanted["values"])
+        release(self.pixels)
+        return found
 
 
 def is_core(path: Path) -> bool:
@@ -61,7 +65,16 @@ def meta(path: Path) -> dict[str, Json]:
 
 
 def read(path: Path, spectra: bool = True) -> Raw:
-    """Return the core, with `pixel_um` in its meta; its spectra are mapped from the file."""
+    """Return the core, with `pixel_um` in its meta."""
+    image = blocks(path)
+    if spectra:
+        refuse_size(path, "its image", image.shape, array_bytes(image.shape, 4))
+        image.raw.spectra = image.fetch(slice(None), slice(None))
+    return image.raw
+
+
+def blocks(path: Path) -> Blocks:
+    """Return the image to be read in parts, of which nothing is read before it is needed."""
     found = _layout(path)
     raw = Raw(
         wavenumbers=found.wavenumbers,
@@ -69,15 +82,7 @@ def read(path: Path, spectra: bool = True) -> Raw:
         meta={"pixel_um": round(abs(found.step[0]), 4)},
         units=found.units,
     )
-    if spectra:
-        refuse_size(path, "its image", raw.shape or (), 4 * int(np.prod(raw.shape or ())))
-        raw.spectra = found.spectra
-    return raw
-
-
-def blocks(path: Path) -> Blocks:
-    """Return the image to be read in parts."""
-    return of_array(read(path, spectra=False), _layout(path).spectra)
+    return Blocks(raw, partial(found.spectra, path))
 
 
 def _layout(path: Path) -> _Layout:
@@ -101,10 +106,8 @@ def _layout(path: Path) -> _Layout:
             f"{path}: {there} bytes of spectra, but {shape_text((grid['rows'], grid['columns'], points))} values take "
             f"{count * entry.itemsize}. It was cut short, or its header is damaged. Copy it again."
         )
-    pixels = np.memmap(path, entry, "r", first, (count,))
-    if (pixels["number"] != _SPECTRUM).any() or (pixels["size"] != 4 * points).any():
-        raise BadInput(f"{path}: between its spectra stands something else: it is damaged. Copy it again.")
-    return _Layout(pixels=pixels, **grid)
+    pixels = np.memmap(path, entry, "r", first, (grid["rows"], grid["columns"]))
+    return _Layout(pixels=pixels[::-1] if grid["step"][1] > 0 else pixels, **grid)
 
 
 def _block(file: BinaryIO, path: Path) -> tuple[int, int]:
