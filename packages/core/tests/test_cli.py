@@ -587,8 +587,10 @@ def test_parts_of_predict_share_the_inputs(
     assert main(["toy", "phantom", "data"]) == 0
     keys = sorted(path.stem for path in Path("data").glob("p*.npy") if not path.stem.endswith("_mask"))
     asked: list[tuple[str, tuple[int, int], bool]] = []
+    networks: set[str] = set()
 
     def blocks(work: BlockWork) -> list[Path]:
+        networks.add(work.named)
         asked.append((work.record.key, work.part, callable(work.networks[0])))
         return [work.out / "large"]
 
@@ -604,6 +606,10 @@ def test_parts_of_predict_share_the_inputs(
     found = [{path.name.removesuffix("_mask.npy") for path in Path(f"out{n}").glob("*_mask.npy")} for n in (1, 2)]
     assert found == [set(keys[1::2]), set(keys[2::2])]
     assert asked == [(keys[0], (1, 2), True), (keys[0], (2, 2), True)]
+    manifests = [json.loads(path.read_text()) for path in trained.rglob("manifest.json")]
+    named = {f"{trained.name}/step-{found['step']:08d} ({found['checksum']})" for found in manifests}
+    assert len(networks) == 1
+    assert networks <= named
     capsys.readouterr()
     assert main(["toy", "predict", str(trained), inputs[0], "--out", "out3", "--part", "3/2"]) == 2
     assert "--part is '3/2'; write i/n" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -67,10 +69,11 @@ def begin(config: ScrollConfig, volume: Path, tmp_path: Path) -> Callable[..., S
         networks: Any = (answer,),
         views: Any = (),
         place: Any = None,
+        named: str = "run/step-1 (a1)",
         **options: Any,
     ) -> Scroll:
         record = Record("s1", "s1", {"image": place or volume})
-        work = BlockWork(record, networks, "run/step-1", views, part, tmp_path / out)
+        work = BlockWork(record, networks, named, views, part, tmp_path / out)
         return Scroll(work, config, ScrollPredictOptions(chunked=True, **options), 3)
 
     return begin
@@ -256,6 +259,20 @@ def test_what_was_begun_otherwise_is_refused_by_name(begin, config, tmp_path) ->
         begin().predict()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_another_volume_or_network_of_the_same_name_is_other_work(begin, config, volume, tmp_path, whole) -> None:
+    """Of two scrolls A/0 and B/0 of one shape, and of fold-1 of two experiments, neither goes on with the other."""
+    begin((1, 1) if whole else (1, 2)).predict()
+    other = shutil.copytree(volume, tmp_path / "other" / volume.name)
+    with pytest.raises(BadInput, match=r"begun otherwise: volume was /.*in/s1\.zarr, now /.*other/s1\.zarr\. Give"):
+        begin((2, 2), place=other).predict()
+    with pytest.raises(BadInput, match=r"begun otherwise: networks was run/step-1 \(a1\), now run/step-1 \(b2\)\. Give"):
+        begin((2, 2), named="run/step-1 (b2)").predict()
+    config.data.normalise, config.data.intensities = "fixed", (0.0, 255.0, 90.0, 30.0)
+    with pytest.raises(BadInput, match=r"normalisation was set, now fixed 0\.0 255\.0 90\.0 30\.0\. Give"):
+        begin((2, 2)).predict()
+
+
 def test_bad_input_is_named(begin, config, volume, tmp_path) -> None:
     with pytest.raises(BadInput, match=r"missing\.zarr: there is no zarr array or group"):
         begin(place=tmp_path / "missing.zarr")
@@ -301,11 +318,15 @@ def server(tmp_path: Path) -> Iterator[str]:
     found.server_close()
 
 
-def test_a_volume_on_a_web_server_is_read_there(begin, server, tmp_path) -> None:
+def test_a_volume_on_a_web_server_is_read_there(begin, server, volume, tmp_path) -> None:
     pytest.importorskip("obstore")
     begin().predict()
     begin(place=Url(f"{server}/s1.zarr"), out="web").predict()
-    assert stored(tmp_path / "web" / "s1.zarr") == stored(tmp_path / "out" / "s1.zarr")
+    web, here = (stored(tmp_path / out / "s1.zarr") for out in ("web", "out"))
+    about = json.loads(web.pop("zarr.json"))["attributes"]["runner"]
+    assert about["volume"] == f"{server}/s1.zarr"
+    assert json.loads(here.pop("zarr.json"))["attributes"]["runner"] == {**about, "volume": str(volume.resolve())}
+    assert web == here
     with pytest.raises(BadInput, match=r"none\.zarr: "):
         begin(place=Url(f"{server}/none.zarr"))
 

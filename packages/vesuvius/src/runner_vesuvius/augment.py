@@ -226,7 +226,10 @@ def _gamma(image: Tensor, exponent: Tensor, inverted: Tensor | None) -> Tensor:
 
 
 def _lower_resolution(image: Tensor, share: float, host: torch.Generator) -> None:
-    """Scan this share of the patches again with voxels up to twice as wide (nnU-Net's simulated low resolution)."""
+    """Scan this share of the patches again with voxels up to twice as wide.
+
+    nnU-Net's simulated low resolution does the same, but interpolates back with cubic splines; this is trilinear.
+    """
     size = image.shape[2:]
     for i in range(len(image)):
         chance, part = torch.rand(2, generator=host).tolist()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ class Scroll:
             raise BadInput(f"--memory-gb is {options.memory_gb:g}; a number above 0 is needed")
         self._work, self._settings, self._options = work, config.predict, options
         self._remote, self._scale, self._scale_known = config.remote, scale, scale_known
+        scroll = [work.record.group] if config.data.normalise == "scroll" else []
+        self._normalisation = " ".join(map(str, [config.data.normalise, *scroll, *config.data.intensities]))
         self._volume = Volume(work.record.files["image"], config.remote)
         memory = options.memory_gb * 1e9
         _refuse_chunks(self._volume, memory)
@@ -107,9 +110,10 @@ class Scroll:
         """Return everything on which the result depends, as JSON."""
         settings = {name: getattr(self._settings, name) for name in _EXACT if name != "views"}
         return {
-            "volume": self._volume.place.name,
+            "volume": _whole_name(self._volume.place),
             "shape": list(self._volume.shape),
-            "mask": self._options.mask,
+            "mask": _whole_name(location(self._options.mask)) if self._options.mask else None,
+            "normalisation": self._normalisation,
             "networks": self._work.named,
             "views": [view.name for view in self._work.views],
             "patch": list(self._windows.patch),
@@ -391,6 +395,11 @@ def _refuse_chunks(volume: Volume, memory: float) -> None:
             f"{volume.place}: one chunk takes {size / 1e9:.2g} GB, more than an eighth of --memory-gb: write the "
             f"volume in smaller chunks, {CHUNK}³ for example"
         )
+
+
+def _whole_name(place: Location) -> str:
+    """Return a name that no other file or folder has: many volumes are named 0."""
+    return str(place.resolve() if isinstance(place, Path) else place)
 
 
 def _runs(numbers: Sequence[int]) -> list[list[int]]:

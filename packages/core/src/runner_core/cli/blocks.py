@@ -14,6 +14,8 @@ from runner_core.contract.facets import BlockWork, InBlocks
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord
 from runner_core.output.experiments import share_of
+from runner_core.output.runfolder import RunFolder
+from runner_core.training.checkpoints import read_manifest
 from runner_core.training.ensembles import Ensemble
 
 
@@ -44,9 +46,7 @@ def predict_in_blocks(
     blocks, failed = blocks_of(project), 0
     share = share_of(options.part)
     networks = [member.infer for member in network.members] if isinstance(network, Ensemble) else [network]
-    named = [
-        f"{run_of(member).path.name}/{checkpoint}" for member, checkpoint in zip(members, checkpoints, strict=True)
-    ]
+    named = [_named(run_of(member), checkpoint) for member, checkpoint in zip(members, checkpoints, strict=True)]
     for record in records:
         assert blocks is not None
         part = (1 + (share.start or 0), share.step or 1)
@@ -62,3 +62,8 @@ def predict_in_blocks(
         if written:
             print(f"{record.key}: {', '.join(map(str, written))}")
     return failed
+
+
+def _named(run: RunFolder, checkpoint: str) -> str:
+    """Return a name that no other network has: the folds of two experiments have the same runs and steps."""
+    return f"{run.path.name}/{checkpoint} ({read_manifest(run.checkpoints / checkpoint).checksum})"

@@ -218,7 +218,7 @@ class BlockWork:
     networks: Sequence[Infer]
     """Their outputs are averaged."""
     named: str
-    """The runs and checkpoints of the networks."""
+    """The runs and checkpoints of the networks, with checksums: other networks have another text."""
     views: Sequence[View]
     """Views over which each window's output is averaged, beside the window itself."""
     part: tuple[int, int]

@@ -52,8 +52,11 @@ class Manifest:
 
     def dumps(self) -> str:
         """Return JSON with its own checksum, so that a changed manifest is noticed too."""
-        content = asdict(self)
-        return json.dumps({"checksum": _checksum_of(content), **content}, indent=1) + "\n"
+        return json.dumps({"checksum": self.checksum, **asdict(self)}, indent=1) + "\n"
+
+    @property
+    def checksum(self) -> str:
+        return _checksum_of(asdict(self))
 
     @staticmethod
     def loads(text: str) -> Manifest:
