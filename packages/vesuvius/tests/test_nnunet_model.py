@@ -167,10 +167,6 @@ def test_a_region_and_a_folder_without_plans(tmp_path) -> None:
         (lambda k: built(k).update(strides=[[1, 1, 1], [1, 2, 2], 2]), "strides"),
         (lambda k: configuration(k).update(normalization_schemes=["OwnNormalization"]), "OwnNormalization"),
         (lambda k: configuration(k).update(normalization_schemes=["RescaleTo01Normalization"]), "RescaleTo01"),
-        (
-            lambda k: configuration(k).update(normalization_schemes=["ZScoreNormalization"], use_mask_for_norm=[True]),
-            "use_mask_for_norm",
-        ),
         (lambda k: k["dataset"].update(channel_names={"0": "CT", "1": "earlier"}), "2 channels"),
         (lambda k: k["dataset"].update(labels={"background": 0, "verso": 1, "recto": 2}), "recto"),
         (lambda k: configuration(k).update(inherits_from="elsewhere"), "inherits from 'elsewhere'"),
@@ -231,10 +227,10 @@ def test_the_fold_and_the_checkpoint_are_the_users_choice(tmp_path) -> None:
         nnunet_model.find(tmp_path)
 
 
-def test_z_scores_are_those_of_each_volume(tmp_path, capsys) -> None:
-    model = write_model(
-        tmp_path, lambda known: configuration(known).update(normalization_schemes=["ZScoreNormalization"])
-    )
+@pytest.mark.parametrize("masked", [False, True])
+def test_z_scores_are_those_of_each_volume(tmp_path, capsys, masked) -> None:
+    scores = {"normalization_schemes": ["ZScoreNormalization"], "use_mask_for_norm": [masked]}
+    model = write_model(tmp_path, lambda known: configuration(known).update(scores))
     assert nnunet_model.read(nnunet_model.find(model)).settings["data.normalise"] == "volume"
     assert import_nnunet(model, "--run-dir", tmp_path / "run") == 0
     assert "leave out voxels of 0" in capsys.readouterr().out

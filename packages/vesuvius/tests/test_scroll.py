@@ -266,7 +266,7 @@ def test_another_volume_or_network_of_the_same_name_is_other_work(begin, config,
     other = shutil.copytree(volume, tmp_path / "other" / volume.name)
     with pytest.raises(BadInput, match=r"begun otherwise: volume was /.*in/s1\.zarr, now /.*other/s1\.zarr\. Give"):
         begin((2, 2), place=other).predict()
-    with pytest.raises(BadInput, match=r"begun otherwise: networks was run/step-1 \(a1\), now run/step-1 \(b2\)\. Give"):
+    with pytest.raises(BadInput, match=r"otherwise: networks was run/step-1 \(a1\), now run/step-1 \(b2\)\. Give"):
         begin((2, 2), named="run/step-1 (b2)").predict()
     config.data.normalise, config.data.intensities = "fixed", (0.0, 255.0, 90.0, 30.0)
     with pytest.raises(BadInput, match=r"normalisation was set, now fixed 0\.0 255\.0 90\.0 30\.0\. Give"):

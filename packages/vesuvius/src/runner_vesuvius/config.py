@@ -305,7 +305,11 @@ def nnunet() -> ScrollConfig:
 
 
 def nnunet_augment() -> AugmentConfig:
-    """Return nnU-Net's shares and amounts, as far as they have the same meaning here."""
+    """Return nnU-Net's shares and amounts, as far as they have the same meaning here.
+
+    Three differ: brightness is added (nnU-Net multiplies by it), gamma does not restore the patch's mean and deviation
+    (nnU-Net's does), and low resolution is interpolated linearly (nnU-Net: cubic splines).
+    """
     return AugmentConfig(
         rotate90=False, affine=0.36, rotate=30.0, scale=0.34, elastic=0.0,
         noise=0.32, noise_share=0.1, blur=0.2, brightness=0.15, brightness_share=0.15,

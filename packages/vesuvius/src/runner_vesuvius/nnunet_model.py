@@ -68,9 +68,12 @@ def import_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
     if set(trained.spacing) != {1.0}:
         print(f"NOTE: it was trained on voxels of {trained.spacing}; yours are taken to be as large")
     if trained.settings["data.normalise"] == "volume":
-        print("NOTE: nnU-Net's z-scores count every voxel of a volume, those of this run leave out voxels of 0")
+        print("NOTE: the z-scores of this run leave out voxels of 0; nnU-Net's count every voxel, or, with")
+        print("use_mask_for_norm, leave them out too and then set them to the mean")
     print(f"{trained.file} is the run {run.path}. Next:")
-    print(f"  runner vesuvius predict {shell_word(run.path)} VOLUMES --out OUT")
+    print(
+        f"  runner vesuvius predict {shell_word(run.path)} VOLUMES --out OUT   # nnU-Net mirrors too: --predict.views"
+    )
     print(f"  runner vesuvius train --from {shell_word(run.path)} --data DATA")
     return 0
 
@@ -223,11 +226,9 @@ def _halvings(place: str, strides: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _normalisation(place: str, plans: Mapping[str, Any], configuration: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    (scheme,), (masked,) = configuration["normalization_schemes"], configuration["use_mask_for_norm"]
+    (scheme,) = configuration["normalization_schemes"]
     if scheme not in _SCHEMES:
         raise BadInput(f"{place}: the normalisation {scheme} is not known (known: {', '.join(_SCHEMES)})")
-    if masked and scheme == "ZScoreNormalization":
-        raise BadInput(f"{place}: use_mask_for_norm is true; z-scores of the part that is not 0 are not known")
     yield "data.normalise", _SCHEMES[scheme]
     if scheme == "CTNormalization":
         grey = plans["foreground_intensity_properties_per_channel"]["0"]
