@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import move
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,49 @@ def test_each_volume_is_predicted_by_runs_that_were_not_trained_on_it(second) ->
     arrays = prepared(project, one).arrays
     assert (arrays["first"] == 201).all()
     assert arrays["first"].shape == arrays["image"].shape
+
+
+def test_volumes_are_known_by_their_content_wherever_they_lie(second, tmp_path) -> None:
+    project, root = second
+    moved = move(root, tmp_path / "elsewhere")
+    assert ["first" in record.files for record in project.records(moved)] == [True, True]
+    assert (volumes.read_image(project.records(moved)[0].files["first"]) == 201).all()
+    image = next(moved.rglob("train_images/1.tif"))
+    volumes.write_tif(image, np.random.default_rng(3).integers(0, 256, (24, 28, 32)).astype(np.uint8))
+    assert ["first" in record.files for record in project.records(moved)] == [False, True]
+
+
+def test_what_was_killed_goes_on_and_no_training_uses_it_before(runs, config, write_volumes, tmp_path, capsys) -> None:
+    root, out = write_volumes({"1": "A", "2": "B"}), tmp_path / "first"
+    words = ("--data", root, "--out", out)
+    calls: list[str] = []
+
+    def dying(image: Path) -> Any:
+        raise KeyboardInterrupt
+
+    whole, runs["a"].predict = runs["a"].predict, dying
+    with pytest.raises(KeyboardInterrupt):
+        write("--run", "a", "b", *words)
+    config.data.first_stage = out
+    with pytest.raises(BadInput, match=r"first_stage\.json cannot be read"):
+        Vesuvius(config).records(root)
+    with pytest.raises(BadInput, match="was begun with other runs"):
+        write("--run", "b", "a", *words)
+    runs["a"].predict = lambda image: [calls.append("a"), whole(image)][1]
+    runs["b"].predict = lambda image: pytest.fail("volume 1 is there")
+    capsys.readouterr()
+    assert write("--run", "a", "b", *words) == 0
+    assert calls == ["a"]
+    assert "goes on with" in capsys.readouterr().out
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1_probability.tif", "2_probability.tif", first_stage.TABLE,
+    ]  # fmt: skip
+    before = (out / first_stage.TABLE).read_bytes()
+    with pytest.raises(BadInput, match="is not an empty folder; name another --out"):
+        write("--run", "a", "b", *words)
+    with pytest.raises(BadInput, match=r"cannot be written: Not a directory"):
+        write("--run", "a", "b", "--data", root, "--out", out / first_stage.TABLE / "inside")
+    assert (out / first_stage.TABLE).read_bytes() == before
 
 
 def test_volumes_that_every_run_was_trained_on_are_refused(runs, write_volumes, tmp_path) -> None:

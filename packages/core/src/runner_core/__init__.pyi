@@ -25,6 +25,7 @@ from runner_core.base.errors import Stopped as Stopped
 from runner_core.base.errors import Unhealthy as Unhealthy
 from runner_core.base.errors import did_you_mean as did_you_mean
 from runner_core.base.files import hash_file as hash_file
+from runner_core.base.files import refuse_full_folder as refuse_full_folder
 from runner_core.base.files import refuse_if_memory_is_short as refuse_if_memory_is_short
 from runner_core.base.files import refuse_impossible_size as refuse_impossible_size
 from runner_core.base.files import refuse_length as refuse_length
@@ -134,6 +135,7 @@ from runner_core.data.cache.prepared import PreparedCache as PreparedCache
 from runner_core.data.cache.storage import Layout as Layout
 from runner_core.data.cache.storage import PreparedStore as PreparedStore
 from runner_core.data.crop import otsu_threshold as otsu_threshold
+from runner_core.data.duplicates import glance as glance
 from runner_core.data.pairs import IMAGE_FOLDERS as IMAGE_FOLDERS
 from runner_core.data.pairs import LABEL_FOLDERS as LABEL_FOLDERS
 from runner_core.data.pairs import Pair as Pair

@@ -5,6 +5,8 @@ predictions of training volumes look better than those of new ones, and a second
 
     KEY_probability.tif   0 to 255 for 0 to 1
     first_stage.json      the runs, and the file of each volume
+
+Volumes are known by their content: they may be moved, and others may have their names.
 """
 
 from __future__ import annotations
@@ -18,7 +20,21 @@ from typing import Any
 
 import numpy as np
 import runner_core
-from runner_core import Array, BadInput, Infer, Record, Run, counted, first_few, shape_text, whole_file
+from runner_core import (
+    Array,
+    BadInput,
+    Infer,
+    Record,
+    Run,
+    counted,
+    first_few,
+    glance,
+    progress,
+    refuse_full_folder,
+    replace_json,
+    shape_text,
+    whole_file,
+)
 
 from runner_vesuvius import files, volumes
 from runner_vesuvius.outputs import PROBABILITY
@@ -26,6 +42,8 @@ from runner_vesuvius.outputs import PROBABILITY
 FIRST = "first"
 """Role of the file, and name of the array, of the first stage's probabilities."""
 TABLE = "first_stage.json"
+_UNFINISHED = "first_stage.unfinished.json"
+"""The table while volumes are missing: it takes its name at the end, so that no training uses a part of them."""
 _HOW = "`runner vesuvius first-stage --run RUN --data DIR --out FOLDER` writes them"
 
 
@@ -37,7 +55,10 @@ def first_stage(parser: ArgumentParser, words: Sequence[str]) -> int:
         "cross-validation predict every volume",
     )  # fmt: skip
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="volumes with labels, as for `train`")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for data.first_stage")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR",
+        help="new folder for data.first_stage; if it was killed, the same line goes on",
+    )  # fmt: skip
     options = parser.parse_args(words)
     runs = [_open(path) for path in options.run]
     records = files.find_records(options.data)
@@ -47,29 +68,51 @@ def first_stage(parser: ArgumentParser, words: Sequence[str]) -> int:
             f"--run: every run was trained on {first_few(leaked)} or their scrolls, and would predict them better than "
             "new volumes. Add runs that were not (those of `runner vesuvius crossval` suffice), or name other volumes"
         )
-    listed = {}
-    options.out.mkdir(parents=True, exist_ok=True)
-    for record in records:
-        name = f"{record.key.replace('/', '_')}{PROBABILITY}.tif"
-        with whole_file(options.out / name) as path:
-            volumes.write_tif(path, _mean(unseen[record.key], record.files["image"]))
-        listed[record.key] = {"file": name, "image": str(record.files["image"].resolve())}
-        print(f"{name}: by {counted(len(unseen[record.key]), 'run')}", flush=True)
-    with whole_file(options.out / TABLE) as path:
-        path.write_text(json.dumps({"runs": [str(run.path.resolve()) for run in runs], "volumes": listed}, indent=1))
+    table = _begun(options.out, runs)
+    done = {(key, own["content"]) for key, own in table["volumes"].items()}
+    left = [record for record in records if (record.key, glance(record.files["image"])) not in done]
+    with progress("volumes", len(left), lambda text: print(text, flush=True)) as advance:
+        for record in left:
+            name = f"{record.key.replace('/', '_')}{PROBABILITY}.tif"
+            with whole_file(options.out / name) as path:
+                volumes.write_tif(path, _mean(unseen[record.key], record.files["image"]))
+            table["volumes"][record.key] = {"file": name, "content": glance(record.files["image"])}
+            replace_json(options.out / _UNFINISHED, table)
+            print(f"{name}: by {counted(len(unseen[record.key]), 'run')}", flush=True)
+            advance()
+    replace_json(options.out / TABLE, table)
+    (options.out / _UNFINISHED).unlink()
     print(f"train the second stage with --data.first-stage {options.out}")
     return 0
 
 
-def with_first(records: Sequence[Record], folder: Path) -> list[Record]:
-    """Return records with the file of their first stage, where `folder` has one of the same image file.
+def _begun(folder: Path, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the table of the volumes that are done, if the same runs began this folder, else an empty one."""
+    names = [str(run.path.resolve()) for run in runs]
+    if (folder / _UNFINISHED).is_file():
+        table = _table(folder, _UNFINISHED)
+        if table["runs"] != names:
+            raise BadInput(
+                f"--out {folder} was begun with other runs ({first_few(table['runs'])}); name another folder"
+            )
+        print(f"goes on with {folder}: {counted(len(table['volumes']), 'volume')} of it are there", flush=True)
+        return table
+    refuse_full_folder(folder, "name another --out")
+    table = {"runs": names, "volumes": {}}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_json(folder / _UNFINISHED, table)
+    except OSError as error:
+        raise BadInput(f"--out {folder} cannot be written: {error.strerror}") from error
+    return table
 
-    Names would not do: volumes of other data may have the same.
-    """
-    by_image = {own["image"]: own for own in _table(folder)["volumes"].values()}
+
+def with_first(records: Sequence[Record], folder: Path) -> list[Record]:
+    """Return records with the file of their first stage, where `folder` has one of the same content."""
+    by_content = {own["content"]: own for own in _table(folder)["volumes"].values()}
     found = []
     for record in records:
-        own = by_image.get(str(record.files["image"].resolve()))
+        own = by_content.get(glance(record.files["image"]))
         files_now = record.files if own is None else {**record.files, FIRST: folder / own["file"]}
         found.append(Record(record.key, record.group, files_now, record.split, values=record.values))
     return found
@@ -137,11 +180,11 @@ def _runs(folder: Path) -> list[Run]:
     return [_open(Path(path)) for path in _table(folder)["runs"]]
 
 
-def _table(folder: Path) -> dict[str, Any]:
-    path = folder / TABLE
+def _table(folder: Path, name: str = TABLE) -> dict[str, Any]:
+    path = folder / name
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["runs"], list) and all(own["file"] and own["image"] for own in found["volumes"].values()):
+        if isinstance(found["runs"], list) and all(own["file"] and own["content"] for own in found["volumes"].values()):
             return dict(found)
     except OSError as error:
         raise BadInput(f"data.first_stage: {path} cannot be read ({error.strerror}): {_HOW}") from error

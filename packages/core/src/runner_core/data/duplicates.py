@@ -65,9 +65,9 @@ def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[s
     files = sorted({Path(_absolute(at)) for at in places if isinstance(at, Path)})
     alike: defaultdict[str | None, list[str]] = defaultdict(list)
     with ThreadPoolExecutor(_READERS) as threads:  # a network disk answers slowly, but many requests at once
-        for path, glance in zip(files, threads.map(_glance, files), strict=True):
-            alike[glance].append(str(path))
-    wanted = {path for glance, same in alike.items() if glance is not None and len(same) > 1 for path in same}
+        for path, seen in zip(files, threads.map(glance, files), strict=True):
+            alike[seen].append(str(path))
+    wanted = {path for seen, same in alike.items() if seen is not None and len(same) > 1 for path in same}
     digests = known_digests(index, records)
     read: dict[str, str] = {}
     for number, place in enumerate(places):
@@ -84,8 +84,11 @@ def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[s
     return digests
 
 
-def _glance(place: Path) -> str | None:
-    """Return a digest of the size and middle of a file, or of all files in a folder."""
+def glance(place: Path) -> str | None:
+    """Return a digest of the size and middle of a file, or of all files in a folder; None if it cannot be read.
+
+    It depends neither on the name of the file or folder nor on where it lies.
+    """
     seen = xxhash.xxh3_128()
     try:
         for file in files_below(place):
