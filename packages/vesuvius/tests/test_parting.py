@@ -53,7 +53,7 @@ def test_drawn_sheets_are_apart_where_a_threshold_joins_them() -> None:
 
 
 @given(blocks(), st.sampled_from([0.5, 3.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_crests_are_never_lower_than_the_voxel_nor_higher_than_the_volume(volume: np.ndarray, thickness: float) -> None:
     found = drawn(volume, across(volume), thickness)
     assert found.shape == volume.shape
@@ -115,7 +115,7 @@ def pieces_of(mask: np.ndarray, volume: np.ndarray, weight: float) -> tuple[np.n
 
 
 @given(blocks(), st.sampled_from([0.7, 1.0]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_pieces_are_those_of_the_definition(volume: np.ndarray, weight: float) -> None:
     mask = volume >= 100
     found, edges = pieces_of(mask, volume, weight)
@@ -125,7 +125,7 @@ def test_pieces_are_those_of_the_definition(volume: np.ndarray, weight: float) -
 
 
 @given(blocks())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_without_repulsion_pieces_are_the_components(volume: np.ndarray) -> None:
     mask = volume >= 100
     found, _ = pieces_of(mask, volume, 0.0)
