@@ -45,6 +45,16 @@ def test_drawn_sheets_are_as_thick_as_told(tilt: float, thickness: float) -> Non
     assert not found[inner][off > thickness / 2 + 0.4].any()
 
 
+@pytest.mark.parametrize("tilt", [0.0, 0.4])
+def test_a_sheet_that_is_certain_throughout_is_drawn_around_its_middle(tilt: float) -> None:
+    off = np.abs(heights(tilt) - 13.3)
+    volume = np.where(off < 4, 255, np.where(off < 5, 120, 10)).astype(np.uint8)
+    found = drawn(volume, across(volume), 3.0) >= 128
+    inner = (slice(5, -5),) * 3
+    assert found[inner][off[inner] < 1].all()
+    assert not found[inner][off[inner] > 2.1].any()
+
+
 def test_drawn_sheets_are_apart_where_a_threshold_joins_them() -> None:
     volume = hills(heights(0.3), 12, 16.5, width=1.6)
     assert label26(postprocess.surface(volume, PLAIN))[1] == 1

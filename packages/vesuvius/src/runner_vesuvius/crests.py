@@ -2,7 +2,8 @@
 
 A crest is where the probability is highest along the line across the sheets, as for the edges of an image (Canny, "A
 computational approach to edge detection", PAMI 8, 1986), but found between the voxels. Where two sheets come close,
-both keep their crests long after the valley between them has risen above the threshold.
+both keep their crests long after the valley between them has risen above the threshold. Where a confident network
+answers 254 or 255 through the whole sheet, its crest is the middle of that plateau.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from runner_vesuvius.sheets import grid
 
 STEP = 0.5
 """Voxels by which a crest is climbed to; a parabola through the last three values places it more finely."""
+
+CERTAIN, PLATEAU = 253.5, 12.0
+"""The lowest value of a plateau, and the voxels within which its ends are looked for: one that is thicker stays thicker
+than `thickness`, by as much."""
 
 
 def drawn(probability: NDArray[np.uint8], directions: NDArray[np.int16], thickness: float) -> NDArray[np.uint8]:
@@ -34,7 +39,7 @@ def drawn(probability: NDArray[np.uint8], directions: NDArray[np.int16], thickne
 
 def halo(thickness: float) -> int:
     """Return how far `drawn` looks, in voxels."""
-    return math.ceil(thickness / 2 + 2 * STEP) + 1 if thickness > 0 else 0
+    return math.ceil(thickness / 2 + 2 * STEP + PLATEAU) + 1 if thickness > 0 else 0
 
 
 @compiled
@@ -55,18 +60,31 @@ def _climb(values, at, normal, limit):  # type: ignore[no-untyped-def]
     The offset is infinite if the crest is farther than `limit`.
     """
     here = float(values[at[0], at[1], at[2]])
+    if here >= CERTAIN:
+        return (_end(values, at, normal, STEP) + _end(values, at, normal, -STEP)) / 2, here
     ahead, behind = _value(values, at, normal, STEP), _value(values, at, normal, -STEP)
     way = STEP
     if behind > ahead:
         way, ahead, behind = -STEP, behind, ahead
     offset = 0.0
-    while ahead > here:
+    while ahead > here and here < CERTAIN:
         if abs(offset) >= limit:
             return np.inf, here
         offset += way
         behind, here, ahead = here, ahead, _value(values, at, normal, offset + way)
+    if here >= CERTAIN:  # the near end of a plateau
+        return (offset + _end(values, at, normal, way, offset)) / 2, here
     bend = behind - 2 * here + ahead
     return offset + (way * (behind - ahead) / (2 * bend) if bend < 0 else 0.0), here
+
+
+@compiled
+def _end(values, at, normal, way, offset=0.0):  # type: ignore[no-untyped-def]
+    """Return the offset where the plateau that holds this offset ends; it is followed for at most `PLATEAU` voxels."""
+    last = offset + PLATEAU if way > 0 else offset - PLATEAU
+    while offset != last and _value(values, at, normal, offset + way) >= CERTAIN:
+        offset += way
+    return offset
 
 
 @compiled
