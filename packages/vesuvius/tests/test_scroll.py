@@ -141,6 +141,23 @@ def test_parts_and_kills_leave_the_bytes_of_one_prediction(begin, tmp_path, caps
     assert "is there already" in capsys.readouterr().out
 
 
+def test_a_part_that_ends_after_another_has_done_the_rest_ends_well(begin, tmp_path, monkeypatch, capsys) -> None:
+    begin((1, 2)).predict()
+    late, run, stages = begin((2, 2)), Scroll._run, []
+
+    def overtaken(self: Scroll, stage: Any) -> None:
+        stages.append(stage.name)
+        if len(stages) == 3:
+            monkeypatch.setattr(Scroll, "_run", run)
+            assert begin((1, 2)).predict()
+        run(self, stage)
+
+    monkeypatch.setattr(Scroll, "_run", overtaken)
+    assert late.predict()
+    assert "another part has done the rest" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "s1.work.zarr").exists()
+
+
 def test_the_scan_without_data_and_outside_the_mask_is_not_computed(begin, volume, tmp_path) -> None:
     scan = zarr.open_array(volume)
     scan[:, :, 30:] = 0

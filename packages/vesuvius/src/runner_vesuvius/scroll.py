@@ -94,9 +94,15 @@ class Scroll:
         if missing := self._missing_parts():
             print(f"{self._work.record.key}: this part is done; {missing}. The part that ends last does the rest")
             return []
-        for stage in self._stages():
-            self._run(stage)
-        self._end(plan)
+        try:
+            for stage in self._stages():
+                self._run(stage)
+            self._end(plan)
+        except BadInput:  # its cause may be that another part has ended meanwhile, and removed what this one reads
+            if self._work.part[1] == 1 or not self._finished(plan):
+                raise
+            self._out.remove(self._work_name)  # of which this part may have made something anew
+            print(f"{self._work.record.key}: another part has done the rest")
         return self._written
 
     @property
@@ -275,6 +281,8 @@ class Scroll:
 
     def _run(self, stage: _Stage) -> None:
         """Do the units of a stage that are not done yet, this part's own first."""
+        if self._work.part[1] > 1:
+            self._refuse_gone()
         marks = self._marks(stage.name, (stage.count,))
         done = marks[...]
         part, parts = self._work.part
@@ -300,7 +308,11 @@ class Scroll:
         def work(number: int) -> None:
             table = pieces(number).table(self._blocks, number)
             with chunked.faults(self._out.place, self._remote):
-                self._temporary.create_array(f"{name}_{number}", data=table, chunks=table.shape, overwrite=True)
+                own = chunked.array(self._temporary, f"{name}_{number}", table.shape, table.shape)
+                if own.shape == table.shape:  # another part may have written the same, and read it now
+                    own[...] = table
+                else:  # by another version of zlib
+                    self._temporary.create_array(own.basename, data=table, chunks=table.shape, overwrite=True)
 
         return work
 
