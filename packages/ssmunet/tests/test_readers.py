@@ -151,6 +151,8 @@ def test_sidecars_that_are_wrong(tmp_path: Path, core) -> None:
     labels = tmp_path / "core_1.labels.png"
     Image.fromarray(np.zeros((5, 7, 3), np.uint8)).save(labels)
     refuse(header, r"core_1.labels.png: a colour picture \(RGB\); class numbers .*Image.fromarray\(y\)")
+    Image.new("LA", (7, 5)).save(tmp_path / "core_1.labels.png")
+    refuse(header, r"core_1.labels.png: a picture of 2 channels \(LA\); a tissue mask, and labels .* have one")
     labels.write_bytes(b"none")
     refuse(header, "core_1.labels.png: not a readable PNG")
     Image.fromarray(core["y"].T).save(labels)

@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core import BadInput, counted, did_you_mean, first_few, read_table, replace_csv, shape_text, whole_folder
+from runner_core import (
+    BadInput,
+    counted,
+    did_you_mean,
+    first_few,
+    read_table,
+    refuse_full_folder,
+    replace_csv,
+    shape_text,
+    whole_folder,
+)
 
 from runner_ssmunet import readers, tma
 from runner_ssmunet.classes import FILE as CLASSES
@@ -66,8 +76,7 @@ def dearray(parser: ArgumentParser, words: Sequence[str]) -> int:
     if options.diameter is not None and not options.diameter >= 4:
         raise BadInput(f"--diameter is {options.diameter:g}; a core has 4 pixels or more")
     out = options.out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"{out}: it exists already, and is not empty. Name a new folder.")
+    refuse_full_folder(out, "name another with --out")
     image = readers.open_blocks(options.mosaic)
     if options.diameter is not None and options.diameter > max(image.shape[:2]):
         raise BadInput(f"--diameter is {options.diameter:g}, and the mosaic has {shape_text(image.shape[:2])} pixels")

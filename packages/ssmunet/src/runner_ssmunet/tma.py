@@ -94,7 +94,8 @@ def find(tissue: Array, diameter: float | None = None) -> Grid:
     across = diameter / factor
     places, shares = _discs(coarse, across)
     if len(places) < 2:
-        raise BadInput(f"{len(places)} core of about {diameter:.0f} pixels found: two or more make a grid")
+        found = "one core" if len(places) else "no core"
+        raise BadInput(f"{found} of about {diameter:.0f} pixels found: two or more make a grid")
     index, grid = _grown(places, shares)
     spots = _spots(coarse, across, places, shares, index, grid)
     scaled = {

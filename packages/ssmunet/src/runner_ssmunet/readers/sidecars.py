@@ -130,7 +130,10 @@ def parsed(text: str, path: Path) -> dict[str, Json]:
 def _picture(path: Path) -> Array:
     mode, data = colours.picture(existing(path))
     if data.ndim != 2:
-        raise BadInput(f"{path}: a colour picture ({mode}); a tissue mask has one channel. Save it so.")
+        raise BadInput(
+            f"{path}: a picture of {data.shape[-1]} channels ({mode}); a tissue mask, and labels that are numbers, "
+            "have one. Save it so, without transparency."
+        )
     return data
 
 
