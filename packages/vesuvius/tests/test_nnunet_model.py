@@ -213,6 +213,29 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path, how: str, message: s
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"decoder.seg_layers.1.weight": torch.ones(1).expand(2, 10**12)}, "claims more values than the file holds"),
+        ({"decoder.seg_layers.1.weight": torch.ones(())}, r"has the shape \(\), and dataset\.json asks for 2 channels"),
+        ({"decoder.seg_layers.1.weight": "none"}, "decoder|heads"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(tmp_path, changed: dict[str, Any], message: str) -> None:
+    model = write_model(tmp_path, network_weights={**weights(), **changed})
+    with pytest.raises(BadInput, match=message):
+        import_nnunet(model, "--run-dir", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("plans", [{"features_per_stage": [4096] * 3}, {"n_blocks_per_stage": [64] * 3}])
+def test_plans_of_a_larger_network_are_refused_before_it_is_built(tmp_path, monkeypatch, plans) -> None:
+    monkeypatch.setattr(runner_core, "write_run", lambda *given, **more: pytest.fail("it would be built"))
+    model = write_model(tmp_path, lambda known: built(known).update(plans))
+    with pytest.raises(BadInput, match=r"holds another network than plans\.json describes: level 1 has no"):
+        import_nnunet(model, "--run-dir", tmp_path / "run")
+
+
 def test_the_fold_and_the_checkpoint_are_the_users_choice(tmp_path) -> None:
     model = write_model(tmp_path)
     shutil.copytree(model / "fold_0", model / "fold_all")

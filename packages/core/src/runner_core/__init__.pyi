@@ -171,6 +171,7 @@ from runner_core.engines.torch.metrics import TorchFunctionMetric as TorchFuncti
 from runner_core.engines.torch.metrics import TorchMetric as TorchMetric
 from runner_core.engines.torch.metrics import count_true as count_true
 from runner_core.engines.torch.start import read_pth as read_pth
+from runner_core.engines.torch.start import stored_tensors as stored_tensors
 from runner_core.output.pictures import panels as panels
 from runner_core.output.pictures import write_png as write_png
 from runner_core.output.report.charts import Bar as Bar

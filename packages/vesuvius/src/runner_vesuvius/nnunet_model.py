@@ -104,7 +104,7 @@ def _listed(paths: Sequence[Path]) -> str:
 
 def read(file: Path) -> Trained:
     """Return the network in a checkpoint of nnU-Net. Raises BadInput for a network that is not known here."""
-    from runner_core import read_pth
+    from runner_core import read_pth, stored_tensors
 
     saved = read_pth(file)
     if not isinstance(saved, Mapping) or not isinstance(saved.get("network_weights"), Mapping):
@@ -117,7 +117,8 @@ def read(file: Path) -> Trained:
     try:
         heads = _heads(about, dataset)
         settings = dict(_settings(place, plans, configuration))
-        return Trained(file, saved["network_weights"], settings, heads, [float(n) for n in configuration["spacing"]])
+        weights = stored_tensors(file, saved["network_weights"])
+        return Trained(file, weights, settings, heads, [float(n) for n in configuration["spacing"]])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"{place} or {about} is not as nnU-Net v2 writes it: {type(error).__name__} {error}") from error
 
@@ -263,14 +264,29 @@ def translated(trained: Trained) -> Tensors:
         own = _own_name(_PREFIX.sub("", name), levels)
         if own is None:
             raise BadInput(f"{trained.file}: {name} is no weight of a residual-encoder U-Net of nnU-Net")
-        if own.startswith("heads.") and trained.heads != len(tensor):
+        if own.startswith("heads.") and tensor.shape[:1] != (trained.heads,):
             raise BadInput(
-                f"{trained.file}: {name} answers with {len(tensor)} channels, and dataset.json asks for {trained.heads}"
+                f"{trained.file}: {name} has the shape {tuple(tensor.shape)}, and dataset.json asks for "
+                f"{trained.heads} channels"
             )
         if own.startswith("heads.") and trained.heads == 2:
             tensor = tensor[1:] - tensor[:1]
         found.setdefault(own, tensor)
+    _refuse_other_plans(trained, found)
     return {name: tensor for name, tensor in found.items() if name}
+
+
+def _refuse_other_plans(trained: Trained, weights: Mapping[str, Any]) -> None:
+    """Raise BadInput for plans of a larger network than the file holds, before memory is taken for it."""
+    sizes = zip(trained.settings["model.resenc.features"], trained.settings["model.resenc.blocks"], strict=True)
+    for level, (channels, blocks) in enumerate(sizes):
+        for block in range(blocks):
+            tensor = weights.get(f"down.{level}.blocks.{block}.second.0.weight")
+            if tensor is None or tensor.shape[:2] != (channels, channels):
+                raise BadInput(
+                    f"{trained.file} holds another network than plans.json describes: level {level + 1} has no "
+                    f"{blocks} blocks of {channels} channels"
+                )
 
 
 def _own_name(name: str, levels: int) -> str | None:

@@ -55,6 +55,11 @@ def read_weights(file: Path) -> Tensors:
     if not isinstance(stored, Mapping):
         raise BadInput(f"{file} holds a {type(stored).__name__}, not weights by name")
     holder = next((stored[key] for key in _HOLDERS if isinstance(stored.get(key), Mapping)), stored)
+    return stored_tensors(file, holder)
+
+
+def stored_tensors(file: Path, holder: Mapping[Any, Any]) -> Tensors:
+    """Return the tensors among a mapping's values; raise BadInput if there are none, or if one is not stored whole."""
     weights = {str(name): tensor for name, tensor in holder.items() if isinstance(tensor, torch.Tensor)}
     if not weights:
         raise BadInput(f"{file} holds no weights by name: save a state dict")
