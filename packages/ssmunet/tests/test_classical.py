@@ -110,7 +110,7 @@ def test_methods_beside_the_networks_of_a_cross_validation(
     less = float(table["rows"][0][1].split(" ")[0]) - float(table["rows"][2][1].split(" ")[0])
     assert float(table["rows"][2][4].split(" ")[0]) == pytest.approx(less, abs=2e-3)
     page = Path("cv/report.html").read_text()
-    assert "Classical methods on the same folds (60 spectra a fold, seed 0)" in page
+    assert "Classical methods on the same folds (trained on 60 spectra a fold, seed 0)" in page
     assert "Call of each patient" in page
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     assert main(["ssmunet", "baselines", "cv"]) == 2

@@ -179,7 +179,9 @@ def test_crumbs_go_and_cavities_are_filled() -> None:
 
 
 def remarks(mask: np.ndarray, probability: np.ndarray | None = None) -> list[str]:
-    return [finding.rule for finding in outputs.remarks(Detected(mask.astype(np.uint8), probability))]
+    return [
+        finding.rule for finding in outputs.remarks(Detected(mask.astype(np.uint8), probability), ScrollPredictConfig())
+    ]
 
 
 def test_probabilities_never_take_the_name_of_another_mask(project: Vesuvius, tmp_path: Path) -> None:
@@ -201,13 +203,17 @@ def test_remarks_on_predictions_that_cannot_be_right() -> None:
     assert remarks(comb) == []
     comb[:, :4] = 1
     assert remarks(comb) == ["merged"]
-    (merged,) = outputs.remarks(Detected(comb.astype(np.uint8), None))
+    prediction, settings = Detected(comb.astype(np.uint8), None), ScrollPredictConfig()
+    (merged,) = outputs.remarks(prediction, settings)
     assert merged.level == "note"
     assert "100% of the surface, which fills 40% of the volume, is one piece" in merged.message
     assert "does not raise the score" in merged.message  # measured: the README's tables
     assert "predict.along_sheets" in merged.message
+    settings.along_sheets, settings.thickness = 2.5, 3.4
+    (merged,) = outputs.remarks(prediction, settings)
+    assert "predict.along_sheets" not in merged.message, "it is on already"
     empty = Detected(np.zeros(shape, np.uint8), np.full(shape, 51, np.uint8))
-    assert "the highest probability is 0.20" in next(outputs.remarks(empty)).message
+    assert "the highest probability is 0.20" in next(outputs.remarks(empty, settings)).message
 
 
 def test_the_baseline_is_the_threshold_with_the_same_post_processing(project, record) -> None:

@@ -60,9 +60,11 @@ def baselines(parser: ArgumentParser, words: Sequence[str]) -> int:
     samples = _Samples(options.pixels, options.seed)
     project = _gather(runs, samples)
     found = {name: _Found() for name in options.methods}
-    for number, run in enumerate(runs, 1):
-        _fold(run, samples, found, f"fold {number}/{len(runs)}", options.seed)
-    table = _table(experiment, project, found, f"{options.pixels:,} spectra a fold, seed {options.seed}")
+    used = [
+        _fold(run, samples, found, f"fold {number}/{len(runs)}", options.seed) for number, run in enumerate(runs, 1)
+    ]
+    spectra = " to ".join(f"{n:,}" for n in sorted({min(used), max(used)}))
+    table = _table(experiment, project, found, f"trained on {spectra} spectra a fold, seed {options.seed}")
     print(f"\n{table.title}")
     for line in [table.columns, *table.rows]:
         print("  ".join(f"{cell:>30}" if n else f"{cell:<24}" for n, cell in enumerate(map(str, line))))
@@ -74,11 +76,9 @@ def _folds(path: Path) -> tuple[Any, list[Any]]:
     """Return a cross-validation, and one run of each of its folds."""
     import runner_core
 
-    experiment = runner_core.open(path)
+    experiment = runner_core.open(path, "ssmunet")
     if not isinstance(experiment, runner_core.Experiment) or not experiment.summary.get("about", {}).get("folds"):
         raise BadInput(f"{path} is no cross-validation: `runner ssmunet crossval` makes one")
-    if experiment.project != "ssmunet":
-        raise BadInput(f"{path} is a cross-validation of {experiment.project}, not of ssmunet")
     if experiment.status != "done":
         raise BadInput(f"{path} is {experiment.status}: continue it, `runner ssmunet crossval --resume {path}`")
     folds = {str(run.settings["data.split"]): run for run in reversed(experiment.runs)}
@@ -137,8 +137,8 @@ def _gather(runs: Sequence[Any], samples: _Samples) -> SSMUNet:
     return found
 
 
-def _fold(run: Any, samples: _Samples, found: Mapping[str, _Found], name: str, seed: int) -> None:
-    """Train every method on a fold's training cores, and score its validation cores."""
+def _fold(run: Any, samples: _Samples, found: Mapping[str, _Found], name: str, seed: int) -> int:
+    """Train every method on a fold's training cores, score its validation cores; return the number of spectra used."""
     project, _, _ = next(run.records("validation"))
     classes, statistics = len(project.outputs), project.statistics
     operations, mean, std = operations_of(statistics), statistics["mean"], statistics["std"]
@@ -164,6 +164,7 @@ def _fold(run: Any, samples: _Samples, found: Mapping[str, _Found], name: str, s
             own.groups.append(record.group)
             own.keys.append(record.key)
             own.rows.append(dict(project.score(record, prediction)))
+    return len(target)
 
 
 # ---------------------------------------------------------------- methods

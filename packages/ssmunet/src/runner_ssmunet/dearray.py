@@ -236,11 +236,14 @@ def _print(grid: tma.Grid, places: Sequence[Place]) -> None:
     empty = [place.core for place in places if not place.keep]
     print(
         f"{counted(len(kept), 'core')} in {counted(rows, 'row')} and {counted(columns, 'column')}, "
-        f"{grid.diameter:.0f} pixels wide, turned by {round(grid.angle, 1) + 0.0:.1f}° clockwise"
+        f"{grid.diameter:.0f} pixels wide, turned by {abs(grid.angle):.1f}° {'anti' if grid.angle < 0 else ''}clockwise"
         + (f"; left out: {first_few(empty)}" if empty else "")
     )
     if nameless := [place.core for place in kept if not place.patient]:
-        print(f"{counted(len(nameless), 'core')} without a patient: training needs one, or data.group_by slide or core")
+        print(
+            f"{counted(len(nameless), 'core')} without a patient, which training needs: fill the column patient, and "
+            "give the table as --table; or set data.group_by to slide or core"
+        )
 
 
 def _write_table(places: Sequence[Place], path: Path) -> None:

@@ -82,7 +82,7 @@ def interpret(parser: ArgumentParser, words: Sequence[str]) -> int:
         raise BadInput(f"--width {options.width:g}: a window has a width above 0")
     if options.seed < 0:
         raise BadInput(f"--seed {options.seed}: give 0 or more")
-    network = runner_core.open(options.run).network(options.data, split=options.split)
+    network = runner_core.open(options.run, "ssmunet").network(options.data, split=options.split)
     with claimed("ssmunet", "interpret", options.out) as out:
         found = audited(network, options.width, options.seed)
         result = summary(found, options.seed) | {

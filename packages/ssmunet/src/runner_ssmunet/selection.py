@@ -84,7 +84,7 @@ def select_bands(parser: ArgumentParser, words: Sequence[str]) -> int:
         raise BadInput(f"--k {options.k}: choose two wavenumbers or more; one alone has no length to be scaled by")
     if not options.width > 0:
         raise BadInput(f"--width {options.width:g}: a band has a width above 0")
-    run = runner_core.open(options.run)
+    run = runner_core.open(options.run, "ssmunet")
     project: Any = run.network(options.data, split="train").project
     _refuse_prepared(project.config, options.run)
     axis = np.asarray(project.statistics["wavenumbers"])

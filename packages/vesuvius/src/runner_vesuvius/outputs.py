@@ -11,6 +11,7 @@ import numpy as np
 from runner_core import Array, BadInput, Box, Finding
 
 from runner_vesuvius import volumes
+from runner_vesuvius.config import ScrollPredictConfig
 
 PROBABILITY = "_probability"
 """End of the name of a file with probabilities, after the key."""
@@ -73,7 +74,7 @@ def refuse_overlap(place: Path, keys: Collection[str]) -> None:
             )
 
 
-def remarks(prediction: Detected) -> Iterator[Finding]:
+def remarks(prediction: Detected, settings: ScrollPredictConfig) -> Iterator[Finding]:
     """Warn of a prediction that cannot be right, and note sheets in one piece, as most honest predictions have."""
     from runner_vesuvius.components import label26, sizes
 
@@ -91,8 +92,9 @@ def remarks(prediction: Detected) -> Iterator[Finding]:
     largest = int(sizes(labels, count)[1:].max()) / found
     if largest > MERGED[0] and share > MERGED[1]:
         text = f"{largest:.0%} of the surface, which fills {share:.0%} of the volume, is one piece: sheets touch. "
-        text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score. "
-        text += "Sheets averaged and drawn anew may (predict.along_sheets, predict.thickness); `select` tries it"
+        text += "A higher predict.threshold tears sheets as soon as it parts them: it does not raise the score."
+        if not (settings.along_sheets and settings.thickness):
+            text += " predict.along_sheets and predict.thickness often part some of them; `select` tries both"
         yield Finding("merged", "note", text)
 
 

@@ -432,7 +432,7 @@ class Vesuvius(Project):
 
     def _remarks(self, record: Record, prediction: Detected) -> Iterator[Finding]:
         yield from checks.remarks(record)
-        yield from outputs.remarks(prediction)
+        yield from outputs.remarks(prediction, self.config.predict)
         if self.config.data.normalise == "scroll" and record.group not in self.statistics["scrolls"]:
             text = f"no volume of scroll {record.group} was trained on: it is normalised by its own voxels"
             yield Finding("scale", "note", text)

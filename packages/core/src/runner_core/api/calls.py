@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 AnyPath = str | os.PathLike[str]
 
 
-def open(run: AnyPath) -> Run:
+def open(run: AnyPath, project: str | None = None) -> Run:
     """Return a run, given its folder (or one of its checkpoints, which it then uses in place of the best).
 
     The folder of a cross-validation or a repetition gives an `Experiment`, whose networks predict together. Raises
-    BadInput if there is no run.
+    BadInput if there is no run, or if it is not of `project`.
     """
-    return opened(Path(run).expanduser())
+    found = opened(Path(run).expanduser())
+    if project is not None and found.project != project:
+        raise BadInput(f"{run} is a run of project {found.project!r}, not of {project!r}")
+    return found
 
 
 def train(

@@ -76,7 +76,9 @@ def select_with(members: Sequence[Started[SelectOptions]]) -> dict[str, Any]:
     print(f"\n{result['text']}")
     for note in result["notes"]:
         print(f"NOTE: {note}")
-    print(f"use: {result['command']}\nreport: {out / 'report.html'}")
+    if result["changed"]:
+        print(f"use: {result['command']}")
+    print(f"report: {out / 'report.html'}")
     return result
 
 
@@ -134,6 +136,11 @@ def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord], column: str) -> 
     """
     project = outputs.ensemble.members[0].project
     space = _space(project, records, outputs)
+    if len({*groups_by(records, column).values()}) < 2:
+        print(
+            "NOTE: all these records are of one group, so the search can show what scores best on them, but recommend "
+            "nothing: name a cross-validation, or records of more groups with --data"
+        )
     with record_bar("predicting", len(records), sys.stdout) as bar:
         errors = outputs.fill(records, space.views, bar)
     for error in errors.values():

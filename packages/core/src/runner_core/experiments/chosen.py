@@ -87,7 +87,10 @@ def _gain(gain: Gain | None) -> dict[str, Any]:
 
 def _verdict(chooser: Chooser, current: Choice, recommended: Choice, gain: Gain | None) -> str:
     if gain is None:
-        return "keep the current settings: with fewer than two groups, nothing can be said of other groups"
+        return (
+            "keep the current settings: with fewer than two groups, nothing can be said of other groups (name a "
+            "cross-validation, or more groups with --data)"
+        )
     low, high = gain.interval
     ends = "" if math.isnan(low) else f" (95 % {low:+.4g} to {high:+.4g})"
     amount = f"{chooser.headline} {gain.found.value:+.4g}{ends}, on groups that took no part in the choice"
