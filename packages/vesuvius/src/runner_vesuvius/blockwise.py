@@ -120,8 +120,8 @@ def joined(tables: Callable[[int], Array], blocks: Blocks) -> Callable[[int], tu
     """Return a function of a block's number: size and mark of the whole component, for each at the block's ends.
 
     `tables(number)` returns a block's `Pieces.table`. Takes about 40 bytes for each component that reaches the end of
-    a block, counted in each block, and 4 bytes a voxel of the planes of one layer of blocks (0.4 GB for a scroll of
-    7,000 × 7,000 voxels a plane in blocks of 512).
+    a block, counted in each block, and 4 bytes a voxel of the planes of one layer of blocks (0.2 GB for a scroll of
+    7,000 × 7,000 voxels a plane).
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
