@@ -248,4 +248,4 @@ def test_a_mosaic_is_cut_into_cores_that_check_accepts(runner: Runner, tmp_path:
     assert "6 records in 6 groups" in done.stdout
     done = runner("ssmunet", "dearray", "core_tma.npz", "--out", "cut")
     assert done.returncode == 2
-    assert "cut: it exists already" in done.stderr
+    assert "cut exists and is not an empty folder" in done.stderr

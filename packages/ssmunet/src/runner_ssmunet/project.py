@@ -368,7 +368,7 @@ class SSMUNet(Project):
 
         Returns probabilities (K, H, W), 0 off the tissue, and the attention of each wavenumber (L,).
         """
-        spectra, tissue = self.prepared_spectra(cropped), cropped.decoded.arrays["tissue"] > 0
+        spectra, tissue = self.prepared_spectra(cropped), self._tissue(cropped)
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
         probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
@@ -380,10 +380,13 @@ class SSMUNet(Project):
         # with frozen features, the prepared arrays hold those
         return cropped.prepared["spectra"] if self.frozen is None else self._spectra(cropped.decoded)
 
+    def _tissue(self, cropped: Cropped) -> Array:
+        """Return the tissue (H, W) of the prepared arrays, which a view turns, or of a core with frozen features."""
+        return (cropped.prepared if self.frozen is None else cropped.decoded.arrays)["tissue"] > 0
+
     def model_input(self, cropped: Cropped) -> tuple[Array, Array]:
         """Return a core's z-scored spectra (H, W, L) float32, 0 off the tissue, and its tissue (H, W) bool."""
-        tissue = cropped.decoded.arrays["tissue"] > 0
-        spectra = self.prepared_spectra(cropped)
+        spectra, tissue = self.prepared_spectra(cropped), self._tissue(cropped)
         scaled = np.zeros(spectra.shape, np.float32)
         own = applied(spectra[tissue], operations_of(self.statistics))
         scaled[tissue] = (own - self.statistics["mean"]) / self.statistics["std"]
