@@ -32,7 +32,7 @@ def loaded(network: nn.Module, plan: dict[str, object]) -> ResEncUNet:
     )
     halvings = tuple(sum(level[axis] == 2 for level in strides) for axis in range(3))
     own = ResEncUNet(features, blocks, halvings)
-    settings = {"model.resenc.features": features}
+    settings = {"model.resenc.features": features, "model.resenc.blocks": blocks}
     trained = nnunet_model.Trained(Path("checkpoint_final.pth"), network.state_dict(), settings, 2, [1.0])
     own.load_state_dict(nnunet_model.translated(trained), assign=True)
     return own
