@@ -263,13 +263,14 @@ def test_pieces_of_a_random_volume_are_those_of_the_whole() -> None:
 
 
 def test_what_was_begun_otherwise_is_refused_by_name(begin, config, tmp_path) -> None:
+    with pytest.raises(BadInput, match="at most 3 parts"):
+        begin((4, 4)).predict()
+    assert not list(tmp_path.rglob("s1.work.zarr")), "nothing is begun"
     begin((1, 2)).predict()
     config.predict.threshold = 0.6
     with pytest.raises(BadInput, match=r"s1\.work\.zarr was begun otherwise: predict\.threshold was 0\.55, now 0\.6"):
         begin((2, 2)).predict()
     config.predict.threshold = 0.55
-    with pytest.raises(BadInput, match="at most 3 parts"):
-        begin((4, 4)).predict()
     begin((2, 2)).predict()
     config.predict.min_size = 61
     with pytest.raises(BadInput, match=r"s1\.zarr was begun otherwise: predict\.min_size was 60, now 61"):

@@ -72,6 +72,7 @@ class Scroll:
         self._mask = Mask(location(options.mask), config.remote, shape) if options.mask else None
         sides = side_for(shape, config.data.patch, self._volume.chunks, self._mask is not None, memory)
         self._windows = Windows(shape, config.data.patch, config.predict.overlap, batch, sides)
+        self._refuse_part()
         side = CHUNK * max(1, min(4, int((memory / _BYTES) ** (1 / 3)) // CHUNK))
         self._blocks = Blocks(shape, side)
         self._out = Folder(location(options.store) if options.store else work.out, config.remote)
@@ -79,6 +80,14 @@ class Scroll:
         self._name = f"{work.record.key}.zarr"
         self._soft_name = f"{work.record.key}_probability.zarr"
         self._work_name = f"{work.record.key}.work.zarr"
+
+    def _refuse_part(self) -> None:
+        (part, parts), layers = self._work.part, len(self._windows.rows)
+        if parts > layers:
+            raise BadInput(
+                f"--part {part}/{parts}: {self._volume.place} has {layers} layers of {CHUNK} planes, and a part takes "
+                f"at least one: at most {layers} parts"
+            )
 
     def predict(self) -> Sequence[Location]:
         """Do this part of the work, and whatever follows if all parts are done; return what was written.
@@ -183,11 +192,6 @@ class Scroll:
         """Predict this part's layers of chunks that are not done yet."""
         rows, marks, columns = self._windows.rows, self._network_marks, self._windows.columns
         part, parts = self._work.part
-        if parts > len(rows):
-            raise BadInput(
-                f"--part {part}/{parts}: {self._volume.place} has {len(rows)} layers of {CHUNK} planes, and a part "
-                f"takes at least one: at most {len(rows)} parts"
-            )
         mine = range(len(rows) * (part - 1) // parts, len(rows) * part // parts)
         done = marks[...]
         runs = [(c, run) for c in range(len(columns)) for run in _runs([r for r in mine if not done[c, r]])]
@@ -392,7 +396,8 @@ def _refuse(config: ScrollConfig) -> None:
     names = [field.name for field in fields(default) if field.name not in _EXACT]
     if other := [f"predict.{name}" for name in names if getattr(config.predict, name) != getattr(default, name)]:
         raise BadInput(
-            f"{', '.join(other)} needs the whole volume at once: a volume predicted in chunks cannot have it"
+            f"{', '.join(other)} needs the whole volume at once: a volume predicted in chunks cannot have it. Leave it "
+            "at its default, or predict cut pieces"
         )
     if config.crop.mode not in ("auto", "none"):
         raise BadInput(
