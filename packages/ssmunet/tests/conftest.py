@@ -46,6 +46,12 @@ def make_core() -> Callable[..., dict[str, np.ndarray]]:
 
 
 @pytest.fixture
+def core() -> dict[str, np.ndarray]:
+    """The arrays of a core of 5 × 7 pixels."""
+    return core_arrays(5, 7)
+
+
+@pytest.fixture
 def data() -> SpectraConfig:
     return SpectraConfig(classes=("red", "green", "blue"))
 

@@ -25,11 +25,6 @@ def refuse(path: Path, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def core(make_core) -> dict[str, np.ndarray]:
-    return make_core(5, 7)
-
-
 # ---------------------------------------------------------------- PerkinElmer
 
 

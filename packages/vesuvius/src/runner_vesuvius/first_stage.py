@@ -163,9 +163,7 @@ def _mean(runs: Sequence[Run], image: Path) -> Array:
 
 
 def _open(path: Path) -> Run:
-    found = runner_core.open(path)
-    if not isinstance(found, Run) or found.project != "vesuvius":
-        raise BadInput(f"{path}: is no run of vesuvius")
+    found = runner_core.open(path, "vesuvius")
     if found.settings.get("data.first_stage"):
         raise BadInput(f"{path}: is a second stage itself; name runs of the first")
     return found
