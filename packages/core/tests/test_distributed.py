@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 sys.path.insert(0, str(Path(__file__).parent / "together_toy"))
 import engine_toy as toy  # noqa: E402
 import together_toy as together  # noqa: E402
-from runner_core.base.errors import BadInput  # noqa: E402
+from runner_core.base.errors import BadInput, PeerLost  # noqa: E402
 from runner_core.cli.launch import place_of  # noqa: E402
 from runner_core.contract import Precision  # noqa: E402
 from runner_core.contract.team import ALONE, Place  # noqa: E402
 from runner_core.engines.torch import engine as torch_engine  # noqa: E402
 from runner_core.engines.torch import parallel, ranks  # noqa: E402
-from runner_core.engines.torch.parallel import TorchTeam  # noqa: E402
 from runner_core.engines.torch.steplog import Means  # noqa: E402
+from runner_core.engines.torch.team import TorchTeam  # noqa: E402
 from runner_core.training.launchers import find_place  # noqa: E402
 
 STRATEGIES = ("ddp", "fsdp")
@@ -294,11 +294,13 @@ def test_devices_that_are_not_there_are_refused(asked: str, found: int, said: st
 
 
 def test_a_lost_process_is_told_from_other_errors() -> None:
-    lost = TorchTeam.lost
-    assert lost(None, RuntimeError("[pytorch/third_party/gloo/pair.cc:547] Connection closed by peer"))
-    assert lost(None, torch.distributed.DistBackendError("NCCL error"))
-    assert not lost(None, RuntimeError("shapes do not match"))
-    assert not lost(None, ValueError("gloo"))
+    lost = PeerLost("process 1 ended")
+    team = SimpleNamespace(_heartbeat=SimpleNamespace(after_failure=lambda: lost))
+    closed = RuntimeError("[pytorch/third_party/gloo/pair.cc:547] Connection closed by peer")
+    assert TorchTeam.lost(team, closed) is lost
+    assert TorchTeam.lost(team, torch.distributed.DistBackendError("NCCL error")) is lost
+    assert TorchTeam.lost(team, RuntimeError("shapes do not match")) is None
+    assert TorchTeam.lost(team, ValueError("gloo")) is None
 
 
 @pytest.mark.parametrize(

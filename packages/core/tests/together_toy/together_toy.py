@@ -21,7 +21,7 @@ from runner_core.base.errors import Stopped
 from runner_core.contract import Step
 from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
-from runner_core.engines.torch.parallel import TorchTeam
+from runner_core.engines.torch.team import TorchTeam
 from runner_core.output import display
 from runner_core.training import loop
 from torch import nn
@@ -137,7 +137,7 @@ class Kept(TorchTeam):
 def main(folder: Path, number: int) -> None:
     torch.set_num_threads(1)
     display._PLAIN_SECONDS, loop.SHOW_EVERY = 0.0, -1  # the screen of the first process changes with every step
-    team = Kept(Place(number, 2, number, 2, f"file://{folder / 'meeting'}"), torch.device("cpu"))
+    team = Kept(Place(number, 2, number, 2, f"file://{folder / 'meeting'}"), torch.device("cpu"), 120.0)
     for strategy in ("ddp", "fsdp"):
         same = {"train__strategy": strategy}
         screen = display.Display(stream=StringIO(), silent=number > 0)

@@ -6,6 +6,7 @@ RunnerError                      1
 │   ├── OutOfSpace               2    disk or memory will not (or did not) suffice
 │   └── NotSaved                 2    a checkpoint could not be written
 ├── Unhealthy                    3    a health rule stopped the run
+├── PeerLost             75    another process of a training is gone or silent
 └── Stopped            128 + signal    SIGINT (130), or one of `ENDING`, after a checkpoint was saved
 """
 
@@ -58,6 +59,22 @@ class Unhealthy(RunnerError):
     """A health rule found that this run only looks healthy."""
 
     exit_code = 3
+
+
+class PeerLost(RunnerError):
+    """Another process of the training ended, or nothing is heard from it; started again, the run may go on.
+
+    Args:
+        message: Who is lost, and what to do.
+        numbers: Numbers of the lost processes, as far as known.
+        ended: True if they ended, so that whoever started them knows why.
+    """
+
+    exit_code = 75
+
+    def __init__(self, message: str, numbers: Sequence[int] = (), ended: bool = False) -> None:
+        super().__init__(message)
+        self.numbers, self.ended = tuple(numbers), ended
 
 
 class Stopped(RunnerError):

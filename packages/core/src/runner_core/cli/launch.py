@@ -21,11 +21,11 @@ from signal import SIGINT
 from types import FrameType
 from typing import NoReturn
 
-from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core.base.errors import BadInput, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
 from runner_core.training.launchers import RENDEZVOUS, find_place
-from runner_core.training.signals import HANDLED, PeerLost, end_with_parent
+from runner_core.training.signals import HANDLED, end_with_parent
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0
@@ -34,37 +34,44 @@ process that waits for a GPU's answer notices nothing."""
 _LOOK = 0.05
 
 
-def launch(arguments: Sequence[str], count: int) -> int:
-    """Run `runner ARGUMENTS` in `count` local processes; return the exit code of the first that fails, else 0."""
+def launch(arguments: Sequence[str], count: int, patience: float) -> int:
+    """Run `runner ARGUMENTS` in `count` local processes; return the exit code of the first that fails, else 0.
+
+    Processes that a signal should end are killed if they do not within `patience` seconds and a little more.
+    """
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
         environment = {**os.environ, RENDEZVOUS: str(Path(folder) / "meeting"), "WORLD_SIZE": str(count)}
         environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         processes: list[subprocess.Popen[bytes]] = []
-        with _passed_on(processes):
+        with _passed_on(processes) as passed_on:
             for number in range(count):
                 place = {"RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
                 # In its own process group: this process receives a terminal's Ctrl-C and passes it on once.
                 command = [sys.executable, "-c", _CODE, *arguments]
                 processes.append(subprocess.Popen(command, env=environment | place, process_group=0))
-            return _first_failure(processes)
+            return _first_failure(processes, passed_on, patience)
 
 
 @contextmanager
-def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[float]]:
     """Pass this process's signals on to all of these, and do nothing else; none outlives the context.
 
-    Outside the main thread, where Python delivers no signals, there is none to pass on.
+    The list that it gives holds the times of signals after which the processes should end. Outside the main thread,
+    where Python delivers no signals, there is none to pass on.
     """
+    times: list[float] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGHUP:
+            times.append(time.monotonic())
         for process in processes:
             process.send_signal(number)
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, pass_on) for number in HANDLED if main}
     try:
-        yield
+        yield times
     finally:
         for process in processes:
             process.kill()
@@ -73,15 +80,19 @@ def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]], passed_on: Sequence[float], patience: float) -> int:
     """Wait for all processes, and return the exit code of the first that failed.
 
-    Once one has failed, the others get SIGTERM if they do not end by themselves, and then SIGKILL.
+    Once one has failed, the others get SIGTERM if they do not end by themselves, and then SIGKILL; so they do some time
+    after the first of the signals that were `passed_on`.
     """
     ended: dict[int, int] = {}
+    killed: set[int] = set()  # by this process
     failed_at: float | None = None
     remedies = [signal.SIGTERM, signal.SIGKILL]
     while len(ended) < len(processes):
+        if failed_at is None and passed_on and time.monotonic() - passed_on[0] > patience + _PATIENCE:
+            failed_at = time.monotonic()
         for number, process in enumerate(processes):
             if number not in ended and (code := process.poll()) is not None:
                 ended[number] = code
@@ -93,13 +104,17 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
             for number, process in enumerate(processes):
                 if number not in ended:
                     process.send_signal(remedy)
+                    killed.add(number)
         time.sleep(_LOOK)
     failures = [(number, code) for number, code in ended.items() if code]
-    number, code = next((f for f in failures if f[1] != PeerLost.exit_code), (0, failures[0][1] if failures else 0))
+    own = [(number, code) for number, code in failures if code != PeerLost.exit_code and number not in killed]
+    number, code = next(iter(own or failures), (0, 0))
     if code >= 0:
         return code
     name = signal.Signals(-code).name
     hint = " (the system often does this when memory runs out: see `dmesg`)" if name == "SIGKILL" else ""
+    if number in killed:
+        hint = f" because it did not end within {patience + _PATIENCE:g} s of the signal"
     whole = "the newest checkpoint is complete: continue from it with --resume"
     print(f"runner: process {number} of {len(processes)} was ended by {name}{hint}; {whole}", file=sys.stderr)
     return 128 - code
@@ -141,8 +156,8 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     first = place.number == 0
     try:
         setup.team = setup.engine.join(place)
-    except BadInput as error:  # wrong settings or devices are wrong for all processes
-        _raise_or_leave(error, first)
+    except (BadInput, PeerLost) as error:  # one process of each machine says so
+        _raise_or_leave(error, place.local == 0)
     try:
         with noticing(setup.team):
             yield
@@ -151,7 +166,8 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     except (Stopped, Unhealthy, KeyboardInterrupt, SystemExit) as error:  # reaches all processes
         _raise_or_leave(error, first)
     except PeerLost as error:
-        _raise_or_leave(error, RENDEZVOUS not in os.environ and setup.team.speaks())
+        launcher_knows = RENDEZVOUS in os.environ and error.ended
+        _raise_or_leave(error, not launcher_knows and setup.team.answers_for(error.numbers))
     except Exception as error:
         _raise_or_leave(error, setup.team.speaks())
 
@@ -162,11 +178,10 @@ def noticing(team: Team) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not team.lost(error):
+        lost = team.lost(error)
+        if lost is None:
             raise
-        raise PeerLost(
-            "another process of this training has ended: its message, or that of its launcher, says why"
-        ) from error
+        raise lost from error
 
 
 def _raise_or_leave(error: BaseException, speaks: bool) -> NoReturn:

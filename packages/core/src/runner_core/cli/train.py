@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner_core.base.calling import runner
-from runner_core.base.errors import BadInput, OutOfSpace, RunnerError, Stopped, Unhealthy
+from runner_core.base.errors import BadInput, OutOfSpace, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
@@ -63,7 +64,7 @@ def train_with(started: Started[TrainOptions], arguments: Callable[[], Sequence[
     name = started.setup.name
     place, devices = place_of(started.setup), started.setup.config.train.devices
     if place is None and devices > 1:
-        return launch([name, "train", *arguments()], devices)
+        return launch([name, "train", *arguments()], devices, started.setup.config.train.patience_seconds)
     with together(started.setup, place):
         team, fresh = started.setup.team, started.run is None
         if team.first:
@@ -71,6 +72,7 @@ def train_with(started: Started[TrainOptions], arguments: Callable[[], Sequence[
         # with --resume auto, a machine may see later than others that there is a run
         path, fresh = team.share([str(started.run and started.run.path), fresh])
         started.run = RunFolder(Path(path))
+        team.last_words(partial(_end_without, started, started.run))
         return _lead(started, started.run, fresh) if team.first else _assist(started, started.run, fresh)
 
 
@@ -105,6 +107,9 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
             setup.team.share(None)  # the first prepares the data
             data = open_data(setup, silent.say, None if fresh else folder.path, started.before)
             run_training(setup, data, folder, Sinks([], silent.say), silent, not fresh)
+    except PeerLost as error:
+        _record_loss(started, folder, error)
+        raise
     except RunnerError:
         raise
     except Exception as error:
@@ -112,6 +117,23 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
             save_traceback(error, folder.log)
         raise
     return 0
+
+
+def _record_loss(started: Started[Any], folder: RunFolder, error: PeerLost) -> None:
+    """Write into summary.json which process is lost; the first one that is left does so."""
+    team = started.setup.team
+    if team.number == min(set(range(team.count)).difference(error.numbers), default=0):
+        with suppress(OSError):
+            ended = {"status": "failed", "reason": str(error)}
+            folder.write_summary(_summary(started, _summary_so_far(folder) | ended))
+
+
+def _end_without(started: Started[Any], folder: RunFolder, error: PeerLost) -> None:
+    """Tell the user and summary.json why this process ends, in a thread: its main thread waits for the lost one."""
+    if started.setup.team.answers_for(error.numbers):
+        with suppress(OSError):
+            os.write(2, f"\nrunner: {error}\n".encode())
+    _record_loss(started, folder, error)
 
 
 class _Before:

@@ -160,6 +160,9 @@ class TrainConfig:
     devices: Annotated[int, AtLeast(1)] = 1
     """PyTorch only: number of GPUs that train together, each in its own process (--devices N for short). Under
     torchrun or srun: the number of processes they started."""
+    patience_seconds: Annotated[float, AtLeast(5)] = 300.0
+    """With several processes: seconds after which a process that is silent, or stays behind in a step, ends the
+    training with exit code 75. Preparing data, validating and saving may take longer."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How several devices share the network. ddp: each has the whole network. fsdp: each keeps a part of every
     weight, its gradient and its optimizer state. auto: ddp, or fsdp if all these would take more than a quarter of a

@@ -7,9 +7,11 @@ that could not be written), so that all make the same decisions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runner_core.base.errors import PeerLost
 from runner_core.contract.values import Json
 
 
@@ -39,8 +41,20 @@ class Team(Protocol):
         """Return True for the first process that asks: only one tells the user of an error that several meet."""
         ...
 
-    def lost(self, error: BaseException) -> bool:
-        """Return whether this error means that another process is gone."""
+    def stepping(self, now: bool) -> None:
+        """Say whether this process is taking steps: while all are, none may stay behind for long."""
+        ...
+
+    def lost(self, error: BaseException) -> PeerLost | None:
+        """Return the error to raise if this one means that another process is gone, else None."""
+        ...
+
+    def answers_for(self, lost: Sequence[int]) -> bool:
+        """Return True for the first process of each machine that is not among the lost ones: it tells the user."""
+        ...
+
+    def last_words(self, say: Callable[[PeerLost], None]) -> None:
+        """Set what is called before this process ends because it waits for a lost one and cannot raise an error."""
         ...
 
     def leave(self) -> None:
@@ -65,8 +79,17 @@ class Alone:
     def speaks(self) -> bool:
         return True
 
-    def lost(self, error: BaseException) -> bool:
-        return False
+    def stepping(self, now: bool) -> None:
+        return None
+
+    def lost(self, error: BaseException) -> PeerLost | None:
+        return None
+
+    def answers_for(self, lost: Sequence[int]) -> bool:
+        return True
+
+    def last_words(self, say: Callable[[PeerLost], None]) -> None:
+        return None
 
     def leave(self) -> None:
         return None

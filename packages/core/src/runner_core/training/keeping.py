@@ -34,6 +34,7 @@ FREE_SETTINGS = (
     "train.patience",
     "train.device",
     "train.devices",  # see `fingerprint`
+    "train.patience_seconds",
     "train.strategy",
     "train.threads",
     "train.deterministic",

@@ -105,7 +105,7 @@ class Loop:
         self.trainer, self.cadence, self.loaders = parts.trainer, parts.cadence, parts.loaders
         self.keeper, self.health, self.snapshots = keeper, health, snapshots
         self.sinks, self.display = sinks, display
-        self.processes = setup.team.count
+        self.team, self.processes = setup.team, setup.team.count
         self.signals = signals if self.processes == 1 else AgreedSignals(signals, setup.team)
         self.monitor = Monitor(*setup.project.monitor, setup.project.directions)
         self.patience = setup.config.train.patience
@@ -208,6 +208,7 @@ class Loop:
 
     def _after_step(self) -> None:
         """Do everything that is due at this step."""
+        self.team.stepping(False)  # what follows may take the first process long
         errors = self._log() if self.cadence.logs(self.state.step) else []
         if self.signals.hung_up:
             self.signals.hung_up = False

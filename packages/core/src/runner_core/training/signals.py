@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
-from runner_core.base.errors import ENDING, RunnerError
+from runner_core.base.errors import ENDING
 from runner_core.contract.team import Team
 
 Batch = TypeVar("Batch")
@@ -103,12 +103,6 @@ def outlive_terminal() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-class PeerLost(RunnerError):
-    """Another process of the training ended; its output, or that of its launcher, says why."""
-
-    exit_code = 75
-
-
 class AgreedSignals:
     """`Signals` of a team: a signal to one process is pending in all of them from the same batch on."""
 
@@ -130,12 +124,17 @@ class AgreedSignals:
         return next(filter(None, map(str, self._team.every(self._own.damage))), "")
 
     def between(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches, equally many in all processes; the processes agree before each."""
+        """Yield the batches, equally many in all processes; the processes agree before each.
+
+        They expect each other's steps from the second one on: the first may compile for a long time.
+        """
         try:
             for batch in batches:
                 self.pending = max(self.pending, self._team.noticed(self._own.pending))
                 yield batch
+                self._team.stepping(True)
         finally:
+            self._team.stepping(False)
             close = getattr(batches, "close", None)
             if close is not None:
                 close()

@@ -39,8 +39,9 @@ from runner_core.engines.torch.checkpoint import (
     write_generators,
 )
 from runner_core.engines.torch.memory import network_fits
-from runner_core.engines.torch.parallel import TorchTeam, fresh, place
+from runner_core.engines.torch.parallel import fresh, place
 from runner_core.engines.torch.start import read_weights
+from runner_core.engines.torch.team import TorchTeam
 from runner_core.engines.torch.trainer import TorchTrainer
 from runner_core.engines.torch.transfer import allocate, pin
 
@@ -74,7 +75,7 @@ class TorchEngine:
     def join(self, place: Place) -> TorchTeam:
         """Meet the other processes of a training; raise BadInput if there is no device for each."""
         self._place = place
-        return TorchTeam(place, torch_device(self.device()))
+        return TorchTeam(place, torch_device(self.device()), self.config.train.patience_seconds)
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
         """Make a new model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""
