@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -120,6 +121,54 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: La
     assert "runner toy train --resume run" in said
     assert before
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "stopped"
+
+
+PATIENT = ["--train.patience-seconds", "5"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "number", "code"),
+    [
+        pytest.param(signal.SIGSTOP, 1, 75, id="stopped"),
+        pytest.param(signal.SIGSTOP, 0, 75, id="the first stopped", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 0, 137, id="the first killed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_is_silent_ends_all_and_is_named(
+    sent: signal.Signals, number: int, code: int, launch: Launch, runner: Runner, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    training = launch("toy", "train", "--run-dir", "run", *LONG, *PATIENT)
+    wait_for_checkpoint(run, training)
+    members = processes(training)
+    os.kill(members[number], sent)
+    assert training.wait(90) == code
+    assert all(map(gone, members))
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    named = f"process {number} ({platform.node()}) of 2"
+    if sent == signal.SIGSTOP:
+        assert said.count(f"runner: nothing was heard from {named} for 5 s (train.patience_seconds)") == 1, said
+    else:
+        assert "runner: process 0 of 2 was ended by SIGKILL" in said
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert named in summary["reason"]
+    again = runner("toy", "train", "--resume", "run", "--epochs", "1")  # shorter than it is already: refused, unharmed
+    assert again.returncode == 2, again.stdout
+    assert runner("toy", "evaluate", "run").returncode == 0
+
+
+def test_processes_that_do_not_end_after_a_signal_are_killed(launch: Launch, tmp_path: Path) -> None:
+    training = launch("toy", "train", "--run-dir", "run", *LONG, *PATIENT)
+    wait_for_checkpoint(tmp_path / "run", training)
+    members = processes(training)
+    for member in members:
+        os.kill(member, signal.SIGSTOP)
+    training.send_signal(signal.SIGTERM)
+    assert training.wait(90) == 128 + signal.SIGKILL
+    assert all(map(gone, members))
+    said = (tmp_path / "out").read_text(encoding="utf-8")
+    assert "was ended by SIGKILL because it did not end within 15 s of the signal" in said
 
 
 KILLED = """
