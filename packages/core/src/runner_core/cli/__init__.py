@@ -50,8 +50,8 @@ Command = Callable[[str, Sequence[str]], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    0: done, 1: unexpected error, 2: bad input, 3: unhealthy run, 75: another process is lost, 130 (Ctrl-C) or 128 + one of
-    `ENDING`: a signal.
+    0: done, 1: unexpected error, 2: bad input, 3: unhealthy run, 75: another process is lost, 130 (Ctrl-C) or 128 + one
+    of `ENDING`: a signal.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     for number in ENDING:
