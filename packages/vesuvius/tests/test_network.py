@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from runner_vesuvius import network as networks
@@ -147,3 +150,39 @@ def test_every_parameter_learns() -> None:
     for name, parameter in network.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("module", [networks.InstanceNorm(5, True), networks.InstanceNorm(5, False), networks.Head(5)])
+def test_kernels_for_channels_last_volumes_agree_with_pytorchs(module: nn.Module) -> None:
+    """In float64: answers and all gradients."""
+    module = module.double()
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    image, results = torch.randn(2, 5, 3, 4, 6, dtype=torch.float64), []
+    for layout in (torch.contiguous_format, torch.channels_last_3d):
+        given = image.clone(memory_format=layout).requires_grad_()
+        assert networks.channels_last_on_cpu(given, module.weight) == (layout is torch.channels_last_3d)
+        module.zero_grad()
+        found = module(given)
+        (found - 0.3).pow(3).mean().backward()
+        results.append([found.detach(), given.grad, *(parameter.grad.clone() for parameter in module.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [small, resenc])
+def test_a_network_with_channels_last_answers_and_learns_the_same(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, the only type whose convolutions keep the layout on a CPU."""
+    plain = make()
+    other = copy.deepcopy(plain).to(memory_format=torch.channels_last_3d)
+    taken, asked = [], networks.channels_last_on_cpu
+    monkeypatch.setattr(networks, "channels_last_on_cpu", lambda *given: taken.append(asked(*given)) or taken[-1])
+    image, results = torch.randn(2, 1, 16, 24, 20), []
+    for network in (plain, other):
+        taken.clear()
+        logits = network(image)
+        assert any(taken) == (network is other)
+        sum(level.square().mean() for level in logits).backward()
+        results.append([*logits, *(parameter.grad for parameter in network.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)

@@ -39,6 +39,33 @@ def halved(x: Tensor, axes: Iterable[int] = (2, 3, 4)) -> Tensor:
     return x
 
 
+def channels_last_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `x` (B, C, D, H, W) is channels-last on a CPU and of the weights' type, in eager PyTorch."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.is_contiguous(memory_format=torch.channels_last_3d)
+        and not x.is_contiguous()
+        and not torch.compiler.is_compiling()
+    )
+
+
+class Head(nn.Conv3d):
+    """The logit of each voxel, of its own channels: a convolution of 1³.
+
+    PyTorch has a matrix product for channels-last volumes on a CPU that is many times as fast as its convolution to
+    one channel.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if channels_last_on_cpu(x, self.weight):
+            return functional.linear(x.movedim(1, -1), self.weight.flatten(1), self.bias).movedim(-1, 1)
+        return super().forward(x)
+
+
 class Block(nn.Module):
     """Convolution, norm, activation, convolution, norm; then add the input; activation.
 
@@ -117,7 +144,7 @@ class SurfaceUNet(nn.Module):
             nn.ConvTranspose3d(below, own, 2, 2, bias=False) for own, below in pairwise([*widths[:-1], deepest])
         )
         self.merge = nn.ModuleList(level(2 * own, own) for own in widths[:-1])
-        self.heads = nn.ModuleList(nn.Conv3d(own, 1, 1) for own in (widths[:-1] if deep_supervision else widths[:1]))
+        self.heads = nn.ModuleList(Head(own) for own in (widths[:-1] if deep_supervision else widths[:1]))
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         skips, x = [], image
@@ -143,10 +170,64 @@ SLOPE = 0.01
 """Slope of ResEncUNet's activation below 0."""
 
 
-def normed(inputs: int, outputs: int, kernel: int, stride: tuple[int, ...] = (1, 1, 1), bias: bool = True) -> nn.Module:
-    """Return a convolution and an instance norm."""
+class InstanceNorm(nn.InstanceNorm3d):
+    """Instance norm, and with `activate` the leaky ReLU of `SLOPE` after it.
+
+    PyTorch's own norm copies channels-last volumes to channels-first, and the next convolution copies them back. On a
+    CPU this one stays channels-last.
+    """
+
+    def __init__(self, channels: int, activate: bool) -> None:
+        super().__init__(channels, affine=True)
+        self.activate = activate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if channels_last_on_cpu(x, self.weight):
+            found: Tensor = _ChannelsLastNorm.apply(x, self.weight, self.bias, self.eps, self.activate)
+            return found
+        y = super().forward(x)
+        return functional.leaky_relu(y, SLOPE, inplace=True) if self.activate else y
+
+
+class _ChannelsLastNorm(torch.autograd.Function):
+    """Batch norm of each sample by itself, whose kernels read and write channels-last volumes in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, activate: bool) -> Tensor:
+        y, moments = torch.empty_like(x), x.new_empty(2, *x.shape[:2])
+        for own, out, mean, scale in zip(x.split(1), y.split(1), *moments, strict=True):
+            torch.ops.aten.native_batch_norm.out(
+                own, weight, bias, None, None, True, 0.0, eps, out=out, save_mean=mean, save_invstd=scale
+            )
+        if activate:
+            functional.leaky_relu_(y, SLOPE)
+        ctx.save_for_backward(x, y if activate else None, weight, moments)
+        ctx.eps = eps
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, weight, moments = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last_3d)
+        if y is not None:
+            gradient = torch.ops.aten.leaky_relu_backward(gradient, y, SLOPE, True)
+        found, sums = torch.empty_like(x), x.new_empty(2, *x.shape[:2])
+        each = zip(gradient.split(1), x.split(1), *moments, found.split(1), *sums, strict=True)
+        for above, own, mean, scale, out, to_weight, to_bias in each:
+            torch.ops.aten.native_batch_norm_backward.out(
+                above, own, weight, None, None, mean, scale, True, ctx.eps, [True] * 3,
+                out0=out, out1=to_weight, out2=to_bias,
+            )  # fmt: skip
+        return found, *sums.sum(1), None, None
+
+
+def normed(
+    inputs: int, outputs: int, kernel: int, stride: tuple[int, ...] = (1, 1, 1), *, activate: bool, bias: bool = True
+) -> nn.Module:
+    """Return a convolution and an instance norm, with `activate` also the activation."""
     conv = nn.Conv3d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
-    return nn.Sequential(conv, nn.InstanceNorm3d(outputs, affine=True))
+    return nn.Sequential(conv, InstanceNorm(outputs, activate))
 
 
 class NormedConv(nn.Module):
@@ -154,10 +235,11 @@ class NormedConv(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.normed = normed(inputs, outputs, 3)
+        self.normed = normed(inputs, outputs, 3, activate=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.leaky_relu(self.normed(x), SLOPE, inplace=True)
+        found: Tensor = self.normed(x)
+        return found
 
 
 class ResEncBlock(nn.Module):
@@ -166,13 +248,14 @@ class ResEncBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: tuple[int, ...] = (1, 1, 1)) -> None:
         super().__init__()
         self.axes = [axis for axis, step in enumerate(stride, 2) if step == 2]
-        self.first = normed(inputs, outputs, 3, stride)
-        self.second = normed(outputs, outputs, 3)
-        self.widen = nn.Identity() if inputs == outputs else normed(inputs, outputs, 1, bias=False)
+        self.first = normed(inputs, outputs, 3, stride, activate=True)
+        self.second = normed(outputs, outputs, 3, activate=False)
+        same = inputs == outputs
+        self.widen = nn.Identity() if same else normed(inputs, outputs, 1, activate=False, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.second(functional.leaky_relu(self.first(x), SLOPE, inplace=True))
-        return functional.leaky_relu(y + self.widen(halved(x, self.axes)), SLOPE, inplace=True)
+        y = self.second(self.first(x)) + self.widen(halved(x, self.axes))
+        return functional.leaky_relu(y, SLOPE, inplace=True)
 
 
 class ResEncUNet(nn.Module):
@@ -210,7 +293,7 @@ class ResEncUNet(nn.Module):
         )
         finer = features[:-1]
         self.merge = nn.ModuleList(Level([NormedConv(2 * own, own)], checkpointing) for own in finer)
-        self.heads = nn.ModuleList(nn.Conv3d(own, 1, 1) for own in (finer if deep_supervision else finer[:1]))
+        self.heads = nn.ModuleList(Head(own) for own in (finer if deep_supervision else finer[:1]))
         self.apply(_initialise)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
