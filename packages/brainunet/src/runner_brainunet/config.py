@@ -82,6 +82,9 @@ class AugmentConfig:
     """Share of the samples in which a side lies outside the field of view."""
     decoy: Annotated[float, Within(0, 1)] = 0.15
     """Share of the samples in which random shapes, labelled as not brain, replace the brain or fill the air."""
+    synthetic: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the samples that are synthetic: random contrasts (like T1, T2, FLAIR and PD, and arbitrary ones) painted
+    onto a training slice's clusters of intensity, with structures added or removed around the brain, and motion."""
 
 
 @dataclass

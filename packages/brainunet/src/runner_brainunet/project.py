@@ -136,7 +136,9 @@ class BrainUNet(Project):
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
         half = self.config.data.neighbours // 2
-        return RowSamples(store, {"image": tuple(range(-half, half + 1)), "mask": (0,), "view": (0,)}, records)
+        around = tuple(range(-half, half + 1))
+        masks = around if self.config.augment.synthetic and split == "train" else (0,)
+        return RowSamples(store, {"image": around, "mask": masks, "view": (0,)}, records)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
         """Return image (B, neighbours, H, W) in [0, 1] and mask (B, 1, H, W), both float; augmented with `rng`."""
