@@ -1,10 +1,10 @@
 """Slices of heads that no scanner made: random contrasts painted onto the anatomy of the training scans.
 
 A network that has seen arbitrary contrasts has to look for the brain's shape (SynthStrip, Hoopes et al. 2022,
-10.1016/j.neuroimage.2022.119474; SynthSeg, Billot et al. 2023). Here the label map comes from the training slice itself:
-its intensities are clustered inside the brain mask and outside. Structures are added around the brain, every class gets
-an intensity of its own, and the slice is moved while it is "scanned". Deformation, bias field, resolution, noise and
-field of view follow in `augment`, as for real slices. Every random number comes from the given generator.
+10.1016/j.neuroimage.2022.119474; SynthSeg, Billot et al. 2023). Here the label map comes from the training slice
+itself: its intensities are clustered inside the brain mask and outside. Structures are added around the brain, every
+class gets an intensity of its own, and the slice is moved while it is "scanned". Deformation, bias field, resolution,
+noise and field of view follow in `augment`, as for real slices. Every random number comes from the given generator.
 """
 
 from __future__ import annotations
@@ -59,10 +59,14 @@ def _paint(image: Tensor, masks: Tensor, rng: Random) -> Tensor:
     levels = _levels(rng)
     painted = levels.gather(1, label.flatten(1)).view_as(image)
     texture = torch.where(brain, inner_rest, outer_rest * tissue)
-    painted = painted + texture * rng.uniform(-1, 1, 1, 1, 1) + rng.normal(*image.shape[1:]) * rng.uniform(0, 0.06, 1, 1, 1)
+    painted = (
+        painted + texture * rng.uniform(-1, 1, 1, 1, 1) + rng.normal(*image.shape[1:]) * rng.uniform(0, 0.06, 1, 1, 1)
+    )
     width = rng.uniform(0.3, 0.8)
     painted = smooth(painted.clamp(min=0), width, width)  # voxels at borders hold parts of both classes
-    return (painted / painted.amax((1, 2, 3), keepdim=True).clamp(min=1e-3) * rng.uniform(0.7, 1.15, 1, 1, 1)).clamp(0, 1)
+    return (painted / painted.amax((1, 2, 3), keepdim=True).clamp(min=1e-3) * rng.uniform(0.7, 1.15, 1, 1, 1)).clamp(
+        0, 1
+    )
 
 
 def cluster(image: Tensor, where: Tensor, classes: int, rounds: int = 4) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """The face of runner_core: what Python calls and what plugins import; `__init__.py` reads this table."""
 
+from runner_core.api.builtin import write_builtin as write_builtin
 from runner_core.api.calls import check as check
 from runner_core.api.calls import open as open
 from runner_core.api.calls import phantom as phantom

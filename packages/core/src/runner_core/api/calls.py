@@ -14,6 +14,7 @@ from runner_core.api.run import Run
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.engines.process import undisturbed
 from runner_core.output.runfolder import RunFolder
+from runner_core.plugins.builtin import named_run
 
 if TYPE_CHECKING:
     from runner_core.cli.start import Started
@@ -24,10 +25,13 @@ AnyPath = str | os.PathLike[str]
 def open(run: AnyPath, project: str | None = None) -> Run:
     """Return a run, given its folder (or one of its checkpoints, which it then uses in place of the best).
 
+    `open("builtin", PROJECT)` gives the weights in the project's package.
+
     The folder of a cross-validation or a repetition gives an `Experiment`, whose networks predict together. Raises
     BadInput if there is no run, or if it is not of `project`.
     """
-    found = opened(Path(run).expanduser())
+    place = Path(run).expanduser()
+    found = opened(place if project is None else named_run(project, place))
     if project is not None and found.project != project:
         raise BadInput(f"{run} is a run of project {found.project!r}, not of {project!r}")
     return found

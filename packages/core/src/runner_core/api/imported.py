@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner_core.api.keywords import keywords
 from runner_core.api.run import Run
 from runner_core.base.errors import BadInput
-from runner_core.contract import Tensors
+from runner_core.contract import State, Tensors
 from runner_core.contract.records import Statistics
 from runner_core.contract.run import OtherWeights
+from runner_core.contract.setup import Setup
 from runner_core.engines.process import undisturbed
 from runner_core.output.runfolder import IMPORTED, RunFolder
 
@@ -53,13 +54,7 @@ def write_run(
         started = start_new(project, "train", TrainOptions, keywords(TrainOptions, {"preset": preset, **settings}))
         setup = started.setup
         framework(setup.project.framework)
-        state_of = getattr(setup.engine, "state_of", None)
-        if state_of is None:
-            raise BadInput(f"{source}: the engine {setup.engine.name} cannot take over weights")
-        try:
-            state = state_of(setup, weights, statistics)
-        except OtherWeights as error:
-            raise BadInput(f"{source}: {error}") from error
+        state = state_with(setup, weights, statistics, source)
         run = RunFolder.create(None, setup.name, None if run_dir is None else Path(run_dir))
         with run.lock():
             try:
@@ -75,3 +70,14 @@ def write_run(
                 run.summary_file.unlink(missing_ok=True)
                 raise
     return Run(run.path)
+
+
+def state_with(setup: Setup, weights: Tensors, statistics: Statistics, source: Path) -> State:
+    """Return the state of a run whose network has just these weights; raise BadInput if they do not fit it."""
+    state_of: Callable[..., State] | None = getattr(setup.engine, "state_of", None)
+    if state_of is None:
+        raise BadInput(f"{source}: the engine {setup.engine.name} cannot take over weights")
+    try:
+        return state_of(setup, weights, statistics)
+    except OtherWeights as error:
+        raise BadInput(f"{source}: {error}") from error

@@ -22,6 +22,7 @@ from runner_core.base.errors import ENDING, BadInput, RunnerError, did_you_mean
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import aligned
 from runner_core.plugins import discovery
+from runner_core.plugins.builtin import BUILTIN, weights_of
 from runner_core.plugins.discovery import COMMANDS, Plugin, find_project
 
 PROJECT_COMMANDS = {
@@ -217,7 +218,7 @@ def list_plugins(arguments: Sequence[str]) -> int:
         from runner_core.cli.hooks import list_hooks
 
         return list_hooks(arguments)
-    head = ("name", "package", "provides", "")
+    head = ("name", "package", "provides", "weights", "")
     projects, extensions = discovery.projects(), discovery.extensions()
     lines = aligned([head, *map(_described, [*projects.values(), *extensions.values()])])
     if projects:
@@ -230,9 +231,10 @@ def list_plugins(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _described(plugin: Plugin) -> tuple[str, str, str, str]:
+def _described(plugin: Plugin) -> tuple[str, str, str, str, str]:
     hooks = ", ".join(plugin.hooks()) or "cannot be read"
-    return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, plugin.summary()
+    weights = BUILTIN if weights_of(plugin) is not None else ""
+    return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, weights, plugin.summary()
 
 
 def commands_of(plugin: Plugin) -> Iterator[tuple[str, str]]:
@@ -248,6 +250,11 @@ def project_help(plugin: Plugin) -> int:
     rows = [(f"{call} {name} {command}", text) for command, text in commands_of(plugin)]
     print(f"{name} ({plugin.distribution} {plugin.version}): {plugin.summary()}\n\ncommands:")
     _columns(rows)
+    if weights_of(plugin) is not None:
+        print(
+            f"\nbuilt-in weights: `{call} {name} predict --weights builtin INPUT --out DIR` needs no training; "
+            "`evaluate --weights builtin --data DIR`, `train --from builtin`"
+        )
     print(f"\n`{call} {name} COMMAND --help` shows the common settings, `--help-all` all")
     return 0
 

@@ -18,6 +18,7 @@ from runner_core.data.duplicates import known_digests, read_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.runfolder import RunFolder
+from runner_core.plugins.builtin import named_run
 from runner_core.training.ensembles import Ensemble, Member
 from runner_core.training.seen import History, Seen
 
@@ -37,7 +38,7 @@ def start_each(
     name: str, command: str, kind: type[Parsed], arguments: Arguments, named: Sequence[Path]
 ) -> list[Started[Parsed]]:
     """Start a command with each of these runs, and those of the experiments among them."""
-    runs = [run for one in named for run in runs_of(one)]
+    runs = [run for one in named for run in runs_of(named_run(name, one))]
     places = [RunFolder.open(run).path.resolve() for run in runs]
     if twice := [str(run) for run, place in zip(runs, places, strict=True) if places.count(place) > 1]:
         raise BadInput(f"{twice[0]} is named twice: name each run once")

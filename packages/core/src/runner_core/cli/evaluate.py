@@ -26,6 +26,7 @@ from runner_core.output.evaluations import FACTS_FILE, UNSEEN, facts, new_folder
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report import write_report
 from runner_core.output.runfolder import claimed
+from runner_core.plugins.builtin import is_builtin, statement
 from runner_core.training.data import data_folder, read_records
 from runner_core.training.ensembles import Ensemble
 from runner_core.training.evaluation import SCORES_FILE, Scores, draw_figures, figures_count, write_scores
@@ -77,6 +78,8 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
         if isinstance(network, Ensemble) and any(network.left_out(record) for record in records):
             print("each record is predicted by the runs that were not trained on it")
         scores, written = _score(setup, network, untrained, records, trained_on, out)
+    if is_builtin(run.path):
+        print(statement(run.path))
     if sides is None:
         print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
     elif text := trained_on_text([row.trained_on for row in scores.rows]):
@@ -109,16 +112,17 @@ def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ense
 def _folder(name: str, out: Path | None, place: Path, found: dict[str, Any], done: list[Path]) -> Iterator[Path]:
     """Yield the folder to write into, and add its path to `done` afterwards.
 
-    It is the user's new or empty folder, or else a new one in `place`, the folder of the run or the experiment.
+    It is the user's new or empty folder, or else a new one in `place`, the folder of the run or the experiment; below
+    `runs` if that is in a package.
     """
-    if out is None:
+    if out is None and not is_builtin(place):
         with new_folder(place, found, done) as folder:
             yield folder
         return
     with claimed(name, "evaluate", out) as folder:
         yield folder
         replace_json(folder / FACTS_FILE, found)
-    done.append(out)
+    done.append(folder)
 
 
 def _score(

@@ -74,9 +74,9 @@ class PresetOptions(Options):
 @dataclass(kw_only=True)
 class StartOptions(PresetOptions):
     from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE")] = None
-    """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), or
-    of a file (.safetensors). A run also gives its settings and data, unless --preset and --data name others. Its
-    training records never validate or test."""
+    """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), of
+    a file (.safetensors), or those in the project's package (the word builtin). A run also gives its settings and data,
+    unless --preset and --data name others. Its training records never validate or test."""
 
 
 @dataclass(kw_only=True)
@@ -284,7 +284,7 @@ class InitDataOptions(Options):
 class RunOptions(Options):
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder, or one of its checkpoints, or the folder of a cross-validation or repetition, whose runs then
-    predict together. Comes first."""
+    predict together. Comes first. `--weights builtin` in its place: the weights in the project's package."""
     with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
     """Another run that predicts together with the first: their outputs are averaged. May be given several times."""
 
@@ -481,11 +481,21 @@ def _inline(kind: type) -> Any:
 
 
 def _spell_out(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with a bare `--resume` and the words of `ALIASES` in full."""
+    """Return the arguments with a bare `--resume` and the words of `ALIASES` in full, the run of --weights first."""
     spelled: list[str] = []
     for i, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
         spelled.append(ALIASES.get(flag.replace("_", "-"), flag) + equals + value)
         if word == "--resume" and (i + 1 == len(arguments) or arguments[i + 1].startswith("-")):
             spelled.append(LATEST)
-    return spelled
+    return _weights_first(spelled)
+
+
+def _weights_first(arguments: list[str]) -> list[str]:
+    """Put the run that --weights names where commands expect it."""
+    for i, word in enumerate(arguments):
+        if word == "--weights" and i + 1 < len(arguments):
+            return [arguments[i + 1], *arguments[:i], *arguments[i + 2 :]]
+        if word.startswith("--weights="):
+            return [word.partition("=")[2], *arguments[:i], *arguments[i + 1 :]]
+    return arguments

@@ -30,6 +30,7 @@ from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.output.experiments import share_of
+from runner_core.plugins.builtin import is_builtin, statement
 from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
@@ -54,6 +55,9 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     make_folder(options.out)
     remove_leftovers(options.out)
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
+    for run in {run_of(member).path for member in members}:
+        if is_builtin(run):
+            print(statement(run))
     for note in notes_of_training(members, records) if len(members) > 1 else ():
         print(f"NOTE: {note}")
     large, records = split_off_blocks(setup.project, records, options.part)

@@ -41,6 +41,7 @@ from runner_core.experiments.soft import Scored, SoftOutputs, mark_of, with_sett
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.report.page import lines
 from runner_core.output.runfolder import claimed, free_path
+from runner_core.plugins.builtin import is_builtin
 from runner_core.training.seen import SavedSplit, joined_split, read_split
 
 STORED = "soft"
@@ -63,6 +64,8 @@ def select_with(members: Sequence[Started[SelectOptions]]) -> dict[str, Any]:
     if options.out is not None:  # hours before it is written
         refuse_full_folder(options.out, "name another with --out")
     place, column = folder_of(members, options.run), _column(members)
+    if is_builtin(place):
+        raise BadInput(f"{place} lies in a package, where `select` must not write: name a run that you trained first")
     outputs, records = _outputs(members, place / STORED)
     with _going_on(outputs):
         result = _chosen(outputs, records, column)

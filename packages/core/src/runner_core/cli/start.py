@@ -19,7 +19,19 @@ from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import AUTO, LATEST, Options, Parsed, Peek, PredictOptions, StartOptions, parse, peek
+from runner_core.cli.options import (
+    AUTO,
+    LATEST,
+    EvaluateOptions,
+    Options,
+    Parsed,
+    Peek,
+    PredictOptions,
+    SelectOptions,
+    StartOptions,
+    parse,
+    peek,
+)
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flat, overlay, removed
@@ -28,6 +40,7 @@ from runner_core.contract.project import Project, refuse_unknown_views, views_of
 from runner_core.contract.setup import Setup
 from runner_core.output.runfolder import IMPORTED, RunFolder
 from runner_core.plugins import discovery
+from runner_core.plugins.builtin import NO_DATA, is_builtin, named_run
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import (
     PHANTOM,
@@ -138,7 +151,7 @@ def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None
     named = seen.start or (None if file is None else file.start)
     if named is None:
         return None
-    place = Path(named).expanduser()
+    place = named_run(name, Path(named).expanduser())
     if not place.exists():
         raise BadInput(f"--from {named}: there is no such run or file")
     try:
@@ -146,7 +159,8 @@ def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None
     except BadInput:
         return _From(place, None, None)
     settings = read_run(run, name)
-    return _From(place, settings, History.of(run.path, settings.source or PHANTOM))
+    source = NO_DATA if is_builtin(run.path) else settings.source or PHANTOM
+    return _From(place, settings, History.of(run.path, source))
 
 
 def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
@@ -156,7 +170,7 @@ def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
     began = [] if saved.start is None else [(place := Path(saved.start).resolve()), place.parent]
     if began and began[-1].name == "checkpoints":
         began.append(began[-1].parent)  # the run
-    if Path(seen.start).expanduser().resolve() not in began:
+    if named_run(saved.project or "", Path(seen.start).expanduser()).resolve() not in began:
         raise BadInput(
             f"--from {seen.start}: {saved.path.parent} started from {saved.start or 'no weights'}, and --resume goes "
             "on with the weights in its checkpoints: leave one of them out"
@@ -213,6 +227,8 @@ def start_from_run(
     """
     seen = seen_flags(arguments)
     named = named or seen.run
+    if named is not None:
+        named = named_run(name, named)
     if named is None:
         if seen.help:
             plugins = _plugins(name, seen, None)[0]
@@ -225,6 +241,9 @@ def start_from_run(
             )
         raise BadInput(f"name the run first: {runner()} {name} {command} RUN …  (a folder below runs/{name})")
     run = RunFolder.open(named)
+    scores = issubclass(kind, (EvaluateOptions, SelectOptions)) and not seen.help
+    if scores and is_builtin(run.path) and seen.data is None:
+        raise BadInput(NO_DATA)
     saved = read_run(run, name)
     file = None if seen.config is None else read_settings(seen.config)
     plugins, chosen = _plugins(name, seen, saved, (file,))
@@ -314,7 +333,7 @@ def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
 def _resumed(name: str, seen: Peek) -> RunFolder | None:
     run = None if seen.resume is None else _named(name, seen)
     if run is not None and _is_imported(run):
-        raise BadInput(f"{run.path} holds another program's weights and no training to continue: start one with --from")
+        raise BadInput(f"{run.path} holds weights and no training to continue: start one with --from")
     return run
 
 
