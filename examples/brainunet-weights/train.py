@@ -2,7 +2,7 @@
 
     python train.py DATA OUT        # a folder of T1 scans with brain masks, three people or more; a new folder
 
-1. `held-out`: trained without LEFT_OUT. The threshold is chosen on that person's scans, which it never saw.
+1. `held-out`: trained without LEFT_OUT. THRESHOLD was chosen on that person's scans, which it never saw.
 2. `all`: goes on from there with everybody.
 3. `weights`: the folder for packages/brainunet/src/runner_brainunet, with the card and the notice beside this file.
 
@@ -33,19 +33,27 @@ STATEMENT = (
 HERE = Path(__file__).parent
 
 
+THRESHOLD = 0.6
+"""The best of 0.3 to 0.75 on the left-out person's scans: with 0.6 masks were 1 % too small, with 0.75 6 %."""
+
+
 def main(data: Path, out: Path) -> None:
     held_out = runner_core.train(
         "brainunet", data=data, preset="small", run_dir=out / "held-out",
         **SETTINGS, **{"data.split": f"group:{LEFT_OUT}", "train.epochs": 7, "train.learning_rate": 3e-3},
     )  # fmt: skip
-    threshold = held_out.select().settings["predict.threshold"]
     everybody = runner_core.train(
         "brainunet", data=data, from_=held_out.path, run_dir=out / "all",
-        **SETTINGS, **{"data.split": "none", "train.epochs": 12, "train.learning_rate": 2e-3},
+        **SETTINGS, **{"data.split": "none", "train.epochs": 9, "train.learning_rate": 2e-3},
     )  # fmt: skip
+    write(everybody.path, out / "weights")
+
+
+def write(run: Path, folder: Path) -> None:
+    """Write the weights of a run as the folder of the package."""
     runner_core.write_builtin(
-        everybody.path, out / "weights", statement=STATEMENT, files=[HERE / "MODEL_CARD.md", HERE / "NOTICE"],
-        settings={"predict.threshold": threshold, "train.threads": None},
+        run, folder, statement=STATEMENT, files=[HERE / "MODEL_CARD.md", HERE / "NOTICE"],
+        settings={"predict.threshold": THRESHOLD},
     )  # fmt: skip
 
 

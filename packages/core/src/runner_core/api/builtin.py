@@ -86,6 +86,7 @@ def write_builtin(
             about = {"project": setup.name, "status": IMPORTED, "steps": step, "epochs": 0, "best_step": step}
             new.write_summary({**about, "statement": statement})
             head = {name: value for name, value in started.head.items() if name not in ("source", "from")}
+            setup.config.train.threads, setup.config.data.split = None, "auto"  # of that machine, of those data
             save(new.config_file, setup.config, head)
             for file in files:
                 shutil.copyfile(file, temporary / file.name)
