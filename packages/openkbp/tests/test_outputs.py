@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from runner_core import BadInput, Record
 from runner_core.testing import cropped
-from runner_openkbp import csvfiles, dicom, outputs
+from runner_openkbp import csvfiles, outputs
 from runner_openkbp.config import DosePredictOptions, demo
+from runner_openkbp.dicom import write as dicom
 from runner_openkbp.files import find_inputs, find_records, read_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE

@@ -67,6 +67,7 @@ from runner_core.config.bounds import ShareBelow as ShareBelow
 from runner_core.config.bounds import Within as Within
 from runner_core.config.values import flat as flat
 from runner_core.config.values import plain as plain
+from runner_core.config.yamlfile import read_yaml as read_yaml
 from runner_core.contract.data import Box as Box
 from runner_core.contract.data import Cache as Cache
 from runner_core.contract.data import CachePlan as CachePlan

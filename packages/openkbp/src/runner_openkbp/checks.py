@@ -9,8 +9,9 @@ import numpy as np
 from runner_core import Finding, Record, did_you_mean
 
 from runner_openkbp.csvfiles import read_values
-from runner_openkbp.files import Patient, read_patient
-from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, unpack
+from runner_openkbp.dicom.read import is_dicom
+from runner_openkbp.files import read_patient
+from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
 from runner_openkbp.roles import FILES, REQUIRED
 from runner_openkbp.scores import voxels_in_tenth_cc
 
@@ -18,6 +19,8 @@ VOXEL_MM = (1.0, 10.0)
 """Smallest and largest plausible side of a voxel. The challenge's are 2.3 … 5.5 mm."""
 EMPTY_CT = 0.05
 """Share of the possible-dose mask that the CT file may lack (the challenge's lack up to 0.02)."""
+EMPTY_DOSE = 0.3
+"""Share of the possible-dose mask that an RT Dose may leave at 0: its grid seldom holds the whole body."""
 OFF_PRESCRIPTION = 0.2
 """Largest plausible relative difference between a target's mean dose and its prescription (the challenge's: 0.1)."""
 REGIONS = "regions"
@@ -38,6 +41,7 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
     patient = patient or read_patient(record)
     masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
     possible = unpack(patient.masks, POSSIBLE)
+    yield from patient.notes
     yield from _files(record)
     yield from _voxels(patient)
     yield from _regions(masks, patient.voxel_mm)
@@ -144,6 +148,12 @@ def _dose(record: Record, dose: Array, possible: Array) -> Iterator[Finding]:
             "dose is set to 0 there, so they count as errors",
         )
     if dose[possible].all():  # every voxel has a line, so the file need not be read again
+        return
+    if is_dicom(record):
+        if (share := float((dose[possible] == 0).mean())) > EMPTY_DOSE:
+            yield _warning(
+                "dose", f"the RT Dose has nothing in {share:.0%} of the possible-dose mask; export its whole grid"
+            )
         return
     listed = np.zeros(GRID, bool)
     listed.reshape(-1)[read_values(record.files["dose"])[0]] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,11 @@ class DoseDataConfig(FilesConfig):
     """Path patterns below --data, such as {id}/{role}.csv or {id}_{role}.csv. {id} is the patient, {role} what the file
     is (ct, dose, PTV70, parotid_r, …). {group} and {split} are optional; * matches anything. Default: the challenge's
     layout."""
+    names: Path | None = None
+    """Table of structures' names for patients from DICOM files (YAML or CSV): patterns of names for each region and the
+    body, and prescriptions (Gy) of targets. Default: the usual names, and targets with their dose in the name."""
+    phantom: Literal["csv", "dicom"] = "csv"
+    """Files that `phantom` writes: the challenge's, or a CT series, RT Structure Set and RT Dose for each patient."""
     size: Literal[128, 64, 32] = 128
     """Voxels per side of the grid that the network works on. Below 128, each voxel of CT and dose is the mean of the
     voxels it replaces, and each voxel of a region their majority. Predictions are brought back to 128³, where all
@@ -35,6 +41,11 @@ class DoseDataConfig(FilesConfig):
     """Where to unpack stored CT and dose (16 bits) and masks (one bit each) for the network. host: fill batches with
     float32 and one channel per mask, as the challenge's loader does. This takes eight times the memory to fill and to
     send; use it only to compare."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.names is not None:  # a run may be used from another folder
+            self.names = Path(os.path.expanduser(self.names)).absolute()
 
 
 @dataclass
@@ -120,6 +131,8 @@ class DosePredictOptions:
     """Also write the dose as DICOM RTDOSE, KEY_dose.dcm."""
     figure: bool = False
     """Also draw slices of the dose and its dose-volume histograms, KEY_dose.png."""
+    dose_grid: Annotated[float, Within(0, 10)] = 2.5
+    """Spacing (mm) of the RTDOSE of a patient that comes from DICOM files. 0: the planning CT's own grid."""
     reference: Path | None = None
     """Folder of the patient's DICOM CT series on the same grid. It gives RTDOSE and NIfTI their geometry, and RTDOSE
     its patient and study. Implies --dicom. Without a series the geometry is synthetic."""

@@ -12,8 +12,7 @@ from scipy import ndimage
 
 from runner_openkbp import drawing, dvh
 from runner_openkbp.drawing import Colour, Curve, Plot, Scale, shadowed, text
-from runner_openkbp.files import Patient
-from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, unpack
+from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
 from runner_openkbp.scores import OAR_METRICS, TARGET_METRICS, dvh_metrics, patient_scores
 
 WIDTH = 1200

@@ -4,7 +4,8 @@
     [provided-data/]validation-pats/pt_201/…
     [provided-data/]test-pats/pt_241/…
 
-Patients' folders of any name below one folder are found too, and so is a single patient's folder.
+Patients' folders of any name below one folder are found too, and so is a single patient's folder. If there is none,
+DICOM files are looked for (`dicom.find`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, FilesConfig, Record, walk
 
+from runner_openkbp.config import DoseDataConfig
 from runner_openkbp.csvfiles import read_masks, read_values, read_voxels, write_indices, write_values, write_voxels
+from runner_openkbp.dicom import find, read
 from runner_openkbp.listed import list_inputs, list_patients
-from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, bit, unpack
+from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, Patient, bit, unpack
 from runner_openkbp.roles import DOSE, FILES, REQUIRED, split_of
 
 LAYOUT = (
     "folders pt_N with ct.csv, dose.csv, possible_dose_mask.csv, voxel_dimensions.csv and one CSV per region "
-    "(PTV70.csv, SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder. "
+    "(PTV70.csv, SpinalCord.csv, …), in train-pats/, validation-pats/ and test-pats/ or in any one folder; or DICOM: a "
+    "CT series with its RT Structure Set. "
     "Other names: `runner openkbp init-data DIR` writes a table of them to correct (data.manifest); patterns "
     "(data.pattern) do too"
 )
@@ -36,20 +39,6 @@ MOST_GY = 120.0
 BEHIND = 0.01
 """Largest share of the possible-dose mask after the last voxel of a file (0 in the challenge's files)."""
 _INT16 = np.iinfo(np.int16)
-
-
-@dataclass
-class Patient:
-    """One patient on the challenge's grid (see `rois.GRID` for its axes)."""
-
-    ct: Array
-    """(128, 128, 128) int16, as the file has it (HU + 1024 in the challenge); 0 for voxels that the file lacks."""
-    dose: Array | None
-    """(128, 128, 128) float32, Gy; 0 for voxels that the file lacks. None if the patient has no dose (prediction)."""
-    masks: Array
-    """(128, 128, 128) uint16: bit i is the mask `rois.MASKS[i]`; a missing region's bit is 0 everywhere."""
-    voxel_mm: Array
-    """(3,) float64: size of a voxel along the axes."""
 
 
 # ---------------------------------------------------------------- finding
@@ -65,6 +54,8 @@ def find_records(root: Path, data: FilesConfig | None = None) -> list[Record]:
     if (listed := list_patients(root, data or FilesConfig(), with_dose=True)) is not None:
         return listed
     found = _patient_folders(root)
+    if not found:
+        return _from_dicom(root, data, with_dose=True)
     sets = defaultdict(list)
     for folder in found:
         sets[folder.parent].append(folder)
@@ -83,7 +74,17 @@ def find_inputs(path: Path, data: FilesConfig | None = None) -> list[Record]:
     if (listed := list_inputs(path, data or FilesConfig())) is not None:
         return listed
     folder = path.parent if path.is_file() and path.name in _KNOWN else path
-    return _records(folder, _patient_folders(folder), with_dose=False)
+    found = _patient_folders(folder)
+    return _records(folder, found, with_dose=False) if found else _from_dicom(folder, data, with_dose=False)
+
+
+def _from_dicom(root: Path, data: FilesConfig | None, with_dose: bool) -> list[Record]:
+    """Return the patients of DICOM files. Raises BadInput if there is none either."""
+    names = data.names if isinstance(data, DoseDataConfig) else None
+    if found := find.find_patients(root, names, with_dose):
+        return found
+    empty = "it is empty" if not any(root.iterdir()) else "no patient below it"
+    raise BadInput(f"{root}: {empty}. Looked for {LAYOUT}")
 
 
 def _patient_folders(root: Path) -> list[Path]:
@@ -91,11 +92,7 @@ def _patient_folders(root: Path) -> list[Path]:
         raise BadInput(f"{root}: no such folder")
     if not root.is_dir():
         raise BadInput(f"{root}: not a folder. Looked for {LAYOUT}")
-    found = sorted(_walk(root), key=lambda folder: _natural(str(folder)))
-    if not found:
-        empty = "it is empty" if not any(root.iterdir()) else "no patient below it"
-        raise BadInput(f"{root}: {empty}. Looked for {LAYOUT}")
-    return found
+    return sorted(_walk(root), key=lambda folder: _natural(str(folder)))
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -173,6 +170,8 @@ def read_patient(record: Record) -> Patient:
     Missing regions are normal. If anything else is missing or broken, BadInput names the file, the fault and the
     remedy.
     """
+    if read.is_dicom(record):
+        return read.read_patient(record)
     files = record.files
     if missing := [role for role, path in files.items() if not path.exists()]:
         raise BadInput(_missing(missing[0], [files[role] for role in missing]))

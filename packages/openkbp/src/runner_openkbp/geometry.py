@@ -139,7 +139,7 @@ def _refuse_other_patient(folder: Path, slices: list[Any], ct: Array) -> None:
     tell one person's series from another's.
     """
     try:
-        images = np.stack([_hounsfield(s) for s in slices], axis=2) + 1024
+        images = np.stack([hounsfield(s) for s in slices], axis=2) + 1024
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
         raise BadInput(
             f"{folder}: its images cannot be read, so nothing shows whose they are ({str(error)[:200]}); "
@@ -158,8 +158,8 @@ def _refuse_other_patient(folder: Path, slices: list[Any], ct: Array) -> None:
         )
 
 
-def _hounsfield(image: Any) -> Array:
-    """Return the image in HU, (rows, columns) float32."""
+def hounsfield(image: Any) -> Array:
+    """Return the pixels of a CT slice in HU, (rows, columns) float32."""
     pixels = image.pixel_array.astype(np.float32)
     return np.asarray(pixels * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0)))
 

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 from runner_core import BadInput, Finding, Record, write_png
 
-from runner_openkbp import checks, csvfiles, dicom, geometry, nifti
+from runner_openkbp import checks, csvfiles, geometry, nifti
 from runner_openkbp.config import DosePredictOptions
+from runner_openkbp.dicom import grid as grids
+from runner_openkbp.dicom import read
+from runner_openkbp.dicom import write as rtdose
 from runner_openkbp.figures import figure
-from runner_openkbp.files import Patient, read_patient
-from runner_openkbp.rois import OARS, POSSIBLE, TARGETS, Array, unpack
+from runner_openkbp.files import read_patient
+from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
 from runner_openkbp.scores import voxels_in_tenth_cc
 
 HOTTEST = 1.3
@@ -39,17 +42,27 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
     """
     if not np.isfinite(dose).all():
         raise BadInput(f"{record.key}: the predicted dose is NaN or infinite in places and is not written; train again")
-    patient = read_patient(record)
-    grid = geometry.synthetic(patient.voxel_mm)
-    if options.reference is not None:  # before anything is written: it may be refused
-        grid = geometry.of_series(options.reference, patient.voxel_mm, patient.ct)
+    if read.is_dicom(record):
+        if options.reference is not None:
+            raise BadInput(
+                f"{record.key}: --reference is for patients from CSV files; this one brings its own CT series"
+            )
+        planning = read.read_planning(record)
+        patient, grid = planning.patient, planning.grid
+    else:
+        planning, patient = None, read_patient(record)
+        grid = geometry.synthetic(patient.voxel_mm)
+        if options.reference is not None:  # before anything is written: it may be refused
+            grid = geometry.of_series(options.reference, patient.voxel_mm, patient.ct)
     wanted: dict[Path, Callable[[Path], None]] = {}
     if options.csv:
         wanted[out / f"{record.key}.csv"] = lambda path: csvfiles.write_values(path, dose)
     if options.nifti:
         wanted[out / f"{record.key}_dose.nii.gz"] = lambda path: nifti.write_dose(dose, grid, path)
-    if options.dicom or options.reference is not None:
-        wanted[out / f"{record.key}_dose.dcm"] = lambda path: dicom.write_dose(dose, grid, record.key, path)
+    if planning is not None:
+        wanted[out / f"{record.key}_dose.dcm"] = lambda path: write_planned(planning, dose, record.key, path, options)
+    elif options.dicom or options.reference is not None:
+        wanted[out / f"{record.key}_dose.dcm"] = lambda path: rtdose.write_dose(dose, grid, record.key, path)
     if options.figure:
         wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, figure(patient, dose, record.key))
     for path, write_to in wanted.items():
@@ -59,6 +72,18 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
         except OSError as error:
             raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
     return list(wanted)
+
+
+def write_planned(planning: read.Planning, dose: Array, key: str, path: Path, options: DosePredictOptions) -> None:
+    """Write a dose on the network's grid as RT Dose of a patient from a planning system, on the grid of the options."""
+    grid, shape = planning.ct_grid, planning.ct_shape
+    if options.dose_grid:
+        grid, shape = grids.dose_grid(planning.ct_grid, planning.ct_shape, options.dose_grid)
+    values = grids.interpolate(dose, planning.grid, grid, shape)
+    patient = planning.patient
+    regions = {roi: numbers for roi, numbers in planning.numbers.items() if roi in ROIS}
+    refers = rtdose.Refers(planning.structures, regions, patient.masks, dose, patient.voxel_mm, planning.plan)
+    rtdose.write_dose(values, grid, key, path, refers)
 
 
 def write_map(values: Array, voxel_mm: Array, stem: Path, options: DosePredictOptions) -> Sequence[Path]:
@@ -75,13 +100,18 @@ def remarks(record: Record, patient: Patient, dose: Array, options: DosePredictO
     """Yield what a user should know about a predicted dose (Gy) before using it."""
     yield from on_patient(record, patient)
     yield from on_dose(patient, dose)
-    yield from on_files(options)
+    if read.is_dicom(record):
+        yield Finding("research", "note", "the RTDOSE is a network's prediction, for research only: no treatment")
+    else:
+        yield from on_files(options)
 
 
 def on_patient(record: Record, patient: Patient) -> Iterator[Finding]:
     """Yield the warnings that `check` has for the patient's files: they may make prediction or scores useless."""
     for finding in checks.findings(record, patient):
-        if finding.level == "warning" and finding.rule != checks.REGIONS:  # `on_dose` says what small ROIs mean
+        if finding.rule == read.RULE or (
+            finding.level == "warning" and finding.rule != checks.REGIONS
+        ):  # `on_dose` says what small ROIs mean
             yield finding
 
 

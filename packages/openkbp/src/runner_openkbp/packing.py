@@ -10,8 +10,7 @@ from functools import reduce
 import numpy as np
 from runner_core import Arrays, Decoded
 
-from runner_openkbp.files import Patient
-from runner_openkbp.rois import MASKS, POSSIBLE, Array, unpack
+from runner_openkbp.rois import MASKS, POSSIBLE, Array, Patient, unpack
 
 DOSE_STEP = 1 / 800
 """Gy per unit of the stored dose."""

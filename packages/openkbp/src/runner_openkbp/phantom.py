@@ -19,7 +19,7 @@ import numpy as np
 
 from runner_openkbp.csvfiles import write_indices, write_values, write_voxels
 from runner_openkbp.phantom_dose import planned_dose
-from runner_openkbp.rois import GRID, OARS, POSSIBLE, SIDE, TARGETS, Array
+from runner_openkbp.rois import GRID, OARS, POSSIBLE, SIDE, TARGETS, Array, Patient, pack_masks
 
 TRAINING = 10
 VALIDATION = 3
@@ -57,25 +57,33 @@ class Anatomy:
     """(88, 128, 128) smooth noise of unit variance."""
 
 
-def write_phantom(folder: Path, rng: np.random.Generator) -> None:
-    """Write TRAINING patients below train-pats and VALIDATION below validation-pats, each from its own generator."""
+def write_phantom(folder: Path, rng: np.random.Generator, files: str = "csv") -> None:
+    """Write TRAINING patients below train-pats and VALIDATION below validation-pats, each from its own generator.
+
+    `files` is csv, the challenge's format, or dicom.
+    """
     train = [folder / "train-pats" / f"pt_{1 + i}" for i in range(TRAINING)]
     validation = [folder / "validation-pats" / f"pt_{FIRST_VALIDATION + i}" for i in range(VALIDATION)]
     patients = [*train, *validation]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # most of the work releases the interpreter's lock
-        list(pool.map(write_patient, patients, rng.spawn(len(patients))))
+        list(pool.map(write_patient, patients, rng.spawn(len(patients)), [files] * len(patients)))
 
 
-def write_patient(folder: Path, rng: np.random.Generator) -> None:
+def write_patient(folder: Path, rng: np.random.Generator, files: str = "csv") -> None:
     """Write one generated patient."""
     folder.mkdir(parents=True)
     voxel_mm, ct, dose, masks = make_patient(rng)
+    masks = {name: mask for name, mask in masks.items() if mask.any()}
+    if files == "dicom":
+        from runner_openkbp.phantom_dicom import write_dicom
+
+        write_dicom(folder, folder.name, Patient(ct, dose.astype(np.float32), pack_masks(masks), voxel_mm), masks)
+        return
     write_voxels(folder / "voxel_dimensions.csv", voxel_mm)
     write_values(folder / "ct.csv", ct)
     write_values(folder / "dose.csv", dose, masks[POSSIBLE])
     for name, mask in masks.items():
-        if mask.any():
-            write_indices(folder / f"{name}.csv", mask)
+        write_indices(folder / f"{name}.csv", mask)
 
 
 def make_patient(rng: np.random.Generator) -> tuple[Array, Array, Array, dict[str, Array]]:

@@ -60,7 +60,7 @@ class OpenKBP(Project):
     dataset = DataSet(
         prepare_version=2,
         labels=("dose",),
-        settings=("data.manifest", "data.pattern"),
+        settings=("data.manifest", "data.pattern", "data.names", "data.phantom"),
         guess=_guess,
     )
     predict_options = DosePredictOptions()
@@ -327,7 +327,7 @@ class OpenKBP(Project):
     def phantom(self, folder: Path, rng: np.random.Generator) -> None:
         from runner_openkbp.phantom import write_phantom
 
-        write_phantom(folder, rng)
+        write_phantom(folder, rng, self.config.data.phantom)
 
 
 def _mirrored(cropped: Cropped) -> Arrays:

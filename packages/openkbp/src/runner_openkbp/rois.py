@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from runner_core import Annotation
+from runner_core import Annotation, Finding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,6 +25,22 @@ POSSIBLE = "possible_dose_mask"
 """Mask of the voxels that can receive dose: in the body, near the beams."""
 MASKS = (*ROIS, POSSIBLE)
 """All masks; the position of a mask is its bit."""
+
+
+@dataclass
+class Patient:
+    """One patient on the challenge's grid (see `GRID` for its axes)."""
+
+    ct: Array
+    """(128, 128, 128) int16, as the file has it (HU + 1024 in the challenge); 0 for voxels that the file lacks."""
+    dose: Array | None
+    """(128, 128, 128) float32, Gy; 0 for voxels that the file lacks. None if the patient has no dose (prediction)."""
+    masks: Array
+    """(128, 128, 128) uint16: bit i is the mask `MASKS[i]`; a missing region's bit is 0 everywhere."""
+    voxel_mm: Array
+    """(3,) float64: size of a voxel along the axes."""
+    notes: tuple[Finding, ...] = ()
+    """What a reader of DICOM files has to say about them."""
 
 
 def pack_masks(masks: Mapping[str, Array]) -> Array:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from runner_core import Table
 
-from runner_openkbp.files import Patient
-from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, unpack
+from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
 
 OAR_METRICS = ("D_0.1_cc", "mean")
 TARGET_METRICS = {"D_99": 1.0, "D_95": 5.0, "D_1": 99.0}
