@@ -47,6 +47,26 @@ def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     assert list((run / "checkpoints").glob("step-*/manifest.json"))
 
 
+@pytest.mark.slow
+def test_patients_of_a_planning_system_from_training_to_rtdose(runner: Runner, tmp_path: Path) -> None:
+    import pydicom
+    from runner_openkbp.phantom import write_patient
+
+    data, run = tmp_path / "plans", tmp_path / "run"
+    for seed, name in enumerate(("train-pats/pt_1", "validation-pats/pt_201")):
+        write_patient(data / name, np.random.default_rng(seed), "dicom")
+    done = runner("openkbp", "train", "--data", data, "--run-dir", run, *TINY)
+    assert done.returncode == 0, done.stderr
+    patient = data / "validation-pats" / "pt_201"
+    done = runner("openkbp", "predict", run, patient, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "PTV70 is PTV70" in done.stdout
+    assert "research only" in done.stdout
+    dose, ct = pydicom.dcmread(tmp_path / "out" / "pt_201_dose.dcm"), pydicom.dcmread(patient / "ct_001.dcm")
+    assert dose.FrameOfReferenceUID == ct.FrameOfReferenceUID
+    assert dose.pixel_array.any()
+
+
 def test_real_patients_from_training_to_dose_files(runner: Runner, real_patients: Path, tmp_path: Path) -> None:
     """Every step of the way runs on real patients; how good it gets is measured elsewhere (docs)."""
     from runner_openkbp.csvfiles import read_indices, read_values

@@ -39,7 +39,7 @@ def findings(record: Record, patient: Patient | None = None) -> Iterator[Finding
     Raises BadInput if a file cannot be read.
     """
     patient = patient or read_patient(record)
-    masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files}
+    masks = {roi: unpack(patient.masks, roi) for roi in ROIS if roi in record.files or roi in record.values}
     possible = unpack(patient.masks, POSSIBLE)
     yield from patient.notes
     yield from _files(record)
