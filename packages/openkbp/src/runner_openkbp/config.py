@@ -96,6 +96,16 @@ class DosePredictConfig(PredictConfig):
     views: tuple[str, ...] = ("left-right",)
     """Average with predictions of other views of the patient. left-right: the mirrored patient, whose parotids change
     places; it takes twice the time. none: the patient alone."""
+    goals: Path | None = None
+    """Table of clinical goals (YAML) that `predict` and `evaluate` judge predicted doses by. Default: the limits of the
+    trial RTOG 0225."""
+    gamma: bool = False
+    """Also score gamma passing rates (3 %/3 mm and 2 %/2 mm, global and local) in `evaluate`. It takes many seconds per
+    patient."""
+
+    def __post_init__(self) -> None:
+        if self.goals is not None:  # a run may be used from another folder
+            self.goals = Path(os.path.expanduser(self.goals)).absolute()
 
 
 @dataclass
@@ -133,6 +143,9 @@ class DosePredictOptions:
     """Also draw slices of the dose and its dose-volume histograms, KEY_dose.png."""
     dose_grid: Annotated[float, Within(0, 10)] = 2.5
     """Spacing (mm) of the RTDOSE of a patient that comes from DICOM files. 0: the planning CT's own grid."""
+    goals: bool = False
+    """Also write the clinical goals as CSV, KEY_goals.csv: limit, predicted dose, whether it is met, and the same of
+    the patient's own dose if there is one."""
     reference: Path | None = None
     """Folder of the patient's DICOM CT series on the same grid. It gives RTDOSE and NIfTI their geometry, and RTDOSE
     its patient and study. Implies --dicom. Without a series the geometry is synthetic."""

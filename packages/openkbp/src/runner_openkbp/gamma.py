@@ -1,7 +1,7 @@
 """Gamma index: how much of a dose agrees with another within a dose difference and a distance.
 
-Low, Harms, Mutic and Purdy, "A technique for the quantitative evaluation of dose distributions", Medical Physics 25 (1998)
-656. The evaluated dose is interpolated linearly, on a lattice of offsets a tenth of the distance apart.
+Low, Harms, Mutic and Purdy, "A technique for the quantitative evaluation of dose distributions", Medical Physics 25
+(1998) 656. The evaluated dose is interpolated linearly, on a lattice of offsets a tenth of the distance apart.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, Finding, Record, write_png
 
-from runner_openkbp import checks, csvfiles, geometry, nifti
+from runner_openkbp import checks, clinic, csvfiles, geometry, nifti
 from runner_openkbp.config import DosePredictOptions
 from runner_openkbp.dicom import grid as grids
 from runner_openkbp.dicom import read
@@ -26,7 +26,7 @@ TARGET_SHARES = (0.75, 1.25)
 
 def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> None:
     """Raise BadInput for options that write nothing, or that give several patients one person's identity."""
-    if not (options.csv or options.nifti or options.dicom or options.figure or options.reference):
+    if not (options.csv or options.nifti or options.dicom or options.figure or options.goals or options.reference):
         raise BadInput("--no-csv leaves nothing to write; add --nifti, --dicom or --figure, or leave it out")
     if options.reference is not None and len(patients_asked) > 1:
         raise BadInput(
@@ -35,7 +35,9 @@ def refuse(options: DosePredictOptions, patients_asked: Collection[Path]) -> Non
         )
 
 
-def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -> Sequence[Path]:
+def write(
+    record: Record, dose: Array, out: Path, options: DosePredictOptions, goals: Sequence[clinic.Goal] = clinic.DEFAULT
+) -> Sequence[Path]:
     """Write a predicted dose (128, 128, 128) float32 in Gy in the formats of the options, and return the files.
 
     Raises BadInput for a dose that is not finite, a folder that cannot be written, or a reference that does not fit.
@@ -63,15 +65,21 @@ def write(record: Record, dose: Array, out: Path, options: DosePredictOptions) -
         wanted[out / f"{record.key}_dose.dcm"] = lambda path: write_planned(planning, dose, record.key, path, options)
     elif options.dicom or options.reference is not None:
         wanted[out / f"{record.key}_dose.dcm"] = lambda path: rtdose.write_dose(dose, grid, record.key, path)
+    if options.goals:
+        wanted[out / f"{record.key}_goals.csv"] = lambda path: clinic.write_goals(path, goals, patient, dose)
     if options.figure:
         wanted[out / f"{record.key}_dose.png"] = lambda path: write_png(path, figure(patient, dose, record.key))
+    _write_all(wanted)
+    return list(wanted)
+
+
+def _write_all(wanted: Mapping[Path, Callable[[Path], None]]) -> None:
     for path, write_to in wanted.items():
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_to(path)
         except OSError as error:
             raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
-    return list(wanted)
 
 
 def write_planned(planning: read.Planning, dose: Array, key: str, path: Path, options: DosePredictOptions) -> None:
@@ -96,10 +104,18 @@ def write_map(values: Array, voxel_mm: Array, stem: Path, options: DosePredictOp
     return wanted
 
 
-def remarks(record: Record, patient: Patient, dose: Array, options: DosePredictOptions) -> Iterator[Finding]:
+def remarks(
+    record: Record,
+    patient: Patient,
+    dose: Array,
+    options: DosePredictOptions,
+    goals: Sequence[clinic.Goal] = clinic.DEFAULT,
+) -> Iterator[Finding]:
     """Yield what a user should know about a predicted dose (Gy) before using it."""
     yield from on_patient(record, patient)
     yield from on_dose(patient, dose)
+    if judged := list(clinic.judge(goals, dose, patient.masks, patient.voxel_mm)):
+        yield Finding("goals", "note", clinic.summary(judged))
     if read.is_dicom(record):
         yield Finding("research", "note", "the RTDOSE is a network's prediction, for research only: no treatment")
     else:

@@ -77,8 +77,9 @@ class OpenKBP(Project):
         return files.find_records(root, self.config.data)
 
     def inputs(self, path: Path) -> Sequence[Record]:
-        from runner_openkbp import files, outputs
+        from runner_openkbp import clinic, files, outputs
 
+        clinic.read_goals(self.config.predict.goals)  # refused before anything is predicted
         records = files.find_inputs(path, self.config.data)
         self._asked |= {record.files["ct"].resolve() for record in records}
         outputs.refuse(self.predict_options, self._asked)
@@ -250,20 +251,23 @@ class OpenKBP(Project):
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write pt_N.csv in the challenge's format; the options add NIfTI, DICOM RTDOSE and a picture."""
-        from runner_openkbp import outputs
+        from runner_openkbp import clinic, outputs
 
-        return outputs.write(record, prediction, out, self.predict_options)
+        return outputs.write(
+            record, prediction, out, self.predict_options, clinic.read_goals(self.config.predict.goals)
+        )
 
     def _remarks(self, record: Record, prediction: Array) -> Iterator[Finding]:
-        from runner_openkbp import files, outputs
+        from runner_openkbp import clinic, files, outputs
 
-        return outputs.remarks(record, files.read_patient(record), prediction, self.predict_options)
+        goals = clinic.read_goals(self.config.predict.goals)
+        return outputs.remarks(record, files.read_patient(record), prediction, self.predict_options, goals)
 
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """Return dose_score, dvh_score (Gy) and, for each of the 23 DVH metrics, prediction − reference (Gy)."""
         from runner_openkbp import files, scores
 
-        return scores.patient_scores(files.read_patient(record), prediction)
+        return scores.patient_scores(files.read_patient(record), prediction, gamma=self.config.predict.gamma)
 
     def baseline(self, cropped: Cropped) -> Array:
         from runner_openkbp import files
@@ -311,12 +315,12 @@ class OpenKBP(Project):
         )
 
     def judging(self) -> Judging:
-        from runner_openkbp.scores import SHOWN, pooled, roi_table
+        from runner_openkbp.scores import GAMMA, SHOWN, pooled, roi_table
 
         return Judging(
             pooled=pooled,
             tables=lambda scores, baseline: (roi_table(scores, baseline),),
-            shown=SHOWN,
+            shown=(*SHOWN, *GAMMA) if self.config.predict.gamma else SHOWN,
         )
 
     def pictures(self) -> Pictures:

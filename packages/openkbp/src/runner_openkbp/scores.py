@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from runner_core import Table
 
+from runner_openkbp.gamma import CRITERIA, THRESHOLD, gamma_name, passing_rate
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
 
 OAR_METRICS = ("D_0.1_cc", "mean")
@@ -22,6 +23,8 @@ CELLS = tuple(
 )
 """The 23 DVH metrics, as (ROI, metric)."""
 SHOWN = ("dose_score", "dvh_score")
+GAMMA = tuple(gamma_name(*criteria, local) for criteria in CRITERIA for local in (False, True))
+"""Names of the gamma passing rates."""
 
 
 def dose_score(reference: Array, prediction: Array, possible: Array) -> float:
@@ -67,10 +70,11 @@ def voxels_in_tenth_cc(voxel_mm: Sequence[float] | Array) -> int:
     return max(1, round(100 / float(np.prod(voxel_mm))))
 
 
-def patient_scores(patient: Patient, prediction: Array) -> dict[str, float]:
+def patient_scores(patient: Patient, prediction: Array, gamma: bool = False) -> dict[str, float]:
     """Return dose_score, dvh_score (Gy) and the 23 differences, prediction − reference (Gy), by `difference_name`.
 
-    The DVH score is the mean absolute difference of the metrics that have a value.
+    The DVH score is the mean absolute difference of the metrics that have a value. With `gamma`, passing rates (%)
+    inside the possible-dose mask follow, by the names `GAMMA`.
     """
     assert patient.dose is not None
     possible = unpack(patient.masks, POSSIBLE)
@@ -79,6 +83,15 @@ def patient_scores(patient: Patient, prediction: Array) -> dict[str, float]:
     predicted = dvh_metrics(masked, patient.masks, patient.voxel_mm)
     differences = {difference_name(*cell): predicted[cell] - reference[cell] for cell in CELLS}
     scores = {"dose_score": dose_score(patient.dose, masked, possible), "dvh_score": dvh_score([differences])}
+    if gamma:
+        judged = possible & (patient.dose >= THRESHOLD * patient.dose.max())
+        scores |= {
+            gamma_name(*criteria, local): passing_rate(
+                patient.dose, masked, patient.voxel_mm, *criteria, local=local, where=judged
+            )
+            for criteria in CRITERIA
+            for local in (False, True)
+        }
     return scores | differences
 
 
