@@ -187,7 +187,7 @@ def test_rtdose_is_what_was_predicted(write_patient: Any, dose: Any, tmp_path: P
     assert np.abs(back - dose).max() <= float(found.DoseGridScaling) / 2 * (1 + 1e-9)
     assert float(found.DoseGridScaling) < 75 / 65000
     assert found.SOPClassUID == pydicom.uid.RTDoseStorage
-    assert (found.DoseUnits, found.DoseType, found.DoseSummationType) == ("GY", "PHYSICAL", "PLAN")
+    assert (found.DoseUnits, found.DoseType, found.DoseSummationType) == ("GY", "PHYSICAL", "PLAN_OVERVIEW")
     assert found.FrameIncrementPointer == pydicom.tag.Tag("GridFrameOffsetVector")
     assert found.GridFrameOffsetVector[0] == 0
     assert np.allclose(np.diff(np.array(found.GridFrameOffsetVector, float)), 2.5)

@@ -88,4 +88,5 @@ def test_what_check_warns_of_is_remarked(write_boxes: Any) -> None:
         "warning: there is no target (PTV",
         "warning: dose.csv has no line fo",
         "note: Larynx has 1 voxel, few",
+        "note: the predicted dose meet",
     ]
