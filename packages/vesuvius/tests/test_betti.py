@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from runner_vesuvius.metric.betti import betti_counts, find_cavities
+from runner_vesuvius.metric.betti import betti_counts, betti_numbers, find_cavities
 from runner_vesuvius.metric.elimination import independent
 from runner_vesuvius.metric.loops import find_loops
 from scipy import ndimage
@@ -94,7 +94,9 @@ def test_only_what_is_at_the_same_place_matches():
 def test_eulers_formula(mask):
     cavities = find_cavities(mask)
     loops = find_loops(mask, cavities.first)
-    assert ndimage.label(mask)[1] - loops.number + len(cavities.numbers) == euler(mask)
+    components = ndimage.label(mask)[1]
+    assert components - loops.number + len(cavities.numbers) == euler(mask)
+    assert betti_numbers(mask) == (components, loops.number, len(cavities.numbers))
 
 
 @given(st.integers(0, 10**9), st.floats(0.2, 0.8))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,17 @@ def test_sheets_without_faults_stay_what_they_are() -> None:
     before, after = (postprocess.surface(volume, each) for each in (UNSURE, MENDED))
     assert counts(before) == counts(after) == (2, 0, 0)
     assert np.count_nonzero(before != after) < 0.1 * np.count_nonzero(before)
+
+
+@pytest.mark.parametrize(("holes", "mends"), [(2, False), (12, True)])
+def test_only_a_volume_with_many_faults_is_mended(holes: int, mends: bool) -> None:
+    volume = two_sheets()
+    for y, x in [(y, x) for y in (8, 16, 24) for x in (8, 16, 24, 32)][:holes]:
+        middle = round(18 - 0.3 * y)
+        volume[middle - 3 : middle + 4, y : y + 2, x : x + 2] = 90
+    gated = replace(MENDED, mend_faults=0.7)  # 9,000 voxels of surface: 6 faults and more are mended
+    assert np.array_equal(postprocess.surface(volume, gated), postprocess.surface(volume, MENDED if mends else UNSURE))
+    assert counts(postprocess.surface(volume, UNSURE)) == (2, holes, 0)
 
 
 @given(arrays(np.bool_, array_shapes(min_dims=3, max_dims=3, max_side=9)), st.sampled_from([0.5, 3.0]))

@@ -10,6 +10,7 @@ from runner_core import Array
 from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.crests import drawn
+from runner_vesuvius.metric.betti import betti_numbers
 from runner_vesuvius.parting import parted
 from runner_vesuvius.sheets import across, along_sheets
 
@@ -19,9 +20,23 @@ def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
 
     A volume of 0 and 255 alone is a mask, without probabilities by which sheets could be mended: they stay as they are.
     """
-    low, high = lowest(settings.threshold), lowest(settings.seed_threshold)
     if not (settings.along_sheets or settings.thickness or settings.part_sheets) or _is_mask(probability):
-        return tidied(hysteresis(probability, low, high), settings)
+        return _plain(probability, settings)
+    mended = _mended(probability, settings)
+    if settings.mend_faults:
+        plain = _plain(probability, settings)
+        removed = sum(betti_numbers(plain)) - sum(betti_numbers(mended))
+        if removed * 1000 < settings.mend_faults * np.count_nonzero(mended):
+            return plain
+    return mended
+
+
+def _plain(probability: Array, settings: ScrollPredictConfig) -> Array:
+    return tidied(hysteresis(probability, lowest(settings.threshold), lowest(settings.seed_threshold)), settings)
+
+
+def _mended(probability: Array, settings: ScrollPredictConfig) -> Array:
+    low, high = lowest(settings.threshold), lowest(settings.seed_threshold)
     directions = across(probability)
     averaged = along_sheets(probability, directions, settings.along_sheets)
     mask = hysteresis(drawn(averaged, directions, settings.thickness), low, high)

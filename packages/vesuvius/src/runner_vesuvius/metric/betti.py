@@ -11,6 +11,7 @@ background; for dimension 1 see `linking`.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,23 @@ def betti_counts(predicted: Mask, truth: Mask) -> Array:
         counts[1, 1 + k] = loops[k].number
         counts[2, 1 + k] = len(cavities[k].numbers)
     return counts
+
+
+def betti_numbers(mask: Array) -> tuple[int, int, int]:
+    """Return the numbers of components (all of them), loops and cavities of a volume (z, y, x), not 0 inside.
+
+    Loops follow from the Euler characteristic, so that none has to be found. Takes 10 bytes per voxel.
+    """
+    mask = np.ascontiguousarray(mask != 0)
+    euler = 0
+    for axes in itertools.chain.from_iterable(itertools.combinations(range(3), n) for n in range(4)):
+        cells = mask
+        for axis in axes:
+            line = np.moveaxis(cells, axis, 0)
+            cells = np.moveaxis(line[:-1] & line[1:], 0, axis)
+        euler += (-1) ** len(axes) * int(np.count_nonzero(cells))
+    components, cavities = label6(mask)[1], len(find_cavities(mask).numbers)
+    return components, components + cavities - euler, cavities
 
 
 def find_cavities(mask: Mask) -> Cavities:
