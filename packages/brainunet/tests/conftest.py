@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from runner_brainunet.config import BrainConfig, small
 from runner_brainunet.project import BrainUNet
+from runner_core import Arrays
 
 
 def ball(shape: tuple[int, ...], spacing: tuple[float, ...], centre: tuple[float, ...], radius: float) -> np.ndarray:
@@ -63,3 +64,14 @@ def write_head(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def bright_is_brain() -> Callable[[Arrays], Arrays]:
+    """Stands in for a trained network: a voxel of the middle slice is brain where it is bright."""
+
+    def infer(arrays: Arrays) -> Arrays:
+        middle = arrays["image"].shape[1] // 2
+        return {"prediction": (arrays["image"][:, middle : middle + 1].astype(np.float32) - 150) / 10}
+
+    return infer

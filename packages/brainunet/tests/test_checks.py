@@ -27,7 +27,7 @@ def test_a_predicted_brain_of_impossible_size_is_remarked(project, write_head) -
     (record,) = project.inputs(scan)
     truth = np.asarray(nibabel.load(scan.with_name(scan.name.replace(".nii", "_brainmask.nii"))).dataobj) > 0
     for mask, said in ((truth & False, "the mask is empty"), (truth | True, "8640 ml (expected 700 to 2200 ml)")):
-        (finding,) = project.checks().prediction(record, mask)
+        finding, *_ = project.checks().prediction(record, mask)
         assert finding.level == "warning"
         assert said in finding.message
     assert not list(project.checks().prediction(record, truth))

@@ -53,7 +53,7 @@ def test_the_mask_lies_where_the_brain_is(project, write_head, degrees, spacing,
     assert np.linalg.norm(places[0] - places[1]) < 0.5 * min(spacing)
     assert project.score(record, mask)["dice"] > 0.93
     out = scan.parent.parent.parent / "out"
-    (written,) = project.write(record, mask, out)
+    written, _ = project.write(record, mask, out)
     assert_same_place(scan, written)
 
 
@@ -94,8 +94,9 @@ def test_headers_survive(project, write_head, codes, endian, dtype, slope, inter
     mask = project.predict(cropped(project, record), bright_is_brain)
     assert mask.any()
     written = project.write(record, mask, scan.parent / "out")
-    assert [p.name for p in written] == [f"{record.key}_brainmask.nii.gz", f"{record.key}_brain.nii.gz"]
-    for path in written:
+    names = [f"{record.key}_{end}" for end in ("brainmask.nii.gz", "brain.nii.gz", "brainmask.json")]
+    assert [p.name for p in written] == names
+    for path in written[:2]:
         assert_same_place(scan, path)
     before, after = nibabel.load(scan), nibabel.load(written[1])
     has_zero = dtype is not np.uint8  # else 0 cannot be stored: float32 then
@@ -112,7 +113,7 @@ def test_a_single_volume_in_four_dimensions(project, write_head) -> None:
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj)[..., None], image.affine), scan)
     (record,) = project.inputs(scan)
     mask = project.predict(cropped(project, record), bright_is_brain)
-    (written,) = project.write(record, mask, scan.parent / "out")
+    written, _ = project.write(record, mask, scan.parent / "out")
     assert nibabel.load(written).shape == (40, 48, 36, 1)
 
 

@@ -90,16 +90,19 @@ def _mask(name: str, mask: Array, spacing: Array) -> Iterator[Finding]:
     litres = float(np.count_nonzero(mask)) * float(np.prod(spacing)) / 1e6
     if not LITRES[0] <= litres <= LITRES[1]:
         yield _warning("volume", f"{name}: a brain of {litres:.2f} litres; expected {LITRES[0]} to {LITRES[1]}.")
-    for axis in range(3):
-        for side, index in (("first", 0), ("last", -1)):
-            share = float(np.take(mask, index, axis).mean())
-            if share > 0:
-                yield Finding("border", "note", f"{name}: the mask reaches the {side} slice of axis {axis}; is it cut?")
+    for side in borders(mask):
+        yield Finding("border", "note", f"{name}: the mask reaches the {side}; is it cut?")
     labels, count = ndimage.label(mask)
     if count > 1:
         sizes = np.sort(np.bincount(labels.ravel())[1:])[::-1]
         if sizes[1] > 0.01 * sizes[0]:
             yield _warning("pieces", f"{name}: {count} separate pieces; the second has {int(sizes[1])} voxels.")
+
+
+def borders(mask: Array) -> list[str]:
+    """Return the outermost slices that a mask (x, y, z) reaches, in words."""
+    ends = [(axis, side, index) for axis in range(3) for side, index in (("first", 0), ("last", -1))]
+    return [f"{side} slice of axis {axis}" for axis, side, index in ends if np.take(mask, index, axis).any()]
 
 
 def _warning(rule: str, message: str) -> Finding:

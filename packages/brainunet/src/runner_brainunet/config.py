@@ -96,6 +96,8 @@ class BrainPredictConfig(PredictConfig):
     """Fill holes inside the mask."""
     threshold: Annotated[float, Between(0, 1)] = 0.5
     """Voxels with a higher probability are brain, in prediction and in validation metrics."""
+    margin: Annotated[float, Within(-50, 50)] = 0.0
+    """Margin (mm) around the brain in the mask, from distances in true spacing; a negative one shrinks the mask."""
 
 
 @dataclass

@@ -58,6 +58,11 @@ class Grid:
             shape[axis] = n
         return tuple(shape)
 
+    @property
+    def scanner_spacing(self) -> tuple[float, ...]:
+        """The mm per axis of the scanner's grid."""
+        return tuple(self.spacing[axis] for axis, _ in self.orientation)
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Grid:
         """Return the grid that `dataclasses.asdict` turned into JSON."""

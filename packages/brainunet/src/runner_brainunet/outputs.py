@@ -1,24 +1,91 @@
-"""Files that `predict` writes, and remarks on a prediction."""
+"""Files that `predict` writes, and remarks on a prediction.
+
+beside the scan's key        KEY_brainmask.nii.gz and .json, KEY_brain.nii.gz, KEY_qc.jpg
+as BIDS derivatives          sub-X/anat/…_desc-brain_mask.nii.gz and .json, … (see `derivatives`)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from runner_core import Array, Finding, Record
+from PIL import Image
+from runner_core import Array, BadInput, Finding, Record, glance, replace_json
 
-from runner_brainunet import nifti
-from runner_brainunet.checks import LITRES
+from runner_brainunet import checks, derivatives, nifti
+from runner_brainunet.config import BrainPredictConfig
+from runner_brainunet.derivatives import Places
+from runner_brainunet.volume import Brain
+
+_DOUBT = 0.1
+"""Standard deviation of a volume, as a share of it, from which on there is a warning."""
+_OTHER = 0.01
+"""Volume of pieces that were left out, as a share of the brain, from which on there is a warning."""
+_QUALITY = 70
+"""Of JPEG pictures."""
 
 
-def write(prediction: Array, record: Record, folder: Path, brain: bool) -> list[Path]:
-    """Write KEY_brainmask.nii.gz, and with `brain` KEY_brain.nii.gz, with the scan's grid and header."""
+@dataclass
+class BrainPredictOptions:
+    brain: bool = False
+    """Also write the scan with everything but the brain set to 0."""
+    qc: bool = False
+    """Also write a page with pictures of all masks, worst first: qc.html."""
+    bids: str = ""
+    """Folder of the BIDS dataset that the scans are of: write BIDS derivatives, named after them."""
+
+
+def write(
+    prediction: Array,
+    record: Record,
+    folder: Path,
+    options: BrainPredictOptions,
+    settings: BrainPredictConfig,
+    draw: Callable[[], Array],
+) -> list[Path]:
+    """Write the mask with the scan's grid and header, a JSON file with its volume, and what else `options` ask for.
+
+    `draw` returns the picture for the page. A mask without a volume, as the baseline's, is written alone.
+    """
     image = nifti.open_image(record.files["image"])
-    written = [nifti.write_like(image, prediction, folder / f"{record.key}_brainmask.nii.gz")]
-    if brain:
-        written.append(nifti.write_masked(image, prediction, folder / f"{record.key}_brain.nii.gz"))
+    places = derivatives.places(record, Path(options.bids)) if options.bids else _beside(record.key)
+    written = [nifti.write_like(image, prediction, folder / places.mask)]
+    if options.brain:
+        written.append(nifti.write_masked(image, prediction, folder / places.brain))
+        if options.bids:
+            written.append(folder / derivatives.sidecar(places.brain))
+            replace_json(written[-1], derivatives.about_brain(places))
+    if not isinstance(prediction, Brain) or prediction.volume is None:
+        return written
+    if options.qc:
+        written.append(folder / places.picture)
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw()).save(written[-1], quality=_QUALITY)
+    spacing, volume = nifti.spacing(image), prediction.volume
+    about = derivatives.about_mask(places) | {
+        "BrainVolume": round(volume.ml, 2),
+        "BrainVolumeSD": round(volume.sd_ml, 2),
+        "MaskVolume": round(_ml(prediction, spacing), 2),
+        "Threshold": settings.threshold,
+        "Margin": settings.margin,
+        "Warnings": [finding.message for finding in remarks(prediction, spacing) if finding.level == "warning"],
+        "Notes": [finding.message for finding in remarks(prediction, spacing) if finding.level == "note"],
+        "Record": record.key,
+        "SourceContent": glance(record.files["image"]),
+        "Picture": places.picture.as_posix() if options.qc else None,
+    }
+    written.append(folder / derivatives.sidecar(places.mask))
+    try:
+        replace_json(written[-1], about)
+    except OSError as error:
+        raise BadInput(f"{written[-1]}: cannot be written ({error.strerror}).") from error
     return written
+
+
+def _beside(key: str) -> Places:
+    return Places(Path(f"{key}_brainmask.nii.gz"), Path(f"{key}_brain.nii.gz"), Path(f"{key}_qc.jpg"))
 
 
 def write_map(record: Record, values: Array, stem: Path) -> list[Path]:
@@ -28,12 +95,26 @@ def write_map(record: Record, values: Array, stem: Path) -> list[Path]:
 
 
 def remarks(prediction: Array, spacing: Sequence[float]) -> Iterator[Finding]:
-    """Warn if a predicted brain (bool, voxels of `spacing` mm) is empty, or of a size that no brain has."""
-    ml = float(np.count_nonzero(prediction)) * float(np.prod(spacing)) / 1e3
+    """Yield what looks wrong with a predicted brain (bool, voxels of `spacing` mm): size, doubt, pieces, border."""
+    volume = prediction.volume if isinstance(prediction, Brain) else None
+    ml = _ml(prediction, spacing) if volume is None else volume.ml
+    low, high = (litres * 1e3 for litres in checks.LITRES)
     if ml == 0:
         text = "no brain was found: the mask is empty; is this a T1 scan of a head?"
         yield Finding("volume", "warning", text)
-    elif not LITRES[0] * 1e3 <= ml <= LITRES[1] * 1e3:
-        expected = f"{LITRES[0] * 1e3:.0f} to {LITRES[1] * 1e3:.0f} ml"
-        text = f"a brain of {ml:.0f} ml (expected {expected}): look at it before you use it"
+        return
+    if not low <= ml <= high:
+        text = f"a brain of {ml:.0f} ml (expected {low:.0f} to {high:.0f} ml): look at it before you use it"
         yield Finding("volume", "warning", text)
+    if volume is not None and volume.sd_ml > _DOUBT * ml:
+        text = f"the network is unsure of the volume: {ml:.0f} ± {volume.sd_ml:.0f} ml"
+        yield Finding("doubt", "warning", text)
+    if volume is not None and volume.other_ml > _OTHER * ml:
+        text = f"pieces apart from the brain, of {volume.other_ml:.0f} ml in all, were left out"
+        yield Finding("pieces", "warning", text)
+    if sides := checks.borders(prediction):
+        yield Finding("border", "note", f"the mask reaches the end of the field of view ({', '.join(sides)})")
+
+
+def _ml(mask: Array, spacing: Sequence[float]) -> float:
+    return float(np.count_nonzero(mask)) * float(np.prod(spacing)) / 1e3

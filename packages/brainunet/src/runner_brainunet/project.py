@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from runner_core import (
     Health,
     Infer,
     Json,
+    Judging,
     Learning,
     Metric,
     Original,
@@ -41,15 +42,10 @@ from runner_core import (
     View,
 )
 
-from runner_brainunet import baseline, checks, files, nifti, outputs, sizes, slices, statistics, whole
+from runner_brainunet import baseline, checks, files, nifti, outputs, qc, sizes, slices, statistics, volume, whole
 from runner_brainunet.config import PRESETS, BrainConfig, undivided
 from runner_brainunet.grid import Grid
-
-
-@dataclass
-class BrainPredictOptions:
-    brain: bool = False
-    """Also write the scan with everything but the brain set to 0."""
+from runner_brainunet.outputs import BrainPredictOptions
 
 
 class BrainUNet(Project):
@@ -204,9 +200,13 @@ class BrainUNet(Project):
         return {"brain": self._layout(soft["brain"].shape[1:]).mirrored(soft["brain"])}
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Array:
-        """Return the brain mask (bool) on the scan's own 3-D grid."""
-        settings = self.config.predict
-        return whole.one_brain(_on_scan(cropped, soft["brain"][0]) > settings.threshold, settings.fill_holes)
+        """Return the brain mask (bool) on the scan's own 3-D grid, with its volume."""
+        settings, grid = self.config.predict, Grid.from_json(cropped.decoded.meta["grid"])
+        above = _on_scan(cropped, soft["brain"][0]) > settings.threshold
+        found = whole.one_brain(above, settings.fill_holes)
+        spread = volume.spread_ml(soft["brain"][0], float(np.prod(grid.model_spacing)) / 1e3)
+        about = volume.volume_of(above, found, float(np.prod(grid.spacing)) / 1e3, spread)
+        return volume.Brain.of(volume.with_margin(found, settings.margin, grid.scanner_spacing), about)
 
     def _labels(self, record: Record, cropped: Cropped) -> Array | None:
         """Return 1 for brain and 0 for all else (int8) on the network's grid."""
@@ -232,8 +232,16 @@ class BrainUNet(Project):
         )
 
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
-        """Write KEY_brainmask.nii.gz, and with `--brain` KEY_brain.nii.gz, with the scan's grid and header."""
-        return outputs.write(prediction, record, out, self.predict_options.brain)
+        """Write KEY_brainmask.nii.gz with the scan's grid and header, and KEY_brainmask.json with its volume.
+
+        `--brain`, `--qc` and `--bids` add to that and change the names.
+        """
+        options, settings = self.predict_options, self.config.predict
+        return outputs.write(prediction, record, out, options, settings, lambda: self._figure(record, prediction))
+
+    def _summarise(self, out: Path) -> Sequence[Path]:
+        """Write the table of volumes, and the page of pictures; with `--bids` also what a BIDS dataset needs."""
+        return qc.summarise(out, self.predict_options.bids)
 
     def _grid(self, file: Path) -> Json:
         image = nifti.open_image(file)
@@ -289,6 +297,9 @@ class BrainUNet(Project):
             plain_metrics=self._plain_metrics,
             grid=self._grid,
         )
+
+    def judging(self) -> Judging:
+        return Judging(summarise=self._summarise)
 
     def pictures(self) -> Pictures:
         return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=3)

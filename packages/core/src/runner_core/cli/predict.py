@@ -105,6 +105,8 @@ def _predict_whole(
                 print(f"{finding.level}: {record.key}: {finding.message}")
     if files and collect:
         print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
+    if files and (summarise := setup.project.judging().summarise):
+        print(f"of all in {options.out}: {', '.join(path.name for path in summarise(options.out))}")
     _report_masks(masks, len(records))
     return failed
 

@@ -347,6 +347,11 @@ class Judging:
     """`collect(files, out)` combines the files that `write` wrote in one `predict` into fewer: one table of all.
 
     It writes them into `out` and returns them; `files` are then removed. Without it, `files` are kept."""
+    summarise: Callable[[Path], Sequence[Path]] | None = None
+    """`summarise(out)` writes tables and pages of all predictions in the folder `out`, and returns them.
+
+    `predict` calls it at its end. It reads what `write` wrote, also in earlier calls and on other machines
+    (`--part`)."""
 
     def to_score(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return the records that `scored` names, or those of the validation split."""
