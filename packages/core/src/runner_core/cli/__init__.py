@@ -45,6 +45,9 @@ PROJECT_COMMANDS = {
 }
 """Command → (module that has it, its summary)."""
 
+BIDS_APP = "bids-app"
+"""The own command of a project that gets `predict BIDS OUT participant`, the command line of BIDS Apps."""
+
 Command = Callable[[str, Sequence[str]], int]
 
 
@@ -111,6 +114,8 @@ def _project_command(project: str, rest: list[str]) -> int:
     if not rest or rest[0] in ("-h", "--help", "--help-all", "help"):
         return project_help(plugin)
     own = discovery.own_commands(plugin, PROJECT_COMMANDS)
+    if BIDS_APP in own and _is_bids_app(rest):
+        return own_command(plugin, own[BIDS_APP], rest[1:])
     if rest[0] not in PROJECT_COMMANDS:
         if rest[0] in own:
             return own_command(plugin, own[rest[0]], rest[1:])
@@ -120,6 +125,15 @@ def _project_command(project: str, rest: list[str]) -> int:
     module, _ = PROJECT_COMMANDS[rest[0]]
     command: Command = getattr(import_module(f"runner_core.cli.{module}"), rest[0].replace("-", "_"))
     return command(project, rest[1:])
+
+
+def _is_bids_app(words: Sequence[str]) -> bool:
+    """Return whether words are `predict BIDS OUT participant` or `… group`, with flags before or after.
+
+    `predict` itself needs --out, and BIDS Apps have no such flag, so no other line is meant.
+    """
+    out = any(word.partition("=")[0] == "--out" for word in words)
+    return words[0] == "predict" and not out and not {"participant", "group"}.isdisjoint(words)
 
 
 def own_command(plugin: Plugin, command: discovery.OwnCommand, arguments: Sequence[str]) -> int:
