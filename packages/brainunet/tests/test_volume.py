@@ -106,7 +106,7 @@ def test_remarks_say_what_to_look_at() -> None:
     sure = volume.Brain.of(mask, volume.Volume(1000, 20, 5))
     assert [(f.rule, f.level) for f in outputs.remarks(sure, (2, 2, 2))] == [("border", "note")]
     assert "first slice of axis 2" in next(outputs.remarks(sure, (2, 2, 2))).message
-    unsure = volume.Brain.of(mask, volume.Volume(1000, 150, 50))
+    unsure = volume.Brain.of(mask, volume.Volume(1000, 160, 50))
     assert [f.rule for f in outputs.remarks(unsure, (2, 2, 2))] == ["doubt", "pieces", "border"]
     assert [f.rule for f in outputs.remarks(mask, (1, 1, 1))] == ["volume", "border"]
 

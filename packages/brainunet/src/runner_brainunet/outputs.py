@@ -19,7 +19,7 @@ from runner_brainunet.config import BrainPredictConfig
 from runner_brainunet.derivatives import Places
 from runner_brainunet.volume import Brain
 
-_DOUBT = 0.1
+_DOUBT = 0.15
 """Standard deviation of a volume, as a share of it, from which on there is a warning."""
 _OTHER = 0.01
 """Volume of pieces that were left out, as a share of the brain, from which on there is a warning."""
