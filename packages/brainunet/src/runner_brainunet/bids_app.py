@@ -10,6 +10,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import runner_core
 from runner_core import BadInput, Record, Run, counted, did_you_mean, first_few, glance, walk
@@ -30,7 +31,7 @@ def bids_app(parser: ArgumentParser, words: Sequence[str]) -> int:
         return _group(options.out)
     scans = _scans(options.bids, wanted, options.session_label)
     run = runner_core.open(options.run, "brainunet")
-    settings: dict[str, object] = {} if options.margin is None else {"predict.margin": options.margin}
+    settings: dict[str, Any] = {} if options.margin is None else {"predict.margin": options.margin}
     if options.device:
         settings["train.device"] = options.device
     how = {"Description": f"network {run.path.name}, margin {options.margin or 0:g} mm"}
@@ -99,7 +100,7 @@ def _scans(root: Path, persons: Sequence[str], sessions: Sequence[str]) -> list[
     return sorted(kept)
 
 
-def _strip(run: Run, scans: Sequence[Path], options: Namespace, settings: dict[str, object]) -> int:
+def _strip(run: Run, scans: Sequence[Path], options: Namespace, settings: dict[str, Any]) -> int:
     """Predict all scans that are not done, and return the exit code."""
     failed = done = 0
     for number, scan in enumerate(scans, 1):
