@@ -19,26 +19,32 @@ from runner_core import Array
 from runner_vesuvius import crests, sheets
 from runner_vesuvius.chunked import Region
 from runner_vesuvius.components import label6, label26, sizes
-from runner_vesuvius.sweep import spans
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A volume cut into cubes of `side` voxels; the last ones of an axis are shorter."""
+    """A volume cut into cubes of `side` voxels, or boxes of three sides; the last ones of an axis are shorter."""
 
     shape: tuple[int, int, int]
-    side: int
+    side: int | tuple[int, int, int]
 
     def __len__(self) -> int:
         return int(np.prod(self.grid))
 
     @property
     def grid(self) -> tuple[int, ...]:
-        return tuple(-(-n // self.side) for n in self.shape)
+        return tuple(-(-n // side) for n, side in zip(self.shape, self._sides, strict=True))
+
+    @property
+    def _sides(self) -> tuple[int, int, int]:
+        return (self.side,) * 3 if isinstance(self.side, int) else self.side
 
     def region(self, number: int) -> Region:
         place = np.unravel_index(number, self.grid)
-        parts = [spans(n, self.side)[int(i)] for n, i in zip(self.shape, place, strict=True)]
+        parts = [
+            slice(int(i) * side, min((int(i) + 1) * side, n))
+            for n, side, i in zip(self.shape, self._sides, place, strict=True)
+        ]
         return parts[0], parts[1], parts[2]
 
     def wider(self, number: int, before: int, after: int) -> Region:

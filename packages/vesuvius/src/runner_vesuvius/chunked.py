@@ -7,7 +7,7 @@ URLs are read and written by obstore, under the `remote` settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from runner_core import Array, BadInput, Location, RemoteConfig, Url, remote_client, shape_text
 
 from runner_vesuvius import zarrs
-from runner_vesuvius.volumes import volume_shape
+from runner_vesuvius.volumes import as_label, volume_shape
 
 Region = tuple[slice, slice, slice]
 CHUNK = 128
@@ -28,16 +28,21 @@ _UNITS = "zyx"
 class Volume:
     """A scan or a mask, (D, H, W), which is read region by region."""
 
-    def __init__(self, place: Location, remote: RemoteConfig) -> None:
-        """Open it. Raises BadInput with the place if it is missing, damaged or no volume of uint8 or uint16."""
-        self.place, self._remote = place, remote
+    def __init__(self, place: Location, remote: RemoteConfig, labels: Mapping[int, int] | None = None) -> None:
+        """Open it. Raises BadInput with the place if it is missing, damaged or no volume of uint8 or uint16.
+
+        A label has `labels`, the meaning of each of its values; then any integers are read.
+        """
+        self.place, self._remote, self._labels = place, remote, labels
         with faults(place, remote):
             opened = _opened(place, remote)
             self._array, axes = zarrs.chosen(opened, place)
             zarrs.refuse_further_axes(place, self._array.shape, axes)
         self.shape = volume_shape(place, zarrs.dropped(self._array.shape))
         self.dtype = np.dtype(self._array.dtype).newbyteorder("=")
-        if self.dtype not in (np.uint8, np.uint16, np.bool_):
+        if labels is not None and self.dtype.kind not in "iub":
+            raise BadInput(f"{place}: labels of type {self.dtype}; integers are needed. Write them as uint8.")
+        if labels is None and self.dtype not in (np.uint8, np.uint16, np.bool_):
             raise BadInput(f"{place}: voxels of type {self.dtype}; scans are uint8 or uint16, masks uint8 or bool.")
         self.chunks = tuple(self._array.chunks[-3:])
         """What one read decodes at least, in voxels."""
@@ -45,9 +50,14 @@ class Volume:
         self.voxel, self.unit = _voxel(opened)
 
     def read(self, region: Region) -> Array:
-        """Return the voxels of a region as uint8; 16-bit scans by their high byte, as `volumes.read_image` does."""
+        """Return the voxels of a region as uint8, as `volumes.read_image` and `read_label` do: the high byte of 16 bits.
+
+        Raises BadInput for chunks that cannot be read, and for a label's values that mean nothing.
+        """
         with faults(self.place, self._remote):
             found = np.asarray(self._array[(0,) * (self._array.ndim - 3) + region])
+        if self._labels is not None:
+            return as_label(self.place, found, self._labels)
         return (found >> 8).astype(np.uint8) if self.dtype == np.uint16 else found.astype(np.uint8, copy=False)
 
 

@@ -115,8 +115,16 @@ def read_label(path: Path) -> Array:
             "them as uint8."
         )
     volume = _read(path, shape, dtype)
-    volume = volume.view(np.uint8) if dtype.kind == "b" else volume
-    if not (meanings := values_of(path)).items() <= OWN.items():
+    return as_label(path, volume, values_of(path))
+
+
+def as_label(path: Location, volume: Array, meanings: Mapping[int, int]) -> Array:
+    """Return the voxels of a label, integers or bool, as uint8: 0 background, 1 surface, 2 ignore.
+
+    `meanings` gives what each value stands for (`labels.values_of`). Raises BadInput for other values.
+    """
+    volume = volume.view(np.uint8) if volume.dtype.kind == "b" else volume
+    if not meanings.items() <= OWN.items():
         volume = _translated(path, volume, meanings)
     if volume.max() > IGNORE or volume.min() < 0:
         values, counts = np.unique(volume, return_counts=True)
@@ -130,7 +138,7 @@ def read_label(path: Path) -> Array:
     return volume.astype(np.uint8, copy=False)
 
 
-def _translated(path: Path, volume: Array, meanings: Mapping[int, int]) -> Array:
+def _translated(path: Location, volume: Array, meanings: Mapping[int, int]) -> Array:
     """Return a label with the values that `meanings` gives its own."""
     found = np.zeros(volume.shape, np.uint8)
     left = volume.size
