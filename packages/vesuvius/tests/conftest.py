@@ -30,6 +30,11 @@ def sheets(shape: tuple[int, int, int] = (24, 28, 32), seed: int = 0) -> Pair:
 
 
 @pytest.fixture
+def make_sheets() -> Callable[..., Pair]:
+    return sheets
+
+
+@pytest.fixture
 def config() -> ScrollConfig:
     config = demo()
     config.data.patch = (16, 16, 16)

@@ -133,6 +133,7 @@ from runner_core.contract.views import View as View
 from runner_core.contract.views import mirrors as mirrors
 from runner_core.contract.views import mirrors_and_turns as mirrors_and_turns
 from runner_core.contract.views import quarter_turns as quarter_turns
+from runner_core.data.cache.folder import cache_root as cache_root
 from runner_core.data.cache.prepared import PreparedCache as PreparedCache
 from runner_core.data.cache.storage import Layout as Layout
 from runner_core.data.cache.storage import PreparedStore as PreparedStore
@@ -163,6 +164,7 @@ from runner_core.data.sampling import random_below as random_below
 from runner_core.data.sampling import random_words as random_words
 from runner_core.data.stream.bad import Unreachable as Unreachable
 from runner_core.data.stream.client import remote_client as remote_client
+from runner_core.data.stream.lru import Lru as Lru
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
 from runner_core.engines.torch.engine import export_standalone as export_standalone

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runner_core import hookimpl
 
 if TYPE_CHECKING:
-    from runner_core import HealthRule
+    from runner_core import AnyRecord, Cache, HealthRule
 
     from runner_vesuvius.config import ScrollConfig
 
@@ -18,6 +18,13 @@ def runner_project() -> type:
     from runner_vesuvius.project import Vesuvius
 
     return Vesuvius
+
+
+@hookimpl
+def runner_cache(config: ScrollConfig, records: Sequence[AnyRecord]) -> Cache | None:
+    from runner_vesuvius.lazy import cache_for
+
+    return cache_for(config, records)
 
 
 @hookimpl

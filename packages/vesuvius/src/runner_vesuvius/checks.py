@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from runner_core import LEFT_OUT, Array, BadInput, Finding, Record, counted, shape_text
+from runner_core import LEFT_OUT, Array, BadInput, Finding, Location, Record, counted, first_few, shape_text
 
 from runner_vesuvius import files, shift, volumes, zarrs
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
+
+if TYPE_CHECKING:
+    from runner_vesuvius.census import Census
 
 THIN = 0.5
 """Largest share of the annotated voxels that a surface can plausibly have."""
@@ -39,15 +42,48 @@ def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
     image = volumes.read_image(path)
     label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
     counts = histogram(image, label)
-    if any(n < side for n, side in zip(image.shape, patch, strict=False)):
-        sizes = f"{shape_text(image.shape)} voxels, smaller than the patch of {shape_text(patch)}"
-        yield Finding("patch", "error", f"{path.name}: {sizes}. {PATCH_REMEDY}")
+    yield from _smaller(path.name, image.shape, patch)
     yield from _image(path, counts.sum(0))
     if label is not None:
         yield from _label(record.files["label"].name, counts)
         yield from _missing(record.files["label"], labels=True)
         yield from _shifted(record.files["label"].name, image, label)
         yield from _clipped(path.name, counts[:2].sum(0))
+
+
+def piece_findings(
+    where: Mapping[str, Location],
+    arrays: Mapping[str, Array],
+    shape: Sequence[int],
+    patch: Sequence[int],
+    census: Census,
+    region: Sequence[slice],
+) -> Iterator[Finding]:
+    """Yield what looks wrong in a volume that memory cannot hold, and say what was read of it.
+
+    `arrays` are image and label of the piece at `region`; `where` says where the volumes lie, by role.
+    """
+    name = where["image"].name
+    yield from _smaller(name, shape, patch)
+    there = " × ".join(f"{part.start}…{part.stop - 1}" for part in region)
+    read = (
+        f"{name}: {shape_text(shape)} voxels are read chunk by chunk. Looked at: the whole label, {census.sampled} of "
+        f"{counted(len(census.blocks), 'block')} of the image (intensities), and the piece {there} (z, y, x; all else "
+        "that is said of this volume). The rest of the image was not read: damage there is found by training alone"
+    )
+    yield Finding("read", "note", f"{read}.")
+    for role, labels in (("image", False), ("label", True)):
+        if isinstance(place := where[role], Path):
+            yield from _missing(place, labels)
+    yield from _label(where["label"].name, census.histogram)
+    yield from _shifted(where["label"].name, arrays["image"], arrays["label"])
+    yield from _clipped(name, census.histogram[:2].sum(0))
+
+
+def _smaller(name: str, shape: Sequence[int], patch: Sequence[int]) -> Iterator[Finding]:
+    if any(n < side for n, side in zip(shape, patch, strict=False)):
+        sizes = f"{shape_text(shape)} voxels, smaller than the patch of {shape_text(patch)}"
+        yield Finding("patch", "error", f"{name}: {sizes}. {PATCH_REMEDY}")
 
 
 def refuse_constant(path: Path, image: Array) -> None:
@@ -64,8 +100,12 @@ def remarks(record: Record) -> Iterator[Finding]:
         yield replace(finding, level="warning") if finding.level == "error" else finding
 
 
-def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
+def set_findings(
+    records: Sequence[Record], large: Callable[[Record], bool] = lambda record: False
+) -> Iterator[Finding]:
     """Yield what no single volume shows: scrolls, shares of the labels, and whether there is any surface.
+
+    Volumes that are `large` are left out of all but the scrolls' names, and a note says so.
 
     It reads one image of each scroll, some labels, and other labels until one has a surface. Volumes that cannot be
     read are left out (`findings` names them).
@@ -75,12 +115,20 @@ def set_findings(records: Sequence[Record]) -> Iterator[Finding]:
         scrolls[record.group].append(record)
     yield from _deprecated(records)
     yield from _names(scrolls)
-    yield from _brightness(scrolls)
-    labelled = [record.files["label"] for record in records if "label" in record.files]
+    if left := [record.key for record in records if large(record)]:
+        text = f"{counted(len(left), 'volume')} that memory cannot hold ({first_few(left)})"
+        yield Finding("together", "note", f"brightness of scrolls and shares of labels leave out {text}.")
+    fitting = [record for record in records if record.key not in set(left)]
+    yield from _brightness({name: own for name in scrolls if (own := [r for r in fitting if r.group == name])})
+    labelled = [record.files["label"] for record in fitting if "label" in record.files]
     some = np.unique(np.linspace(0, len(labelled) - 1, SHARES_OF).round().astype(int)).tolist() if labelled else []
     counts = {place: found for place in some if (found := _counts(labelled[place])) is not None}
     others = (_counts(label) for place, label in enumerate(labelled) if place not in some)
-    if labelled and not any(found is not None and found[SURFACE] for found in chain(counts.values(), others)):
+    if (
+        labelled
+        and not left
+        and not any(found is not None and found[SURFACE] for found in chain(counts.values(), others))
+    ):
         text = "no volume that can be read has a surface voxel (label 1): there is nothing to learn."
         yield Finding("surface", "error", text)
     if counts:

@@ -50,7 +50,7 @@ class Volume:
         self.voxel, self.unit = _voxel(opened)
 
     def read(self, region: Region) -> Array:
-        """Return the voxels of a region as uint8, as `volumes.read_image` and `read_label` do: the high byte of 16 bits.
+        """Return the voxels of a region as uint8, as `volumes.read_image` and `read_label` do (16 bits: the high byte).
 
         Raises BadInput for chunks that cannot be read, and for a label's values that mean nothing.
         """

@@ -22,14 +22,17 @@ from runner_core import (
     SIDECAR_SUFFIXES,
     AnyRecord,
     BadInput,
+    Pair,
     PairsConfig,
     Record,
     Url,
     counted,
     first_few,
+    is_table,
     leave_out,
     list_inputs,
     list_pairs,
+    location,
     match_by_name,
     refuse_special_file,
     split_of_folder,
@@ -51,18 +54,20 @@ _DEPRECATED = "deprecated_"
 """Prefix of the folders with volumes and labels that the challenge's hosts took back."""
 
 
-def find_records(root: Path, data: PairsConfig | None = None) -> list[Record]:
+def find_records(root: Path, data: PairsConfig | None = None) -> list[AnyRecord]:
     """Find every volume with its label below `root`, or in a table or by patterns (`data`); the group is the scroll.
 
     A missing partner is listed where it should be, so that decoding reports it for every record at once. `leave_out`
     receives a note if a train.csv is not read. Raises BadInput if there is no such volume, or if a scroll is not known.
     """
+    if (table := named_table(root, data)) is not None and (at_urls := manifest.url_rows(table)) is not None:
+        return [_url_pair(row) for row in at_urls]
     if (pairs := list_pairs(root, data or PairsConfig(), is_volume, stem)) is not None:
         for text in dict.fromkeys(_unread(own.image) for own in pairs if own.group is None):
             if text:
                 leave_out(f"{text} The files' names say the scrolls.")
         return [
-            Record(own.key, own.group or _named_scroll(own.image), {"image": own.image, "label": own.label}, own.split)
+            Record(own.key, own.group or _named_scroll(own.image), _with_mask(own, own.label, root, data), own.split)
             for own in pairs
             if own.label is not None
         ]
@@ -84,6 +89,35 @@ def find_records(root: Path, data: PairsConfig | None = None) -> list[Record]:
         for image, label, scroll in found
     ]
     return sorted(records, key=lambda record: record.key)
+
+
+def _url_pair(row: Mapping[str, str]) -> AnyRecord:
+    """Return the record of a table's row that names volumes at URLs: they stand among its values, as they are no files.
+
+    Raises BadInput for an image that is no zarr volume, and without a scroll.
+    """
+    image = location(row["image"])
+    key = row["id"] or (url_record(image).key if isinstance(image, Url) else stem(image))
+    scroll = row["scroll"] or _scroll(key)
+    if not scroll:
+        raise BadInput(f"{image}: of which scroll is it? Add a column scroll to the table.")
+    values = {f"{role}_at": row[role] for role in ("image", "label", "annotated") if row[role]}
+    return Record(key, scroll, {}, row["split"] or None, values=values)
+
+
+def _with_mask(pair: Pair, label: Path, root: Path, data: PairsConfig | None) -> dict[str, Path]:
+    """Return a pair's files, with the mask that a table's column `annotated` names beside them."""
+    files = {"image": pair.image, "label": label}
+    if not (named := pair.values.get("annotated")):
+        return files
+    table = named_table(root, data)
+    mask = Path(str(named))
+    if ".." in mask.parts:
+        raise BadInput(f"{table}: the path {named} has `..` in it. Write it in full.")
+    below = root.parent if table == root else root
+    if not (path := below / mask).exists():
+        raise BadInput(f"{table}: {path}: no such mask (column annotated).")
+    return {**files, "annotated": path}
 
 
 def _values(label: Path) -> dict[str, str]:
@@ -133,9 +167,14 @@ def url_record(url: Url) -> AnyRecord:
     return Record(key, _scroll(key) or key, {"image": url})
 
 
+def named_table(root: Path, data: PairsConfig | None) -> Path | None:
+    """Return the table that lists the volumes, None if there is none."""
+    return (data and data.manifest) or (root if is_table(root) else None)
+
+
 def deprecated(records: Sequence[Record]) -> list[str]:
     """Return the ids that have their files only in a deprecated folder beside the records' own folders, sorted."""
-    used = {record.files["image"] for record in records}
+    used = {record.files["image"] for record in records if "image" in record.files}
     folders = {path.parent for path in used}
     return sorted({key for folder in folders for key in _deprecated(folder)} - {stem(path) for path in used})
 

@@ -82,3 +82,30 @@ def _near(key: str, rows: Collection[str]) -> str:
     """Return the row that a volume without one may mean: spreadsheets write 12 as 12.0."""
     longer = next((row for row in rows if row.startswith(f"{key}.")), None)
     return f"; did you mean '{longer}'?" if longer else did_you_mean(key, rows)
+
+
+URLS = "A table of volumes at URLs has the columns image, label and scroll, and if wanted id, split and annotated."
+
+
+def url_rows(path: Path) -> list[dict[str, str]] | None:
+    """Return the rows of a table in which any volume is at a URL; None if none is.
+
+    Each row has image, label, annotated, id, scroll and split; what is not given is "". Paths are relative to the
+    table. Raises BadInput with the line if an image or its label is missing, or is no zarr volume.
+    """
+    if not path.is_file() or b"://" not in path.read_bytes():
+        return None
+    table = read_table(path, URLS)
+    columns = {name: table.required(name, example=URLS) for name in ("image", "label")}
+    for name, others in (("annotated", ()), ("id", ("key",)), ("scroll", ("scroll_id", "group")), ("split", ())):
+        columns[name] = table.column(name, *others) or [""] * len(table.rows)
+    rows = []
+    for number, line in enumerate(table.lines):
+        row = {name: values[number] for name, values in columns.items()}
+        for role in ("image", "label", "annotated"):
+            if row[role] and ".zarr" not in row[role].lower():
+                raise BadInput(f"{path}: line {line}: {row[role]} no zarr volume (NAME.zarr); no others are streamed.")
+            if row[role] and "://" not in row[role] and not Path(row[role]).is_absolute():
+                row[role] = str(path.parent.absolute() / row[role])
+        rows.append(row)
+    return rows

@@ -48,7 +48,7 @@ from runner_core import (
     shape_text,
 )
 
-from runner_vesuvius import checks, files, outputs, scores, statistics, submission, targets, volumes
+from runner_vesuvius import checks, files, lazy, outputs, scores, statistics, submission, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig, ScrollPredictOptions
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
@@ -68,7 +68,7 @@ class Vesuvius(Project):
     directions = dict.fromkeys(("euler",), "max")
     dataset = DataSet(
         prepare_version=2,
-        labels=("label",),
+        labels=("label", "annotated", "label_at", "annotated_at"),
         settings=("data.manifest", "data.pattern"),
         pairs=PairFiles(files.is_volume, files.stem),
     )
@@ -119,7 +119,11 @@ class Vesuvius(Project):
         return folder / "array.npy"
 
     def decode(self, record: Record) -> Decoded:
-        """Read image and label, (D, H, W) uint8."""
+        """Read image and label, (D, H, W) uint8; of a labelled volume that memory cannot hold, one piece (`check`)."""
+        if lazy.by_chunks(self.config, record):
+            return Decoded(lazy.piece(self.config, record)[0], (1.0, 1.0, 1.0), "image")
+        if "image" not in record.files:
+            raise BadInput(f"{record.key}: a volume at a URL is neither scored nor predicted whole: `predict` its URL")
         volumes.refuse_large(record.files)
         arrays: Arrays = {"image": volumes.read_image(record.files["image"])}
         if "label" in record.files:
@@ -423,13 +427,20 @@ class Vesuvius(Project):
 
     def checks(self) -> Checks:
         return Checks(
-            record=partial(checks.findings, patch=self.config.data.patch),
-            records=checks.set_findings,
+            record=self._findings,
+            records=partial(checks.set_findings, large=partial(lazy.by_chunks, self.config)),
             prediction=self._remarks,
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,
             grid=lambda file: list(volumes.outline(file)[0]),
         )
+
+    def _findings(self, record: Record) -> Iterator[Finding]:
+        patch = self.config.data.patch
+        if not lazy.by_chunks(self.config, record):
+            return checks.findings(record, patch)
+        arrays, pair, region = lazy.piece(self.config, record)
+        return checks.piece_findings(lazy.places(record), arrays, pair.image.shape, patch, pair.census, region)
 
     def _remarks(self, record: Record, prediction: Detected) -> Iterator[Finding]:
         yield from checks.remarks(record)

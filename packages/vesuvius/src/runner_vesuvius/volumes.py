@@ -87,7 +87,7 @@ def refuse_large(files: Mapping[str, Path]) -> None:
     if (voxels := math.prod(shape)) >= MOST:
         raise BadInput(
             f"{path}: {shape_text(shape)} voxels; fewer than 2³¹ (1290³) can be worked on at once. Cut it into "
-            "pieces; `predict` takes a zarr volume of any size."
+            "pieces; `predict` and `train` take a zarr volume of any size (cache.mode auto or stream)."
         )
     bytes_each, work = (LABELLED, "preparing") if "label" in files else (UNLABELLED, "predicting")
     refuse_if_memory_is_short(path, f"{work} {shape_text(shape)} voxels takes", voxels * bytes_each, _CUT)
@@ -157,6 +157,8 @@ def _translated(path: Location, volume: Array, meanings: Mapping[int, int]) -> A
 def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
     """Read the label among a record's files ("image", "label"); `shape` is the image's.
 
+    Outside of the mask "annotated", if there is one, it is 2 (ignore).
+
     Raises BadInput as `read_label` does, and if the two shapes differ.
     """
     label = read_label(files["label"])
@@ -166,7 +168,20 @@ def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
             f"{shape_text(shape)}. They "
             "must be of one grid: is it another volume's label?"
         )
+    if "annotated" in files:
+        label = np.where(_annotated(files["annotated"], shape), label, np.uint8(IGNORE))
     return label
+
+
+def _annotated(path: Path, shape: tuple[int, ...]) -> Array:
+    """Return where a mask of the label's shape is not 0."""
+    mask = read_stored(path)
+    if mask.shape != shape:
+        raise BadInput(
+            f"{path}: a mask of {shape_text(mask.shape)} voxels for a label of {shape_text(shape)}. In memory, it must "
+            "have that shape."
+        )
+    return mask != 0
 
 
 def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
