@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def open_store(config: ScrollConfig, tmp_path: Path) -> Callable[..., Any]:
         assert cache is not None
 
         class Pipeline:
-            settings = {"tube": config.data.tube}
+            settings: ClassVar = {"tube": config.data.tube}
 
         assert cache.plan(Pipeline(), records).mode == "stream"
         return cache.open(Pipeline(), records, lambda text: None)
