@@ -45,6 +45,7 @@ from runner_core.base.progress import progress as progress
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
+from runner_core.base.writing import flush as flush
 from runner_core.base.writing import replace_csv as replace_csv
 from runner_core.base.writing import replace_json as replace_json
 from runner_core.base.writing import replace_text as replace_text

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from runner_core import Array, BadInput, Location, RemoteConfig, Url, remote_client, shape_text
+from runner_core import Array, BadInput, Location, RemoteConfig, Url, flush, remote_client, shape_text
 
 from runner_vesuvius import zarrs
 from runner_vesuvius.volumes import as_label, volume_shape
@@ -158,6 +159,26 @@ def array(group: Any, name: str, shape: Sequence[int], chunks: Sequence[int], dt
         )  # fmt: skip
     except zarr.errors.ContainsArrayError:
         return group[name]
+
+
+def flush_chunks(array: Any, region: tuple[slice, ...] | None = None) -> None:
+    """Flush an array's stored chunks (of a region) and the folders above them to the disk; nothing is done at a URL.
+
+    What is marked as done afterwards then survives a loss of power.
+    """
+    from zarr.storage import LocalStore
+
+    if not isinstance(array.store, LocalStore):
+        return
+    own = Path(array.store.root) / array.path
+    parts = region or tuple(slice(0, n) for n in array.shape)
+    reached = (range(part.start // n, -(-part.stop // n)) for part, n in zip(parts, array.chunks, strict=True))
+    files = [own / array.metadata.encode_chunk_key(place) for place in product(*reached)]
+    there = [file for file in files if file.is_file()]
+    folders = {folder for file in there for folder in file.parents if folder.is_relative_to(own)}
+    about = [file for name in (".zarray", "zarr.json") if (file := own / name).is_file()]
+    for path in [*there, *about, *sorted(folders | {own}, reverse=True), *own.parents[:2]]:
+        flush(path)
 
 
 def describe(group: Any, name: str, levels: int, voxel: Sequence[float], unit: str, about: dict[str, Any]) -> None:

@@ -316,7 +316,8 @@ class Scroll:
                 if own.shape == table.shape:  # another part may have written the same, and read it now
                     own[...] = table
                 else:  # by another version of zlib
-                    self._temporary.create_array(own.basename, data=table, chunks=table.shape, overwrite=True)
+                    own = self._temporary.create_array(own.basename, data=table, chunks=table.shape, overwrite=True)
+                chunked.flush_chunks(own)
 
         return work
 
@@ -387,6 +388,7 @@ class Scroll:
         if values.any():  # the array is made of zeros
             with chunked.faults(self._out.place, self._remote):
                 array[region] = values
+                chunked.flush_chunks(array, region)
 
 
 def _refuse(config: ScrollConfig) -> None:
