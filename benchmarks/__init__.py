@@ -19,6 +19,7 @@ NAMES = (
     "brain",
     "openkbp",
     "volumes",
+    "scrolls",
     "ensemble",
     "streaming",
     "targets",

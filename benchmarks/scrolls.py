@@ -100,22 +100,22 @@ def batches(folder: Path, lazily: bool) -> Way:
 
 
 def run(options: Options) -> Result:
-    side = 64 if options.quick else 160
+    side = 64 if options.quick else 96
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_volumes(folder, side)
-        volume, infer = folder / "images" / "a_0.zarr", network(4 if options.quick else 16)
+        volume, infer = folder / "images" / "a_0.zarr", network(4 if options.quick else 8)
         windows = windows_of(volume, folder / "out")
 
         def alone(turn: Any) -> None:
             for images in windows:
                 infer({"image": images})
 
-        both = Turns(2 if options.quick else 5, warmup=1)
+        both = Turns(2 if options.quick else 4, warmup=1)
         both.add(ALONE, lambda: alone)
         both.add(CHUNKED, lambda: _quiet(lambda: predicted(volume, folder / "out", infer)))
         times = both.run()
-        filling = Turns(4 if options.quick else 40, warmup=4)
+        filling = Turns(4 if options.quick else 16, warmup=2)
         filling.add(MEMMAP, lambda: batches(folder, lazily=False))
         filling.add(LAZY, lambda: batches(folder, lazily=True))
         filled = filling.run()
@@ -129,7 +129,7 @@ def run(options: Options) -> Result:
     return Result(
         title="Whole scrolls",
         what=f"A generated zarr volume of {side}³ in chunks of {CHUNK}³, warm. Prediction: {count:,} windows of "
-        f"{PATCH}³ that overlap by half, {BATCH} at once, an untrained network of the preset demo's shape with 16 "
+        f"{PATCH}³ that overlap by half, {BATCH} at once, an untrained network of the preset demo's shape with 8 "
         "channels, and all that follows it (components, cavities, levels, flushed to the disk). Training: one batch of "
         f"four patches of {2 * PATCH}³ with targets, filled in the calling process, without the step.",
         tables=[

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,27 @@ def sheets(shape: tuple[int, int, int] = (24, 28, 32), seed: int = 0) -> Pair:
     image = np.clip(60 + 120 * label + rng.normal(0, 8, shape), 0, 255).astype(np.uint8)
     label[:, :4] = 2
     return image, label
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], str]]:
+    """serve(folder) → the address of a web server of the folder, which lists nothing that zarr could use."""
+    servers = []
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *given: Any) -> None:
+            pass
+
+    def serve(folder: Path) -> str:
+        found = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+        servers.append(found)
+        threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return f"http://127.0.0.1:{found.server_address[1]}"
+
+    yield serve
+    for each in servers:
+        each.shutdown()
+        each.server_close()
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -266,3 +268,75 @@ def test_check_says_what_it_read_and_what_it_left_out(root, large, config, tmp_p
     assert any(finding.rule == "patch" for finding in Vesuvius(config).checks().record(records[0]))
     with pytest.raises(BadInput, match="can be worked on at once"):
         project.decode(Record("a_0", "a", {"image": records[0].files["image"]}))
+
+
+def test_volumes_at_urls_are_those_of_the_folder(root, large, open_store, serve, tmp_path, monkeypatch) -> None:
+    pytest.importorskip("obstore")
+    address = serve(root)
+    rows = [f"{address}/images/{key}.zarr,{address}/labels/{key}.zarr,{key[0]}" for key in ("a_0", "b_0")]
+    table = tmp_path / "volumes.csv"
+    table.write_text("\n".join(["image,label,scroll", *rows]) + "\n")
+    records = find_records(table)
+    assert [(record.key, record.group, dict(record.files)) for record in records] == [
+        ("a_0", "a", {}),
+        ("b_0", "b", {}),
+    ]
+    here, there = open_store(find_records(root)), open_store(records)
+    where = region((10, 20, 30), (32, 32, 32))
+    for name in ("image", "target"):
+        assert np.array_equal(there.arrays[name].read(0, where), here.arrays[name].read(0, where))
+    assert there.arrays["surface"].shapes == here.arrays["surface"].shapes
+    again = open_store(records)
+    monkeypatch.setattr(
+        "runner_vesuvius.chunked.Volume.read", lambda *given: pytest.fail("these chunks are on the disk")
+    )
+    assert np.array_equal(again.arrays["image"].read(0, where), here.arrays["image"].read(0, where))
+    table.write_text(f"image,label,scroll\n{address}/images/a_0.tif,{address}/labels/a_0.zarr,a\n")
+    with pytest.raises(BadInput, match=r"volumes\.csv: line 2: .*a_0\.tif: no zarr volume"):
+        find_records(table)
+
+
+_PATCHES = """
+import sys, resource
+from pathlib import Path
+import numpy as np
+from runner_core import PatchSamples
+from runner_vesuvius import lazy
+from runner_vesuvius.config import demo
+from runner_vesuvius.files import find_records
+config = demo()
+config.cache.mode, config.cache.dir = "stream", Path(sys.argv[2])
+class Pipeline:
+    settings = {}
+lazy.VolumeCache(config)
+import zarr, numba
+from runner_vesuvius import batches, medial
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+before = peak()
+records = find_records(Path(sys.argv[1]))
+store = lazy.cache_for(config, records).open(Pipeline(), records, print)
+samples = PatchSamples(store, ("image", "target"), (64, 64, 64), (0,), 64, around={"surface": 0.5, "valid": 0.2})
+out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
+surface = 0
+for n in range(40):
+    samples.fill(np.array([n]), np.array([n]), 0, 0, out)
+    surface += int((out["target"] & 3 == 1).sum())
+print("surface", surface, "bytes", peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_whatever_the_volume(tmp_path, make_sheets) -> None:
+    """A volume of 1,024³ (1.07 GB, its label as much) is trained from in less than 0.7 GB."""
+    image, label = make_sheets((128, 128, 128))
+    for name, block, fill in (("images", image, 70), ("labels", label, 2)):
+        array = zarr.create_array(
+            tmp_path / "data" / name / "a_0.zarr", shape=(1024,) * 3, chunks=(128,) * 3, dtype="uint8", fill_value=fill
+        )
+        for z, y, x in ((0, 0, 0), (3, 5, 1), (7, 7, 7), (2, 6, 4)):
+            array[z * 128 : z * 128 + 128, y * 128 : y * 128 + 128, x * 128 : x * 128 + 128] = block
+    command = [sys.executable, "-c", _PATCHES, str(tmp_path / "data"), str(tmp_path / "cache")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500).stdout.split()
+    assert int(said[-3]) > 10_000, "patches around surface voxels hold surface"
+    assert int(said[-1]) < 0.7e9

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -321,19 +320,8 @@ def test_too_little_memory_is_refused_and_more_makes_larger_columns(monkeypatch)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """A web server of the folder, which lists nothing that zarr could use."""
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *given: Any) -> None:
-            pass
-
-    found = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path / "in")))
-    threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield f"http://127.0.0.1:{found.server_address[1]}"
-    found.shutdown()
-    found.server_close()
+def server(serve: Callable[[Path], str], tmp_path: Path) -> str:
+    return serve(tmp_path / "in")
 
 
 def test_a_volume_on_a_web_server_is_read_there(begin, server, volume, tmp_path) -> None:
