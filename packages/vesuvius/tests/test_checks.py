@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 from runner_core import BadInput, Finding, Record
-from runner_vesuvius import checks, phantom, zarrs
+from runner_vesuvius import checks, phantom, statistics, zarrs
 from runner_vesuvius.files import find_records
 
 SHAPE = (20, 24, 28)
@@ -253,10 +253,10 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 def test_voxels_are_counted_by_label() -> None:
     image = scan()
     label = annotation(image)
-    counts = checks.histogram(image, label)
+    counts = statistics.histogram(image, label)
     for value in range(3):
         assert np.array_equal(counts[value], np.bincount(image[label == value], minlength=256))
-    assert np.array_equal(checks.histogram(image, None)[2], np.bincount(image.ravel(), minlength=256))
+    assert np.array_equal(statistics.histogram(image, None)[2], np.bincount(image.ravel(), minlength=256))
 
 
 def test_voxels_of_each_label(project: Any, tmp_path: Path) -> None:

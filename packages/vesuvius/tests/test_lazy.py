@@ -152,7 +152,7 @@ def test_the_newest_chunks_stay_within_their_bytes() -> None:
 
 def test_statistics_of_some_blocks_are_those_of_the_volume(root, large, open_store, project) -> None:
     """Few blocks: all are read, and the counts are exact."""
-    from runner_vesuvius.checks import histogram
+    from runner_vesuvius.statistics import histogram
 
     records = find_records(root)
     counts = open_store(records).arrays["histogram"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runner_core import BadInput
 from runner_vesuvius import statistics
-from runner_vesuvius.checks import histogram
+from runner_vesuvius.statistics import histogram
 
 
 def volumes(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -16,9 +16,9 @@ import numpy as np
 from runner_core import Array, BadInput, progress, shape_text, whole_file
 
 from runner_vesuvius.blockwise import Blocks
-from runner_vesuvius.checks import histogram
 from runner_vesuvius.chunked import Region
 from runner_vesuvius.labels import IGNORE, SURFACE
+from runner_vesuvius.statistics import histogram
 
 SAMPLED = 32
 """Blocks of the image that are read for statistics: so many with surface, with annotated and with other voxels."""

@@ -15,6 +15,7 @@ from runner_core import LEFT_OUT, Array, BadInput, Finding, Location, Record, co
 
 from runner_vesuvius import files, shift, volumes, zarrs
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
+from runner_vesuvius.statistics import histogram
 
 if TYPE_CHECKING:
     from runner_vesuvius.census import Census
@@ -133,18 +134,6 @@ def set_findings(
         yield Finding("surface", "error", text)
     if counts:
         yield _shares(np.array(list(counts.values())), len(labelled))
-
-
-def histogram(image: Array, label: Array | None) -> Array:
-    """Count the voxels of each grey value by label, (3, 256) int64, in uint8 arrays of one shape.
-
-    Without labels all voxels are ignored (the last row).
-    """
-    counts = np.zeros(3 * 256, np.int64)
-    for z in range(len(image)):
-        rows = np.uint16(IGNORE) if label is None else label[z].astype(np.uint16)
-        counts += np.bincount((rows * 256 + image[z]).ravel(), minlength=3 * 256)
-    return counts.reshape(3, 256)
 
 
 def _image(path: Path, counts: Array) -> Iterator[Finding]:

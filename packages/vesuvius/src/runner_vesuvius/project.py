@@ -151,7 +151,7 @@ class Vesuvius(Project):
         if label is None:
             return stored
         prepared = targets.prepare(label, self.config.data.tube)
-        return {**stored, **prepared, "histogram": checks.histogram(image, label).astype(np.uint32)}
+        return {**stored, **prepared, "histogram": statistics.histogram(image, label).astype(np.uint32)}
 
     def prepare_settings(self) -> Mapping[str, Json]:
         return {"tube": self.config.data.tube}

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Statistics, Store
 
+from runner_vesuvius.labels import IGNORE
+
 
 def fit(store: Store, training: Sequence[int], scrolls: Mapping[str, str] | None = None) -> Statistics:
     """Return the statistics of all labelled voxels of the training records.
@@ -67,6 +69,18 @@ def scale_of(counts: Array, scroll: str, statistics: Statistics) -> Array:
 def intensities(image: Any) -> Array:
     """Return the voxels of a volume (D, H, W) uint8 by intensity: (256,)."""
     return sum((np.bincount(np.asarray(plane).ravel(), minlength=256) for plane in image), np.zeros(256, np.int64))
+
+
+def histogram(image: Array, label: Array | None) -> Array:
+    """Count the voxels of each grey value by label, (3, 256) int64, in uint8 arrays of one shape.
+
+    Without labels all voxels are ignored (the last row).
+    """
+    counts = np.zeros(3 * 256, np.int64)
+    for z in range(len(image)):
+        rows = np.uint16(IGNORE) if label is None else label[z].astype(np.uint16)
+        counts += np.bincount((rows * 256 + image[z]).ravel(), minlength=3 * 256)
+    return counts.reshape(3, 256)
 
 
 def best_threshold(counts: Array) -> tuple[int, float]:
