@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runner_dinocell.channels import mean_shown, shown
 from runner_dinocell.config import AugmentConfig, CellConfig
 
 CEILING = 1.5
@@ -34,7 +35,12 @@ _GEOMETRY = 10
 
 def draw_count(config: CellConfig, channels: int) -> int:
     """Return how many random numbers in [0, 1) a sample with this many channels needs."""
-    return (2 + config.augment.locals) * (_GEOMETRY + 2 * channels) + channels + 1
+    return (2 + config.augment.locals) * (_GEOMETRY + 2 * channels) + _choices(config) * (channels + 1)
+
+
+def _choices(config: CellConfig) -> int:
+    """Return how many choices of channels a sample needs: one for all its crops, or one for each but the first."""
+    return 1 + config.augment.locals if config.model.channels in ("invariant", "tokens") else 1
 
 
 def crops(
@@ -50,17 +56,26 @@ def crops(
         rng: makes the noise of pixels, on the images' device; None: no noise.
     """
     settings, channels = config.augment, image.shape[1]
-    draws, order = draws.split((draws.shape[1] - channels - 1, channels + 1), dim=1)
-    kept = None if config.model.channels == "stack" else there
-    if config.model.channels == "subset":
-        image, kept = subset(image, order, there)
+    choices = _choices(config)
+    draws, order = draws.split((draws.shape[1] - choices * (channels + 1), choices * (channels + 1)), dim=1)
+    order = order.unflatten(1, (choices, -1))
+    mode = config.model.channels
+    kept = None if mode == "stack" else there[:, None]
+    if mode == "subset":
+        image, kept = subset(image, order[:, 0], there)
+        kept = kept[:, None]
+    elif mode in ("invariant", "tokens"):
+        kept = shown(order, there, one=mode == "invariant")
+    first, others = (kept, kept) if kept is None or kept.shape[1] == 1 else (kept[:, :2], kept[:, 2:])
     draws = draws.unflatten(1, (2 + settings.locals, _GEOMETRY + 2 * channels))
     globals_, locals_ = draws[:, :2], draws[:, 2:]
     # DINOv2 blurs all first global crops, few second ones and half of the local ones: here at the default of 0.5
     blurred = image.new_tensor([min(1.0, 2 * settings.blur), settings.blur / 5])
-    large = _crops(image, globals_, settings.global_scale, settings.global_size, blurred, kept, settings, rng)
+    large = _crops(image, globals_, settings.global_scale, settings.global_size, blurred, first, settings, rng)
     blurred = blurred.new_tensor(settings.blur)
-    small = _crops(image, locals_, settings.local_scale, settings.local_size, blurred, kept, settings, rng)
+    small = _crops(image, locals_, settings.local_scale, settings.local_size, blurred, others, settings, rng)
+    if mode == "invariant":
+        large, small = mean_shown(large, first), mean_shown(small, others)
     return {"globals": large, "locals": small}
 
 
@@ -163,7 +178,7 @@ def _crops(
 ) -> Tensor:
     """Return crops (B, K, C, size, size) of image (B, C, w, w), one for each of draws (B, K, …).
 
-    `blurred` is the share of blurred crops, (K,) or (). `kept` (B, C) marks the channels that are not 0.
+    `blurred` is the share of blurred crops, (K,) or (). `kept` (B, K or 1, C) marks the channels that are not 0.
     """
     side = image.shape[-1]
     places, mirrors, smooth, noise, channels = draws.split((4, 3, 2, 1, 2 * image.shape[1]), dim=-1)
@@ -208,14 +223,14 @@ def _intensity(
 ) -> Tensor:
     """Give each channel of crops (B, K, C, S, S) its own factor and offset, centred, with noise; in place.
 
-    `draws` is (B, K, 2, C), `noise` (B, K, 1).
+    `draws` is (B, K, 2, C), `noise` (B, K, 1), `kept` (B, K or 1, C).
     """
     contrast, brightness = (2 * draws - 1).unbind(2)
     factor = (1 + settings.contrast * contrast) / SPREAD
     offset = (settings.brightness * brightness - CENTRE) / SPREAD
     deviation = (settings.noise / SPREAD * noise).expand_as(factor)
     if kept is not None:
-        factor, offset, deviation = (value * kept[:, None] for value in (factor, offset, deviation))
+        factor, offset, deviation = (value * kept for value in (factor, offset, deviation))
     crops.mul_(factor[..., None, None]).add_(offset[..., None, None])
     if rng is not None and settings.noise:
         pixels = torch.randn(crops.shape, generator=rng, device=crops.device)

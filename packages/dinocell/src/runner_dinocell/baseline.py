@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from runner_core import Array
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
+
+
+def columns(channels: int, kept: Sequence[int]) -> Array:
+    """Return the places in `baseline` of `channels` channels that describe the `kept` ones alone."""
+    first, second = np.triu_indices(channels, 1)
+    own = np.isin(np.tile(np.arange(channels), 2 + len(PERCENTILES)), kept)
+    return np.flatnonzero(np.concatenate([own, np.isin(first, kept) & np.isin(second, kept)]))
 
 
 def baseline(image: Array, levels: Array) -> Array:

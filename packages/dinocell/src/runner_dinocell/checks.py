@@ -7,12 +7,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from runner_core import AnyRecord, Array, BadInput, Finding, Record, counted, shape_text
 
 from runner_dinocell import tiff
-from runner_dinocell.fields import Field, decode, histogram
+from runner_dinocell.brightness import brightness
+from runner_dinocell.config import CellDataConfig
+from runner_dinocell.fields import Field, decode, histogram, prepare
+from runner_dinocell.statistics import pairs
 
 FEW = 32
 """With fewer grey values there is no texture to learn from."""
@@ -133,16 +137,40 @@ def _passed(small: int, large: int) -> float:
     return (1 / small**2 + 1 / large**2) / (4 * math.pi) - 1 / (math.pi * (small**2 + large**2))
 
 
-def set_findings(records: Sequence[AnyRecord]) -> Iterator[Finding]:
-    """Yield what no single field shows: channels, depths and sizes that differ, labels.
+def set_findings(records: Sequence[AnyRecord], config: CellDataConfig | None = None) -> Iterator[Finding]:
+    """Yield what no single field shows: channels, depths and sizes that differ, labels, brightness.
 
-    It reads a header of each field whose files are on this machine. Fields that cannot be read are left out (`findings`
-    names them).
+    It reads a header of each field whose files are on this machine, and with `config` the images of at most
+    `statistics.FIELDS` of them. Fields that cannot be read are left out (`findings` names them).
     """
     fields = [record for record in records if isinstance(record, Field)]
     yield from _channels(fields)
     yield from _outlines(fields)
     yield from _labels(fields)
+    if config is not None:
+        yield from _brightness(fields, config)
+
+
+def _brightness(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]:
+    """Say whether brightness tells wells apart, what `data.scale` makes of it, and what to set if that is wrong."""
+    here = [field for field in fields if all(isinstance(place, Path) for place in field.files.values())]
+    levels, keys = [], []
+    for number in pairs([field.key for field in here], range(len(here))):
+        try:
+            image = decode(cast("Record", here[number])).arrays["image"]
+        except BadInput:
+            continue
+        levels.append(prepare(image, config.percentiles)["levels"])
+        keys.append(here[number].key)
+    if not levels:
+        return
+    found = brightness(np.stack(levels), keys)
+    text = f"{found}. data.scale auto takes {found.scale} for such fields"
+    if config.scale in ("auto", found.scale):
+        yield Finding("brightness", "note", f"{text}.")
+        return
+    lost = "throws away brightness that tells wells apart" if config.scale == "field" else "keeps the plates' own light"
+    yield _warning("brightness", f"{text}; data.scale {config.scale} {lost}.")
 
 
 def _channels(fields: Sequence[Field]) -> Iterator[Finding]:

@@ -29,8 +29,10 @@ class CellDataConfig(DataConfig):
     """Training windows per field and epoch: a fetched field is used this often."""
     validation_windows: Annotated[int, Within(1, 100000)] = 2
     """Windows of each validation field, at places that never change."""
-    scale: Literal["field", "set"] = "field"
-    """Source of the percentiles that become 0 and 1: each field's own, or fields of all plates together."""
+    scale: Literal["auto", "field", "set"] = "auto"
+    """Source of the percentiles that become 0 and 1. field: each field's own, so that its brightness is lost. set:
+    training fields of all plates together. auto: set if the brightness of training fields differs more between wells
+    of a plate than between plates, else field (also if no well has two sites)."""
     percentiles: tuple[float, float] = (0.1, 99.9)
     """Grey values of each channel at these percentiles become 0 and 1."""
     label: str | None = None
@@ -52,10 +54,12 @@ class ModelConfig:
     """Side (pixels) of the patches that become tokens."""
     registers: Annotated[int, Within(0, 1000)] = 0
     """Register tokens (Darcet 2024)."""
-    channels: Literal["stack", "subset", "bag"] = "stack"
+    channels: Literal["stack", "subset", "bag", "invariant", "tokens"] = "stack"
     """stack: use the channels as they are. subset: use a random choice of them, in random order, for each image (the
-    others are 0). bag: use each channel by itself and average the embeddings. Fields may lack channels with subset and
-    bag."""
+    others are 0). bag: use each channel by itself and average the embeddings. invariant: like bag, but in training the
+    first global crop shows the mean of the channels and each other crop one random channel. tokens: give each channel
+    patch tokens of its own (ChannelViT); the first global crop shows all channels, each other crop a random choice.
+    Fields may lack channels with all but stack."""
     layer_scale: Annotated[float, AtLeast(0)] = 1e-5
     """Initial factor on each block's output (Touvron 2021); it is learned. A short training makes no progress from 1e-5
     and needs 1."""
@@ -69,6 +73,11 @@ class ModelConfig:
     """Width before the prototypes."""
     ibot_head: Literal["shared", "own"] = "shared"
     """Projection head of patch tokens: the image's, or one of their own."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the network reads one grey image at a time."""
+        return self.channels in ("bag", "invariant")
 
 
 @dataclass
@@ -154,6 +163,9 @@ class CellPredictConfig(PredictConfig):
     """Distance between windows, as a share of their side."""
     neighbours: Annotated[int, AtLeast(1)] = 20
     """Neighbours of the k-NN classifier."""
+    drop_channels: bool = False
+    """Let `evaluate` also embed every field without each channel, and with each channel alone, and score that: it takes
+    as many times longer as twice the number of channels."""
     fields: Annotated[int, AtLeast(2)] = 2000
     """Most fields of each split that the end of training and `evaluate` look at."""
 
@@ -263,6 +275,8 @@ def _sizes(config: CellConfig) -> Iterator[str]:
         )
     if config.model.source == "dinov2" and config.model.size in ("mini", "tiny"):
         yield f"model.size {config.model.size} is not among dinov2's; take small, or model.source timm"
+    if config.model.source == "dinov2" and config.model.channels == "tokens":
+        yield "dinov2's network has no tokens of each channel: take model.source timm, or model.channels bag"
 
 
 def _shares(config: CellConfig) -> Iterator[str]:

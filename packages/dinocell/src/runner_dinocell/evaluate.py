@@ -38,14 +38,15 @@ class Score(NamedTuple):
 NOTHING = Score(math.nan, math.nan, 0, 0)
 
 
-def standardised(features: Array) -> Array:
+def standardised(features: Array, others: Array | None = None) -> Array:
     """Return columns of mean 0 and standard deviation 1 over all fields, as float64.
 
-    Labels are not used; constant columns become 0.
+    Labels are not used; constant columns become 0. With `others` (M, D), return those, changed as `features` would be.
     """
-    centred = features.astype(np.float64) - features.mean(0, dtype=np.float64)
-    deviation = centred.std(0)
-    return np.asarray(centred / np.where(deviation > 1e-12, deviation, 1))
+    mean = features.mean(0, dtype=np.float64)
+    deviation = (features.astype(np.float64) - mean).std(0)
+    changed = features if others is None else others
+    return np.asarray((changed.astype(np.float64) - mean) / np.where(deviation > 1e-12, deviation, 1))
 
 
 def knn(neighbours: int) -> Classify:
@@ -58,8 +59,8 @@ def knn(neighbours: int) -> Classify:
         classes, codes = np.unique(labels, return_inverse=True)
         votes = np.eye(len(classes))[codes]
         count = min(neighbours, len(labels))
-        known, found = _unit(features), []
-        for rows in _blocks(_unit(asked)):
+        known, found = unit_rows(features), []
+        for rows in _blocks(unit_rows(asked)):
             similar = rows @ known.T
             nearest = np.argpartition(-similar, count - 1, axis=1)[:, :count]
             weights = np.exp(np.take_along_axis(similar, nearest, 1) / TEMPERATURE)
@@ -100,18 +101,22 @@ def _fitted(features: Array, labels: Array, asked: Array, strength: float) -> Ar
     return np.asarray(model.predict((asked - mean) / deviation))
 
 
-def held_out(features: Array, labels: Array, groups: Array, asked: Array, classify: Classify) -> Score:
+def held_out(
+    features: Array, labels: Array, groups: Array, asked: Array, classify: Classify, queries: Array | None = None
+) -> Score:
     """Return the balanced accuracy of the `asked` fields (bool), classified from fields of other `groups`.
 
-    Fields whose class no other group has are left out: no classifier could name it.
+    Fields whose class no other group has are left out: no classifier could name it. `queries` (N, D) are the features
+    of the fields when they are asked, if those differ from what taught.
     """
+    questions = features if queries is None else queries
     found = np.full(len(labels), -1)
     for out in _folds(groups, asked, FOLDS):
         taught = ~out & (labels >= 0)
         classes = np.unique(labels[taught])
         judged = out & asked & np.isin(labels, classes)
         if len(classes) > 1 and judged.any():
-            found[judged] = classify(features[taught], labels[taught], groups[taught], features[judged])
+            found[judged] = classify(features[taught], labels[taught], groups[taught], questions[judged])
     judged = found >= 0
     classes = np.unique(labels[judged])
     if len(classes) < 2:
@@ -141,14 +146,16 @@ class Retrieval(NamedTuple):
     """Mean average precision of the same well's fields among all others, by similarity."""
 
 
-def retrieval(features: Array, wells: Array, asked: Array) -> Retrieval:
+def retrieval(features: Array, wells: Array, asked: Array, queries: Array | None = None) -> Retrieval:
     """Score whether a field finds the other sites of its well among all other fields.
 
     `wells` has one number for each well of each plate. Fields whose well has no other field are left out. Equally
-    similar fields come in random order.
+    similar fields come in random order. `queries` (N, D) are the features of the fields that search, if those differ
+    from the features of the fields that are found.
     """
     order = np.random.default_rng(0).permutation(len(wells))
-    unit, wells, asked = _unit(features)[order], wells[order], asked[order]
+    unit, wells, asked = unit_rows(features)[order], wells[order], asked[order]
+    searching = unit if queries is None else unit_rows(queries)[order]
     sizes = np.bincount(wells[wells >= 0])
     judged = np.flatnonzero(asked & (wells >= 0))
     judged = judged[sizes[wells[judged]] > 1]
@@ -156,7 +163,7 @@ def retrieval(features: Array, wells: Array, asked: Array) -> Retrieval:
         return Retrieval(NOTHING, NOTHING)
     hits, precisions = [], []
     for rows in _blocks(judged):
-        similar = unit[rows] @ unit.T
+        similar = searching[rows] @ unit.T
         similar[np.arange(len(rows)), rows] = -np.inf
         ranks = np.argsort(-similar, axis=1, kind="stable")[:, :-1]
         same = wells[ranks] == wells[rows][:, None]
@@ -173,7 +180,8 @@ def retrieval(features: Array, wells: Array, asked: Array) -> Retrieval:
     )
 
 
-def _unit(features: Array) -> Array:
+def unit_rows(features: Array) -> Array:
+    """Return the rows scaled to length 1; a row of zeros stays."""
     length = np.linalg.norm(features, axis=1, keepdims=True)
     return np.asarray(features / np.where(length > 0, length, 1))
 

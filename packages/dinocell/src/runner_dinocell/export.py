@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from runner_core import export_standalone
+from runner_core import BadInput, export_standalone
 
 from runner_dinocell import exported
 from runner_dinocell.augment import CEILING, CENTRE, SPREAD
@@ -33,7 +33,12 @@ def export(
         channels: their names, in the order of the input.
         levels: (low, high) of each channel, unless each field has its own.
     """
-    inputs = 1 if network.teacher.bag else len(channels)
+    if config.model.channels == "tokens":
+        raise BadInput(
+            "model.channels tokens gives each channel tokens of its own, which no model of timm has: use `predict`, or "
+            "train with model.channels stack, bag or invariant to export."
+        )
+    inputs = 1 if network.teacher.one_by_one else len(channels)
     settings = {"model_name": _NAMES[config.model.size], **timm_arguments(config, inputs)}
     model = timm.create_model(**settings)
     model.load_state_dict(backbone_weights(network))
@@ -63,7 +68,7 @@ def _description(
         "made_by": f"runner-dinocell {version('runner-dinocell')}",
         "timm": settings,
         "input": {
-            "axes": "batch, channel, y, x" + (" (each channel by itself)" if config.model.channels == "bag" else ""),
+            "axes": "batch, channel, y, x" + (" (each channel by itself)" if config.model.one_by_one else ""),
             "channels": list(channels),
             "size": f"windows of {side(config)} x {side(config)} pixels, resized to {size} x {size} once their "
             "intensities are scaled",

@@ -230,7 +230,7 @@ def _chosen(root: Location, found: _Images, wanted: tuple[str, ...], mixed: bool
         shown = "; ".join(f"{_key(plate)} has {', '.join(names.in_order(own))}" for plate, own in plates.items())
         raise BadInput(
             f"{root}: no channel that every plate has: {shown[:400]}. Choose with data.channels, or train a "
-            "network for data of several kinds: model.channels subset or bag."
+            "network for data of several kinds: model.channels bag, invariant, tokens or subset."
         )
     if light := names.in_order(_transmitted(found, common)):
         leave_out(
@@ -249,13 +249,15 @@ def _places(root: Location, found: _Images, trained: tuple[str, ...], kind: str)
     """Return the channels to take for a network that was `trained` on others.
 
     They are its own if the data have them. Otherwise they are all that most fields of a plate have, each at its own
-    place; a `subset` network has no more places than that.
+    place. A `subset` network has no more places than that; in a `tokens` network others follow the trained ones.
     """
     there = set.union(*channels_of_plates((field[:3], list(images)) for field, images in found.items()).values())
     if there >= set(trained):
         return trained
     others = [n for n in names.in_order(there - set(trained)) if n not in _transmitted(found, there)]
-    if kind == "bag":
+    if kind == "tokens":
+        return (*trained, *others)
+    if kind != "subset":
         return (*(name for name in trained if name in there), *others)
     if len(others) > len(set(trained) - there):
         raise BadInput(

@@ -10,6 +10,8 @@ import numpy as np
 from runner_core import AnyRecord, Array, Judgement, Predicted, Table, counted
 from threadpoolctl import threadpool_limits
 
+from runner_dinocell import dropped
+from runner_dinocell.baseline import columns
 from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
 from runner_dinocell.figures import embedding_map
@@ -26,6 +28,7 @@ WHAT = {
 }
 """The scores, and their names in tables."""
 UNTRAINED = "untrained network"
+PIXELS = "pixel statistics"
 
 
 class Known(NamedTuple):
@@ -58,11 +61,12 @@ def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
     return [record for place in range(count) for record in wells[names[place * len(names) // count]]]
 
 
-def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
+def judge(predicted: Sequence[Predicted], neighbours: int, channels: Sequence[str] = ()) -> Judgement | None:
     """Score the network, the untrained one and pixel statistics, by classifiers that saw other plates only.
 
     If pretraining did not see some plates, only those are scored; the plates it saw may teach classifiers. Returns None
-    for fewer than two fields.
+    for fewer than two fields. `channels` are those of the network; if the predictions have embeddings without some of
+    them (`predict.drop_channels`), a table shows their scores.
     """
     if len(predicted) < 2:
         return None
@@ -71,15 +75,16 @@ def judge(predicted: Sequence[Predicted], neighbours: int) -> Judgement | None:
     if all(p.untrained is not None for p in predicted):
         methods[UNTRAINED] = np.stack([_embedding(p.untrained) for p in predicted])
     if all(p.baseline is not None for p in predicted):
-        methods["pixel statistics"] = np.stack([p.baseline for p in predicted])
+        methods[PIXELS] = np.stack([p.baseline for p in predicted])
     with threadpool_limits(1):  # such small problems: threads would only wait
         found = {name: scores(standardised(features), known, neighbours) for name, features in methods.items()}
+        tables = [_table(found, predicted, known), *_dropped(methods, predicted, known, channels)]
     values = {name: _values(own) for name, own in found.items()}
     return Judgement(
         scores=values["network"],
-        baseline=values.get("pixel statistics", {}),
+        baseline=values.get(PIXELS, {}),
         further={UNTRAINED: values[UNTRAINED]} if UNTRAINED in values else {},
-        tables=[_table(found, predicted, known)],
+        tables=tables,
         pictures={"embeddings": _map(methods["network"], predicted)},
     )
 
@@ -144,6 +149,31 @@ def _table(found: Mapping[str, Mapping[str, Score]], predicted: Sequence[Predict
         if score.fields
     ]
     return Table("embeddings", title, ["what", "fields", "classes", "chance", *found], rows)
+
+
+def _dropped(
+    methods: Mapping[str, Array], predicted: Sequence[Predicted], known: Known, channels: Sequence[str]
+) -> list[Table]:
+    """Return the table of fields without some channels, if all predictions have such embeddings."""
+    if any(p.prediction.dropped is None for p in predicted):
+        return []
+    variants = dropped.variants(channels)
+    compared = {"network": dropped.Method(methods["network"], _variants([p.prediction for p in predicted]))}
+    if UNTRAINED in methods:
+        own = _variants([p.untrained for p in predicted])
+        compared[UNTRAINED] = dropped.Method(methods[UNTRAINED], own)
+    if PIXELS in methods:
+        there = _field(predicted[0]).channels
+        kept = [[place for place, name in enumerate(there) if name in variant.kept] for variant in variants]
+        own = [methods[PIXELS][:, columns(len(there), places)] for places in kept]
+        compared[PIXELS] = dropped.Method(methods[PIXELS], own)
+    names = [variant.name for variant in variants]
+    return [dropped.table(compared, names, known.label, known.plate, known.place, known.asked)]
+
+
+def _variants(predictions: Sequence[Embedded]) -> list[Array]:
+    """Return the embeddings (N, D) of each variant."""
+    return list(np.stack([np.asarray(prediction.dropped) for prediction in predictions], 1))
 
 
 def _map(features: Array, predicted: Sequence[Predicted]) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from runner_dinocell.channels import ChannelTransformer, channel_shares
 from runner_dinocell.config import CellConfig
 from runner_dinocell.heads import DINOHead
 from runner_dinocell.official import OfficialTransformer
@@ -25,8 +26,8 @@ class Branch(nn.Module):
     def __init__(self, config: CellConfig, channels: int) -> None:
         super().__init__()
         model = config.model
-        self.bag, self.patch = model.channels == "bag", model.patch
-        self.backbone = backbone(config, 1 if self.bag else channels)
+        self.one_by_one, self.patch = model.one_by_one, model.patch
+        self.backbone = backbone(config, 1 if self.one_by_one else channels)
         width = self.backbone.embed_dim
 
         def head() -> DINOHead:
@@ -39,10 +40,10 @@ class Branch(nn.Module):
     def tokens(self, images: Tensor, mask: Tensor | None = None) -> Tokens:
         """Return the `Tokens` of images (M, C, H, W).
 
-        With model.channels bag they are means over the channels, which pass one by one; missing channels, 0 everywhere,
-        do not count.
+        With model.channels bag and invariant they are means over the channels, which pass one by one; missing channels,
+        0 everywhere, do not count.
         """
-        if not self.bag:
+        if not self.one_by_one:
             return self.backbone(images, mask)
         count, channels = images.shape[:2]
         each = self.backbone(
@@ -115,17 +116,14 @@ class DinoNet(nn.Module):
 def backbone(config: CellConfig, channels: int) -> nn.Module:
     """Return the network that `config.model` describes, for images of `channels` channels.
 
-    It is a `CellTransformer`, or with `model.source` dinov2 an `OfficialTransformer`.
+    It is a `CellTransformer`, with `model.channels` tokens a `ChannelTransformer`, with `model.source` dinov2 an
+    `OfficialTransformer`.
     """
     if config.model.source == "dinov2":
         return OfficialTransformer(config, channels)
+    if config.model.channels == "tokens":
+        return ChannelTransformer(channels, config.model.drop_path, **timm_arguments(config, 1))
     return CellTransformer(config.model.drop_path, **timm_arguments(config, channels))
-
-
-def channel_shares(images: Tensor) -> Tensor:
-    """Return each channel's weight (M, C) in the mean over those of (M, C, H, W) that are not 0 everywhere, float32."""
-    there = images.flatten(2).any(2).float()
-    return there / there.sum(1, keepdim=True).clamp(min=1)
 
 
 def shard_units(network: DinoNet) -> Sequence[nn.Module]:

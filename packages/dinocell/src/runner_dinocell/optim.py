@@ -22,7 +22,7 @@ BACKBONE = "backbone."
 PROTOTYPES = "prototypes"
 """End of the names of the heads' prototypes."""
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
-_TOKENS = ("cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
+_TOKENS = ("channel_embed", "cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
 
 Group = MutableMapping[str, Any]
 

@@ -38,7 +38,7 @@ from runner_core import (
     mirrors_and_turns,
 )
 
-from runner_dinocell import checks, fields, files, judgement, outputs, schedules, statistics, whole
+from runner_dinocell import checks, dropped, fields, files, judgement, outputs, schedules, statistics, whole
 from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.optimisations import OPTIMISATIONS
 from runner_dinocell.whole import Embedded, side
@@ -203,14 +203,22 @@ class DinoCell(Project):
         record, prepared = cropped.record, cropped.prepared
         prepared = prepared | {"levels": self._levels(record, prepared["levels"])}
         window = side(self.config)
-        vectors = whole.predict(prepared, infer, window, settings.stride, size, record.key)
+
+        def embed(prepared: Arrays) -> Array:
+            return whole.predict(prepared, infer, window, settings.stride, size, record.key)
+
+        vectors = embed(prepared)
         rows = len(np.unique(whole.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
-        return {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
+        soft = {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
+        if settings.drop_channels and isinstance(record, fields.Field):
+            soft["dropped"] = dropped.embedded(prepared, record.channels, self._channels, embed)
+        return soft
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Embedded:
         """Return the windows' embeddings with their places."""
         shape, stride, windows = cropped.prepared["image"].shape[1:], self.config.predict.stride, soft["windows"]
-        return Embedded(windows.reshape(-1, windows.shape[-1]), whole.corners(shape, side(self.config), stride))
+        corners = whole.corners(shape, side(self.config), stride)
+        return Embedded(windows.reshape(-1, windows.shape[-1]), corners, soft.get("dropped"))
 
     def combining(self) -> Combining:
         """Return the embeddings, whose views are averaged; networks of an ensemble read the same channels."""
@@ -268,7 +276,7 @@ class DinoCell(Project):
             "window": side(self.config),
             "stride": self.config.predict.stride,
             "percentiles": list(self.config.data.percentiles),
-            "scale": self.config.data.scale,
+            "scale": "set" if "levels" in self.statistics else "field",
         }
 
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
@@ -279,7 +287,7 @@ class DinoCell(Project):
     def checks(self) -> Checks:
         return Checks(
             record=partial(checks.findings, window=self.config.data.window),
-            records=checks.set_findings,
+            records=partial(checks.set_findings, config=self.config.data),
             prediction=lambda record, prediction: checks.stains(record, self._channels),
             plain_metrics=self._plain_metrics,
         )
@@ -287,7 +295,7 @@ class DinoCell(Project):
     def judging(self) -> Judging:
         return Judging(
             scored=self._scored,
-            judge=partial(judgement.judge, neighbours=self.config.predict.neighbours),
+            judge=partial(judgement.judge, neighbours=self.config.predict.neighbours, channels=self._channels),
             untrained=True,
             collect=outputs.collect,
         )

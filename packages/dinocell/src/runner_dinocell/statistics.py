@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Json, Statistics, Store
 
+from runner_dinocell.brightness import brightness
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import at_percentiles, histogram
 
@@ -16,23 +17,34 @@ FIELDS = 64
 
 
 def fit(store: Store, training: Sequence[int], config: CellConfig) -> Statistics:
-    """Return `channels`, their names in order, and under `data.scale set` also `levels`.
+    """Return `channels`, their names in order, and if `data.scale` is or becomes set also `levels`.
 
     levels (C, 2) float32 are the grey values of `FIELDS` training fields together, spread over the plates, at
-    `data.percentiles`. Records of a streamed store that cannot be read are skipped. Raises BadInput if none can be
-    read.
+    `data.percentiles`. Under `data.scale auto` these are two sites of each well, and there are no levels if their
+    brightness says so, or if no well has two sites. Records of a streamed store that cannot be read are skipped. Raises
+    BadInput if none can be read.
     """
-    channels = list(_first_readable(store, training)["channels"])
-    if config.data.scale == "field":
+    channels, scale = list(_first_readable(store, training)["channels"]), config.data.scale
+    numbers = [] if scale == "field" else (pairs if scale == "auto" else spread)(store.keys, training)
+    if not numbers:
         return {"channels": channels}
     counts: Array | None = None
-    for image, grey in _images(store, spread(store.keys, training)):
+    own_levels, keys = [], []
+    for number, image, grey in _images(store, numbers):
         own = np.stack([histogram(channel) for channel in image]) * (grey > 0)[:, None]
         counts = own if counts is None else counts + own
+        own_levels.append(_levels(own, config))
+        keys.append(store.keys[number])
     assert counts is not None  # one was readable
+    if scale == "auto" and brightness(np.stack(own_levels), keys).scale == "field":
+        return {"channels": channels}
+    return {"channels": channels, "levels": _levels(counts, config)}
+
+
+def _levels(counts: Array, config: CellConfig) -> Array:
+    """Return the grey values (C, 2) float32 at `data.percentiles`; 0 for a channel without pixels."""
     percentiles = config.data.percentiles
-    levels = [at_percentiles(own, percentiles) if own.any() else (0.0, 0.0) for own in counts]
-    return {"channels": channels, "levels": np.array(levels, np.float32)}
+    return np.array([at_percentiles(own, percentiles) if own.any() else (0.0, 0.0) for own in counts], np.float32)
 
 
 def usable(levels: Any, own: Any) -> Any:
@@ -44,8 +56,17 @@ def usable(levels: Any, own: Any) -> Any:
     return levels * seen + own * ~seen
 
 
-def spread(keys: Sequence[str], training: Sequence[int]) -> list[int]:
-    """Choose at most `FIELDS` of the training records, as evenly as possible from all plates.
+def pairs(keys: Sequence[str], training: Sequence[int]) -> list[int]:
+    """Choose two sites of wells that have them, at most `FIELDS` records, as evenly as possible from all plates."""
+    sites: dict[str, list[int]] = {}
+    for number in training:
+        sites.setdefault(keys[number].rsplit("/", 1)[0], []).append(number)
+    second = {own[0]: own[1] for own in sites.values() if len(own) > 1}
+    return sorted(number for first in spread(keys, list(second), FIELDS // 2) for number in (first, second[first]))
+
+
+def spread(keys: Sequence[str], training: Sequence[int], most: int = FIELDS) -> list[int]:
+    """Choose at most `most` of the training records, as evenly as possible from all plates.
 
     Each plate contributes evenly from its first record to its last. `keys` are …/plate/well/site.
     """
@@ -54,7 +75,7 @@ def spread(keys: Sequence[str], training: Sequence[int]) -> list[int]:
         plates.setdefault(keys[number].rsplit("/", 2)[0], []).append(number)
     chosen: list[int] = []
     for rest, own in enumerate(sorted(plates.values(), key=len)):  # larger plates make up for small ones
-        share = -(-(FIELDS - len(chosen)) // (len(plates) - rest))
+        share = -(-(most - len(chosen)) // (len(plates) - rest))
         places = np.linspace(0, len(own) - 1, min(share, len(own))).round().astype(int)
         chosen += [own[place] for place in places.tolist()]
     return sorted(chosen)
@@ -70,8 +91,8 @@ def _first_readable(store: Store, training: Sequence[int]) -> Mapping[str, Json]
     raise first or BadInput("there is no field to train on")
 
 
-def _images(store: Store, records: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Yield images that can be read, and the grey values of their channels (0 for a missing one).
+def _images(store: Store, records: Sequence[int]) -> Iterator[tuple[int, Array, Array]]:
+    """Yield records that can be read: number, image and the grey values of its channels (0 for a missing one).
 
     Raises the first one's error if none can be read.
     """
@@ -84,6 +105,6 @@ def _images(store: Store, records: Sequence[int]) -> Iterator[tuple[Array, Array
             first = first or error
             continue
         read += 1
-        yield image, grey
+        yield number, image, grey
     if not read and first:
         raise first

@@ -17,11 +17,13 @@ from runner_dinocell.config import CellConfig
 class Embedded:
     """Embeddings of a field's windows, `windows` (n, D) float32, and their upper left pixels.
 
-    `corners` is (n, 2) int32 (y, x).
+    `corners` is (n, 2) int32 (y, x). `dropped` (V, D) float32 are the field's embeddings without some channels
+    (`dropped.variants`), if they were asked for.
     """
 
     windows: Array
     corners: Array
+    dropped: Array | None = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the field's embedding, for NumPy."""
