@@ -175,7 +175,8 @@ def embedded_by_hand(network: Path, plate: Path, row: dict[str, Any], side: int)
     names = [f"{row['plate']}_{row['well']}_site{row['site']}_Ch{channel}.tif" for channel in range(1, 6)]
     field = np.stack([tifffile.imread(plate / name) for name in names])
     assert field.dtype == np.uint16
-    low, high = np.percentile(field, [0.1, 99.9], axis=(1, 2))[..., None, None]
+    levels = json.loads((network / "model.json").read_text())["input"]["low and high"]  # of the set: data.scale auto
+    low, high = np.array(levels).T[..., None, None]
     y, x = row["window_y"], row["window_x"]
     scaled = ((field[:, y : y + side, x : x + side] - low) / (high - low)).clip(0, 1.5)
     small = functional.interpolate(torch.tensor(scaled[None]), (16, 16), mode="bilinear", antialias=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from runner_core import Array, Predicted
 from runner_dinocell.baseline import baseline, columns
+from runner_dinocell.config import CellPredictConfig
 from runner_dinocell.dropped import embedded, variants
 from runner_dinocell.fields import Field
 from runner_dinocell.judgement import judge
@@ -66,12 +67,12 @@ def predicted(robust: bool) -> list[Predicted]:
         dropped[3] = np.nan if plate == 0 else dropped[3]
         statistics = baseline(made.integers(0, 900, (3, 8, 8)), np.tile([0.0, 500], (3, 1)))
         other = Embedded(made.normal(size=(1, 8)), np.zeros((1, 2)), made.normal(size=(6, 8)))
-        found.append(Predicted(field, Embedded(full, np.zeros((1, 2)), dropped), statistics, other))
+        found.append(Predicted(field, Embedded(full, np.zeros((1, 2)), dropped), statistics, other, plate == 3))
     return found
 
 
 def rows(robust: bool) -> dict[str, dict[str, float]]:
-    judgement = judge(predicted(robust), 5, CHANNELS)
+    judgement = judge(predicted(robust), CellPredictConfig(neighbours=5), CHANNELS)
     assert judgement is not None
     table = next(table for table in judgement.tables if table.name == "channels")
     return {str(row[0]): dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}  # type: ignore[arg-type]
@@ -92,6 +93,6 @@ def test_the_table_tells_a_robust_network_from_one_that_needs_the_channel() -> N
 
 def test_there_is_no_table_unless_it_was_asked_for() -> None:
     plain = [replace(p, prediction=replace(p.prediction, dropped=None)) for p in predicted(True)]
-    judgement = judge(plain, 5, CHANNELS)
+    judgement = judge(plain, CellPredictConfig(neighbours=5), CHANNELS)
     assert judgement is not None
-    assert [table.name for table in judgement.tables] == ["embeddings"]
+    assert [table.name for table in judgement.tables] == ["embeddings", "profiles"]

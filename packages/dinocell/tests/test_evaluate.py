@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import Array, Predicted
 from runner_dinocell import evaluate
+from runner_dinocell.config import CellPredictConfig
 from runner_dinocell.evaluate import NOTHING, balanced, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
 from runner_dinocell.judgement import UNTRAINED, WHAT, chosen, judge
@@ -202,7 +203,7 @@ def predicted(
 
 
 def test_a_judgement_has_the_network_beside_the_others() -> None:
-    found = judge(predicted(), 20)
+    found = judge(predicted(), CellPredictConfig())
     assert found is not None
     assert set(found.scores) == set(found.baseline) == set(found.further[UNTRAINED]) == set(WHAT)
     assert next(iter(found.scores)) == "probe"
@@ -219,24 +220,24 @@ def test_a_judgement_has_the_network_beside_the_others() -> None:
 
 
 def test_without_unseen_plates_all_are_judged_and_the_title_says_so() -> None:
-    found = judge(predicted(seen=4), 20)
+    found = judge(predicted(seen=4), CellPredictConfig())
     assert found is not None
     assert found.tables[0].title.startswith("72 fields of 4 plates, all seen by pretraining; ")
     assert found.scores["probe"] > 0.9
 
 
 def test_without_labels_the_headline_is_what_can_be_said() -> None:
-    found = judge(predicted(labels=False, plates=1, seen=1), 20)
+    found = judge(predicted(labels=False, plates=1, seen=1), CellPredictConfig())
     assert found is not None
     assert next(iter(found.scores)) == "retrieval"
     assert math.isfinite(found.scores["retrieval"])
     assert all(math.isnan(found.scores[name]) for name in ("probe", "knn", "probe_well", "knn_well", "plate"))
-    assert judge(predicted(sites=1)[:2], 20) is not None
-    assert judge(predicted()[:1], 20) is None
+    assert judge(predicted(sites=1)[:2], CellPredictConfig()) is not None
+    assert judge(predicted()[:1], CellPredictConfig()) is None
 
 
 def test_the_same_fields_are_judged_alike_again() -> None:
-    once, again = judge(predicted(apart=0.5), 20), judge(predicted(apart=0.5), 20)
+    once, again = judge(predicted(apart=0.5), CellPredictConfig()), judge(predicted(apart=0.5), CellPredictConfig())
     assert once is not None
     assert again is not None
     assert once.scores == again.scores

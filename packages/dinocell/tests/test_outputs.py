@@ -80,7 +80,7 @@ def test_fields_are_a_row_each_in_one_file(tmp_path: Path) -> None:
         parts += outputs.write(
             outputs.rows(field(site=site), embedded(number), "field", SETTINGS), f"k{site}", tmp_path
         )
-    (path,) = outputs.collect(parts, tmp_path)
+    path, _ = outputs.collect(parts, tmp_path)
     table = pq.read_table(path)
     assert path.name == "embeddings.parquet"
     assert table.schema.names == [*outputs.KEYS, "window_y", "window_x", "embedding"]
@@ -113,5 +113,5 @@ def test_more_files_than_are_read_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     parts = [
         outputs.write(outputs.rows(field(site=str(n)), embedded(n), "field", {}), str(n), tmp_path)[0] for n in range(5)
     ]
-    (path,) = outputs.collect(parts, tmp_path)
+    path, _ = outputs.collect(parts, tmp_path)
     assert pq.read_table(path)["site"].to_pylist() == list("01234")

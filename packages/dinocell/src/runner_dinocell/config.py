@@ -166,6 +166,13 @@ class CellPredictConfig(PredictConfig):
     drop_channels: bool = False
     """Let `evaluate` also embed every field without each channel, and with each channel alone, and score that: it takes
     as many times longer as twice the number of channels."""
+    controls: tuple[str, ...] = ()
+    """Labels of control wells (DMSO), by which `evaluate` normalises the profiles of each plate. Default: by all of its
+    wells."""
+    normalise: Literal["standardise", "mad"] = "standardise"
+    """How profiles are normalised by controls: mean and standard deviation, or median and median absolute deviation."""
+    sphering: Annotated[float, AtLeast(0)] = 0.5
+    """Added to the standard deviation of each direction when profiles are sphered; 0 blows up weak directions."""
     fields: Annotated[int, AtLeast(2)] = 2000
     """Most fields of each split that the end of training and `evaluate` look at."""
 

@@ -10,8 +10,9 @@ import numpy as np
 from runner_core import AnyRecord, Array, Judgement, Predicted, Table, counted
 from threadpoolctl import threadpool_limits
 
-from runner_dinocell import dropped
+from runner_dinocell import dropped, profiles
 from runner_dinocell.baseline import columns
+from runner_dinocell.config import CellPredictConfig
 from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
 from runner_dinocell.figures import embedding_map
@@ -61,12 +62,15 @@ def chosen(records: Sequence[AnyRecord], most: int) -> list[AnyRecord]:
     return [record for place in range(count) for record in wells[names[place * len(names) // count]]]
 
 
-def judge(predicted: Sequence[Predicted], neighbours: int, channels: Sequence[str] = ()) -> Judgement | None:
+def judge(
+    predicted: Sequence[Predicted], settings: CellPredictConfig, channels: Sequence[str] = ()
+) -> Judgement | None:
     """Score the network, the untrained one and pixel statistics, by classifiers that saw other plates only.
 
     If pretraining did not see some plates, only those are scored; the plates it saw may teach classifiers. Returns None
-    for fewer than two fields. `channels` are those of the network; if the predictions have embeddings without some of
-    them (`predict.drop_channels`), a table shows their scores.
+    for fewer than two fields. Fields with labels are also scored as profiles of wells. `channels` are those of the
+    network; if the predictions have embeddings without some of them (`predict.drop_channels`), a table shows their
+    scores.
     """
     if len(predicted) < 2:
         return None
@@ -77,8 +81,9 @@ def judge(predicted: Sequence[Predicted], neighbours: int, channels: Sequence[st
     if all(p.baseline is not None for p in predicted):
         methods[PIXELS] = np.stack([p.baseline for p in predicted])
     with threadpool_limits(1):  # such small problems: threads would only wait
-        found = {name: scores(standardised(features), known, neighbours) for name, features in methods.items()}
-        tables = [_table(found, predicted, known), *_dropped(methods, predicted, known, channels)]
+        found = {name: scores(standardised(features), known, settings.neighbours) for name, features in methods.items()}
+        tables = [_table(found, predicted, known), *_profiles(methods, predicted, known, settings)]
+        tables += _dropped(methods, predicted, known, channels)
     values = {name: _values(own) for name, own in found.items()}
     return Judgement(
         scores=values["network"],
@@ -149,6 +154,24 @@ def _table(found: Mapping[str, Mapping[str, Score]], predicted: Sequence[Predict
         if score.fields
     ]
     return Table("embeddings", title, ["what", "fields", "classes", "chance", *found], rows)
+
+
+def _profiles(
+    methods: Mapping[str, Array], predicted: Sequence[Predicted], known: Known, settings: CellPredictConfig
+) -> list[Table]:
+    """Return the table of profiles of wells, if fields have labels; a well has the label of its first field."""
+    labels = [_field(p).label for p in predicted]
+    control = np.array([label in settings.controls for label in labels])
+    if not any(label is not None for label in labels):
+        return []
+    first = np.unique(known.place, return_index=True)[1]
+    of_wells = {name: profiles.of_wells(features, known.place) for name, features in methods.items()}
+    facts = (known.label, known.plate, known.well, control, known.asked)
+    return [
+        profiles.table(
+            of_wells, *(fact[first] for fact in facts), settings, profiles.unknown_controls(settings.controls, labels)
+        )
+    ]
 
 
 def _dropped(

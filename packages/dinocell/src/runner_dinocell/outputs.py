@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from runner_core import Json
+from runner_core import Array, Json
 
 from runner_dinocell.fields import Field
 from runner_dinocell.whole import Embedded
 
 KEYS = ("source", "batch", "plate", "well", "site")
 FILE = "embeddings.parquet"
+PROFILES = "profiles.parquet"
 METADATA = b"runner_dinocell"
 _TOGETHER = 1000
 """Fields whose rows are written at once."""
@@ -54,9 +57,43 @@ def write(table: pa.Table, key: str, folder: Path) -> list[Path]:
 
 
 def collect(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Join the rows of all `files` in this order into one, `FILE`, never all in memory."""
-    path = folder / FILE
-    with pq.ParquetWriter(path, pq.read_schema(files[0])) as writer:
+    """Join the rows of all `files` in this order into one, `FILE`, never all in memory; write `PROFILES`."""
+    path, together = folder / FILE, pq.read_schema(files[0])
+    wells: dict[tuple[str, ...], _Well] = {}
+    with pq.ParquetWriter(path, together) as writer:
         for first in range(0, len(files), _TOGETHER):
-            writer.write_table(pa.concat_tables([pq.read_table(f) for f in files[first : first + _TOGETHER]]))
-    return [path]
+            tables = [pq.read_table(file) for file in files[first : first + _TOGETHER]]
+            writer.write_table(pa.concat_tables(tables))
+            for table in tables:
+                _add(wells, table)
+    pq.write_table(_profiles(wells, together.metadata), folder / PROFILES)
+    return [path, folder / PROFILES]
+
+
+@dataclass
+class _Well:
+    """Sum of the embeddings of a well's fields, each the mean over its windows."""
+
+    total: Array
+    sites: int = 0
+
+
+def _add(wells: dict[tuple[str, ...], _Well], table: pa.Table) -> None:
+    """Add the rows of one field to its well."""
+    key = tuple(table[name][0].as_py() for name in KEYS[:-1])
+    vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+    own = wells.setdefault(key, _Well(np.zeros(vectors.shape[1])))
+    own.total += vectors.mean(0, dtype=np.float64)
+    own.sites += 1
+
+
+def _profiles(wells: Mapping[tuple[str, ...], _Well], metadata: Mapping[bytes, bytes]) -> pa.Table:
+    """Return one row for each well: pycytominer's columns `Metadata_…`, and a column for each number."""
+    columns: dict[str, pa.Array] = {
+        f"Metadata_{name.capitalize()}": pa.array([key[place] for key in wells], pa.string())
+        for place, name in enumerate(KEYS[:-1])
+    }
+    columns["Metadata_Site_Count"] = pa.array([well.sites for well in wells.values()], pa.int32())
+    means = np.stack([well.total / well.sites for well in wells.values()]).astype(np.float32)
+    columns |= {f"Embedding_{number:04d}": pa.array(column) for number, column in enumerate(means.T)}
+    return pa.table(columns).replace_schema_metadata(metadata)

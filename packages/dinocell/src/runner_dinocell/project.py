@@ -295,7 +295,7 @@ class DinoCell(Project):
     def judging(self) -> Judging:
         return Judging(
             scored=self._scored,
-            judge=partial(judgement.judge, neighbours=self.config.predict.neighbours, channels=self._channels),
+            judge=partial(judgement.judge, settings=self.config.predict, channels=self._channels),
             untrained=True,
             collect=outputs.collect,
         )
