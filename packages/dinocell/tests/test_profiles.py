@@ -114,7 +114,9 @@ def table(controls: tuple[str, ...], drop: int | None = None) -> Any:
     fault = profiles.unknown_controls(controls, names)
     methods = {"network": values, "pixel statistics": np.random.default_rng(1).normal(size=values.shape)}
     settings = CellPredictConfig(controls=controls, neighbours=5)
-    return profiles.table(methods, label, plate, well, control, np.ones(len(label), bool), settings, fault)
+    return profiles.table(
+        methods, profiles.Wells(label, plate, well, control, np.ones(len(label), bool)), settings, fault
+    )
 
 
 def test_normalisation_takes_the_plate_out_and_lets_compounds_be_found() -> None:

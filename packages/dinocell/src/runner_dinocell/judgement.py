@@ -166,12 +166,8 @@ def _profiles(
         return []
     first = np.unique(known.place, return_index=True)[1]
     of_wells = {name: profiles.of_wells(features, known.place) for name, features in methods.items()}
-    facts = (known.label, known.plate, known.well, control, known.asked)
-    return [
-        profiles.table(
-            of_wells, *(fact[first] for fact in facts), settings, profiles.unknown_controls(settings.controls, labels)
-        )
-    ]
+    wells = profiles.Wells(known.label, known.plate, known.well, control, known.asked).only(first)
+    return [profiles.table(of_wells, wells, settings, profiles.unknown_controls(settings.controls, labels))]
 
 
 def _dropped(

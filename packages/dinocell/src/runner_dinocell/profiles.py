@@ -7,7 +7,7 @@ row per well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from runner_core import Array, Table, counted, did_you_mean
@@ -105,25 +105,34 @@ def unknown_controls(wanted: Sequence[str], labels: Sequence[str | None]) -> str
     )
 
 
-def table(
-    methods: Mapping[str, Array], label: Array, plate: Array, well: Array, control: Array, asked: Array,
-    settings: CellPredictConfig, fault: str = "",
-) -> Table:  # fmt: skip
+class Wells(NamedTuple):
+    """What is known of N wells, (N,) each."""
+
+    label: Array
+    """Numbers, −1 if not known."""
+    plate: Array
+    position: Array
+    control: Array
+    """bool: the wells that plates are normalised by; if none, all wells of a plate."""
+    asked: Array
+    """bool: the wells that are scored."""
+
+    def only(self, rows: Array) -> Wells:
+        return Wells(*(fact[rows] for fact in self))
+
+
+def table(methods: Mapping[str, Array], wells: Wells, settings: CellPredictConfig, fault: str = "") -> Table:
     """Return the scores of profiles: as they are, normalised by plate, and sphered.
 
     Args:
-        methods: profiles (N, D) of N wells by the name of their method.
-        label: (N,) numbers, −1 if not known.
-        plate: (N,) numbers.
-        well: (N,) numbers of positions; classifiers of the plate learn from other positions.
-        control: (N,) bool, the wells that plates are normalised by; none: all wells of a plate.
-        asked: (N,) bool, the wells that are scored.
+        methods: profiles (N, D) of the wells by the name of their method.
+        wells: the N wells.
         settings: how to normalise and to sphere, and the neighbours of the classifier of plates.
         fault: what is wrong with the names of the controls; it stands in the title.
     """
+    plate, control, asked = wells.plate, wells.control, wells.asked
     reference = control if control.any() else np.ones(len(plate), bool)
     usable = np.isin(plate, np.unique(plate[reference]))
-    facts = [fact[usable] for fact in (label, plate, well, control, asked)]
     rows: list[list[str | float]] = []
     for name, own in methods.items():
         by_plate = normalised(own, plate, reference, settings.normalise)[usable]
@@ -131,7 +140,7 @@ def table(
         known = by_plate[reference[usable]]
         if len(known) > 2:
             steps["sphered"] = sphered(by_plate, known, settings.sphering)
-        rows += [[f"{name}, {step}", *_scores(values, *facts, settings)] for step, values in steps.items()]
+        rows += [[f"{name}, {step}", *_scores(values, wells.only(usable), settings)] for step, values in steps.items()]
     return Table(
         "profiles", _title(control, asked, usable, fault), ["profiles", "replicate", "compound", "plate"], rows
     )
@@ -154,10 +163,9 @@ def _title(control: Array, asked: Array, usable: Array, fault: str) -> str:
     return ". ".join(parts)
 
 
-def _scores(
-    values: Array, label: Array, plate: Array, well: Array, control: Array, asked: Array, settings: CellPredictConfig
-) -> list[float]:
+def _scores(values: Array, wells: Wells, settings: CellPredictConfig) -> list[float]:
     """Return replicate and compound mean average precision, and how well the plate can be told."""
+    label, plate, position, control, asked = wells
     same = (label[:, None] == label) & (label >= 0)
     apart = (label[:, None] != label) & (label >= 0) & (label[:, None] >= 0)
     judged = np.where(asked & ~control, label, -1)
@@ -168,4 +176,4 @@ def _scores(
     ):
         precision = np.where(judged >= 0, average_precision(values, positive, negative), np.nan)
         found.append(mean_over(precision, judged))
-    return [*found, held_out(values, plate, well, asked, knn(settings.neighbours)).value]
+    return [*found, held_out(values, plate, position, asked, knn(settings.neighbours)).value]
