@@ -38,8 +38,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    together.Together.validated.clear()
     toy.run(together.settings(1), folder / "one", project=together.Together)
     torch.set_num_threads(threads)
+    validations = [line for line in toy.log_lines(folder / "one") if line["event"] == "validation"]
+    (folder / "samples.json").write_text(json.dumps(sum(together.Together.validated) // len(validations)))
     cut_after(shutil.copytree(folder / "one", folder / "handed-on"), 6)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
@@ -91,6 +94,16 @@ def flat(value: object, name: str = "") -> dict[str, object]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_processes_learn_what_one_does(strategy: str, both: Path) -> None:
     assert_close_runs(both / "one", both / strategy)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_process_validates_its_share(strategy: str, both: Path) -> None:
+    first, second = (json.loads((both / f"{strategy}-validated-{number}.json").read_text()) for number in range(2))
+    epochs = len([line for line in toy.log_lines(both / "one") if line["event"] == "validation"])
+    whole = sum(first) + sum(second)
+    assert whole % epochs == 0
+    assert 0 < sum(second) <= sum(first) < whole
+    assert whole == epochs * json.loads((both / "samples.json").read_text())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -108,6 +108,7 @@ from runner_core.contract.records import Table as Table
 from runner_core.contract.run import LEFT_OUT as LEFT_OUT
 from runner_core.contract.run import CheckpointFormat as CheckpointFormat
 from runner_core.contract.run import Device as Device
+from runner_core.contract.run import Divisible as Divisible
 from runner_core.contract.run import Finding as Finding
 from runner_core.contract.run import HealthEvent as HealthEvent
 from runner_core.contract.run import HealthRule as HealthRule
@@ -116,6 +117,7 @@ from runner_core.contract.run import Precision as Precision
 from runner_core.contract.run import Remedy as Remedy
 from runner_core.contract.run import Sink as Sink
 from runner_core.contract.run import State as State
+from runner_core.contract.run import added as added
 from runner_core.contract.run import collect_left_out as collect_left_out
 from runner_core.contract.run import leave_out as leave_out
 from runner_core.contract.setup import Engine as Engine

@@ -12,6 +12,7 @@ import signal
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "engine_toy"))
 import engine_toy as toy
@@ -21,6 +22,7 @@ from runner_core.base.errors import Stopped
 from runner_core.contract import Step
 from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
+from runner_core.engines.torch.metrics import TorchFunctionMetric
 from runner_core.engines.torch.team import TorchTeam
 from runner_core.output import display
 from runner_core.training import loop
@@ -56,6 +58,8 @@ class Together(toy.Toy):
     weight out every other time."""
 
     name = "enginetoy"
+    validated: ClassVar[list[int]] = []
+    """Sizes of the validation batches of this process."""
     splittable = False
     monitor = ("loss", "min")
 
@@ -105,7 +109,11 @@ class Together(toy.Toy):
         return {"bias": model.student[0].bias.detach().numpy(), "mask": model.mask.detach().numpy()}
 
     def metrics(self):
-        return []
+        return [TorchFunctionMetric("size", self._size)]
+
+    def _size(self, prediction, batch):
+        Together.validated.append(len(prediction))
+        return prediction.abs().mean()
 
 
 class Interrupted(Together):
@@ -123,7 +131,7 @@ def settings(count: int, **more):
     """Settings under which the batch has 8 samples in all, however many processes there are."""
     base = {"train__batch_size": 8 // count, "train__devices": count, "train__clip": 0.05, "train__ema": 0.9,
             "net__dropout": 0.0, "train__epochs": 4, "train__learning_rate": 1e-2,
-            "validate__batch_size": 8, "log__every": 2, "checkpoint__keep": 9, "health__mode": "off"}  # fmt: skip
+            "validate__batch_size": 3, "log__every": 2, "checkpoint__keep": 9, "health__mode": "off"}  # fmt: skip
     return toy.small(**{**base, **more})
 
 
@@ -141,7 +149,9 @@ def main(folder: Path, number: int) -> None:
     for strategy in ("ddp", "fsdp"):
         same = {"train__strategy": strategy}
         screen = display.Display(stream=StringIO(), silent=number > 0)
+        Together.validated.clear()
         toy.run(settings(2, **same), folder / strategy, project=Together, team=team, display=screen)
+        (folder / f"{strategy}-validated-{number}.json").write_text(json.dumps(Together.validated))
         random = same | {"net__dropout": 0.3}
         toy.run(settings(2, **random), folder / f"{strategy}-random", project=Together, team=team)
         try:

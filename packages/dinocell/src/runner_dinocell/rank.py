@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from runner_core import Array, Tensors
+from runner_core import Array, Arrays, Tensors, added
 
 EPSILON = 1e-7
 """Added to every singular value's share, as in the paper."""
@@ -39,6 +40,16 @@ class RankMe:
             return {}
         values = torch.linalg.eigvalsh(self._products).clamp(min=0).sqrt().flip(0)
         return {"rank": _spread(values[: self._count].cpu().numpy())}
+
+    def state(self) -> Arrays:
+        if self._products is None:
+            return {}
+        return {"products": self._products.cpu().numpy(), "count": np.array(self._count)}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        total = added(states)
+        self._products = torch.from_numpy(total["products"]) if total else None
+        self._count = int(total.get("count", 0))
 
 
 def rank_me(embeddings: Array) -> float:

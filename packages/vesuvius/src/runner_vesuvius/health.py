@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from runner_core import Finding, HealthEvent, HealthRule, Tensors
+import numpy as np
+from runner_core import Arrays, Finding, HealthEvent, HealthRule, Tensors, added
 
 from runner_vesuvius.config import ScrollConfig
 
@@ -39,6 +40,13 @@ class SurfaceRatio:
     def compute(self) -> dict[str, float]:
         true = int(self._true)
         return {RATIO: int(self._found) / true if true else math.nan}
+
+    def state(self) -> Arrays:
+        return {"found": np.array(int(self._found)), "true": np.array(int(self._true))}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        total = added(states)
+        self._found, self._true = total["found"], total["true"]
 
 
 def rules(config: ScrollConfig) -> Sequence[HealthRule]:

@@ -18,12 +18,12 @@ counts are sums of integers over all samples: values do not depend on batches.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from runner_core import Tensors, count_true
+from runner_core import Arrays, Tensors, added, count_true
 from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
@@ -72,6 +72,14 @@ class Proxy:
         if self._counts is None:
             return dict.fromkeys([*names, "proxy"], float("nan"))
         return _values(names, self._counts.tolist())
+
+    def state(self) -> Arrays:
+        return {} if self._counts is None else {"counts": self._counts.cpu().numpy()}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        total = added(states)
+        self._counts = torch.from_numpy(total["counts"]) if total else None
+        self._tubes = self._counts is not None and len(self._counts) > 3
 
 
 def plain(prediction: Array, batch: Mapping[str, Array], cut: float = 0.0) -> dict[str, float]:

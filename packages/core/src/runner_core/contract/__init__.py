@@ -23,6 +23,7 @@ from runner_core.contract.run import (
     LEFT_OUT,
     CheckpointFormat,
     Device,
+    Divisible,
     Finding,
     HealthEvent,
     HealthRule,
@@ -31,6 +32,7 @@ from runner_core.contract.run import (
     Remedy,
     Sink,
     State,
+    added,
 )
 from runner_core.contract.setup import Engine, Trained, Trainer
 from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Progress, Scalar, Step, Tensors
@@ -46,6 +48,7 @@ __all__ = [
     "Cropped",
     "Cropper",
     "Device",
+    "Divisible",
     "Engine",
     "Finding",
     "HealthEvent",
@@ -71,5 +74,6 @@ __all__ = [
     "Tensors",
     "Trained",
     "Trainer",
+    "added",
     "is_streamed",
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract.values import Json, Tensors
+from runner_core.contract.values import Arrays, Json, Tensors
 
 # ---------------------------------------------------------------- precision
 
@@ -101,6 +103,28 @@ class Metric(Protocol):
     def compute(self) -> dict[str, float]:
         """Return values by name. They do not depend on how the samples were cut into batches."""
         ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """What a `Metric` also has if the parts of several processes can be joined: each then validates only its share.
+
+    One metric without these two makes every process validate the whole split.
+    """
+
+    def state(self) -> Arrays:
+        """Return what was added since `reset`, by name; waits for the device. Empty if nothing was."""
+        ...
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        """Replace what was added by these states of all processes together, in any order."""
+        ...
+
+
+def added(states: Sequence[Arrays]) -> Arrays:
+    """Return the sums of states of the same names, for metrics that only count or add; empty states are left out."""
+    names = dict.fromkeys(name for state in states for name in state)
+    return {name: np.sum([state[name] for state in states if name in state], axis=0) for name in names}
 
 
 @dataclass(frozen=True)

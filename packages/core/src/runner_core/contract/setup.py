@@ -153,6 +153,8 @@ class Trainer(Protocol):
     """Number of steps that go to the device at once; 1 if each goes alone."""
     strategy: str
     """single, or the way in which several processes share a network: ddp, fsdp."""
+    undivided: Sequence[str]
+    """Metrics whose parts cannot be joined: because of them, each of several processes validates the whole split."""
     faults: Sequence[Finding]
     """Known faults of the installed framework and libraries that this training meets."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runner_core.base.errors import PeerLost
-from runner_core.contract.values import Json
+from runner_core.contract.values import Arrays, Json
 
 
 class Team(Protocol):
@@ -31,6 +31,10 @@ class Team(Protocol):
 
     def every(self, value: Json) -> list[Json]:
         """Return the values of all processes, in their order, in every process."""
+        ...
+
+    def every_arrays(self, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays of all processes, in their order, in every process."""
         ...
 
     def noticed(self, number: int) -> int:
@@ -72,6 +76,9 @@ class Alone:
 
     def every(self, value: Json) -> list[Json]:
         return [value]
+
+    def every_arrays(self, arrays: Arrays) -> list[Arrays]:
+        return [arrays]
 
     def noticed(self, number: int) -> int:
         return number

@@ -163,8 +163,7 @@ class Loader:
         self._counted: dict[int, Counters] = {}
         self.seed = seed
         self.shuffle = shuffle
-        self._share = (rank, ranks)
-        self._global_batch = batch_size * ranks
+        self._rank, self._batch_size, self._global_batch = rank, batch_size, batch_size * ranks
         self.steps_per_epoch, self._count = epoch_length(len(samples), batch_size, ranks, steps_per_epoch, drop_last)
         slots = block + prefetch + 1
         _refuse_more_than_memory(samples.spec, batch_size, slots, setting)
@@ -188,14 +187,16 @@ class Loader:
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[HostBatch]:
         """Yield batches of `epoch` from `first_step` on; call `release()` on each, and use one iterator at a time.
 
-        A rank's share of an incomplete last batch may be smaller, or empty: then the batch is left out.
+        The ranks' batches are those of one process in turn. Where they do not suffice for all ranks, the last one has a
+        sample of zeros and the count 0, so that all ranks get equally many.
         """
         if self._active is not None:
             self._active.close()  # type: ignore[attr-defined]
         tasks = self._tasks(epoch, first_step)
         if self._streamed is not None:
             tasks = self._announced(epoch, first_step, self._streamed)
-        self._active = self._filled_ahead(tasks) if self._workers else self._filled_here(tasks)
+        filled = self._filled_ahead(tasks) if self._workers else self._filled_here(tasks)
+        self._active = self._completed(filled) if self._is_last_empty() else filled
         return self._active
 
     def counters(self) -> dict[str, float]:
@@ -224,13 +225,24 @@ class Loader:
             sequence = self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
         else:
             sequence = order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
-        rank, ranks = self._share
         for step in range(first_step, self.steps_per_epoch):
-            begin = step * self._global_batch
-            size = min(self._global_batch, self._count - begin)
-            start, stop = begin + size * rank // ranks, begin + size * (rank + 1) // ranks
+            start = step * self._global_batch + self._rank * self._batch_size
+            stop = min(start + self._batch_size, self._count)
             if stop > start:
                 yield epoch, start, sequence[start:stop]
+
+    def _is_last_empty(self) -> bool:
+        """Return True if this rank has no part of an epoch's last batch."""
+        return self._count <= (self.steps_per_epoch - 1) * self._global_batch + self._rank * self._batch_size
+
+    def _completed(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
+        """Yield the batches, and an empty one in place of the last."""
+        try:
+            yield from batches
+            zeros = {name: np.zeros((1, *s.shape), s.dtype) for name, s in self.samples.spec.items()}
+            yield HostBatch(zeros, 0, lambda: None)
+        finally:
+            batches.close()  # type: ignore[attr-defined]
 
     def _filled_here(self, tasks: Iterator[tuple[int, int, Array]]) -> Iterator[HostBatch]:
         ring, fill = self._ring, self._fill

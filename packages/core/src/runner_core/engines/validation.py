@@ -10,7 +10,7 @@ import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.config import RunConfig
-from runner_core.contract import Array, HostBatch, Metric, Step, Tensors
+from runner_core.contract import Array, Arrays, Divisible, HostBatch, Metric, Step, Tensors
 from runner_core.contract.project import Project
 
 
@@ -42,12 +42,14 @@ class Validation:
         out_of_memory: type[Exception],
         free: Callable[[], None],
         say: Callable[[str], None],
+        exchange: Callable[[Arrays], Sequence[Arrays]] | None = None,
     ) -> None:
         """Store the metrics, and the functions that compute and free.
 
         `compute` takes a batch (or a part of it) to the device and through the network. `free` gives unused memory back
-        to the device.
+        to the device. `exchange` returns the arrays of all processes, if each validates a share.
         """
+        self._exchange = exchange
         self._metrics = metrics
         self._compute, self._out_of_memory, self._free, self._say = compute, out_of_memory, free, say
         self._size: int | None = None
@@ -62,6 +64,8 @@ class Validation:
         for metric in self._metrics:
             metric.reset()
         for batch in batches:
+            if not batch.count:  # where weights are sharded, all processes must call the network equally often
+                self._compute(batch._replace(count=1))
             for tensors, step, count in self._parts(batch):
                 totals.add(step, count)
                 if step.prediction is not None:
@@ -69,7 +73,18 @@ class Validation:
                         metric.update(step.prediction, tensors)
                 del tensors, step  # the next part needs their memory
             done(batch)
+        if self._exchange is not None:
+            self._join(totals, self._exchange)
         return read_metrics(self._metrics if totals.predicted else (), totals.read())
+
+    def _join(self, totals: Totals, exchange: Callable[[Arrays], Sequence[Arrays]]) -> None:
+        """Replace the totals and metrics of this process's share by those of all."""
+        parts = [part for part in (totals, *self._metrics) if isinstance(part, Divisible)]
+        own = {f"{number}.{name}": array for number, part in enumerate(parts) for name, array in part.state().items()}
+        every = exchange(own)
+        for number, part in enumerate(parts):
+            start = f"{number}."
+            part.merge([{n.removeprefix(start): a for n, a in one.items() if n.startswith(start)} for one in every])
 
     def _parts(self, batch: HostBatch) -> Iterator[tuple[Tensors, Step, int]]:
         """Yield tensors, step and number of samples of each part of a batch."""

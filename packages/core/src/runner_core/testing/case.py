@@ -192,10 +192,14 @@ class Case:
         assert found is not None, f"no checkpoint was saved in {folder}"
         return checkpoints.load(found[0])
 
-    def validate(self, batch_size: int) -> tuple[Mapping[str, float], Sequence[str]]:
-        """Return the values of a validation of the untrained network, and the names of those that metrics gave."""
+    def validate(self, batch_size: int, rank: int = 0, ranks: int = 1) -> tuple[Mapping[str, float], Sequence[str]]:
+        """Return the values of a validation of the untrained network, and the names of those that metrics gave.
+
+        Only the share of process `rank` of `ranks` is validated.
+        """
         trainer = self.setup.engine.trainer(self.setup, self.data, STEPS)
-        loader = Loader(self.data.samples["validation"], batch_size=batch_size, seed=0, shuffle=False)
+        samples = self.data.samples["validation"]
+        loader = Loader(samples, batch_size=batch_size, seed=0, shuffle=False, rank=rank, ranks=ranks)
         values = trainer.validate(loader.batches(0))
         loader.close()
         return values, [name for metric in self.setup.metrics_made for name in metric.compute()]

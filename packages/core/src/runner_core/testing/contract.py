@@ -26,6 +26,7 @@ CHECKS: tuple[Check, ...] = (
     data.batches_do_not_depend_on_workers,
     learning.two_steps_train,
     learning.metrics_do_not_depend_on_the_batch_size,
+    learning.metrics_of_two_processes_join,
     learning.metrics_equal_numpy,
     learning.snapshots_leave_training_alone,
     learning.killed_and_resumed_equals_never_killed,

@@ -13,7 +13,7 @@ from unittest import SkipTest
 import numpy as np
 
 from runner_core.config.values import plain
-from runner_core.contract import State, Trainer
+from runner_core.contract import Divisible, State, Trainer
 from runner_core.output.sinks import Sinks
 from runner_core.plugins import discovery
 from runner_core.testing.case import STEPS, Case
@@ -48,6 +48,23 @@ def metrics_do_not_depend_on_the_batch_size(case: Case) -> None:
         assert name in small, f"metric {name!r} is not among those of validation: {list(small)}"
         same = np.isclose(small[name], large[name], rtol=1e-3, atol=1e-4, equal_nan=True)
         assert same, f"metric {name!r} depends on the batch size: {small[name]} and {large[name]}"
+
+
+def metrics_of_two_processes_join(case: Case) -> None:
+    """Check that metrics with `state` and `merge` have the same values when each process validates its share."""
+    found, names, _ = case.watched
+    states = []
+    for rank in range(2):
+        case.validate(3, rank, ranks=2)
+        joined = [metric for metric in case.setup.metrics_made if isinstance(metric, Divisible)]
+        states.append([metric.state() for metric in joined])
+    if not names or not states[1]:
+        raise SkipTest(f"no metric of {case.kind.name} has `state` and `merge`: each process validates everything")
+    for metric, *parts in zip(joined, *states, strict=True):
+        metric.merge(parts)
+        for name, value in metric.compute().items():
+            same = np.isclose(found[name], value, rtol=1e-3, atol=1e-4, equal_nan=True)
+            assert same, f"metric {name!r} is {found[name]}; joined from two halves it is {value}"
 
 
 def metrics_equal_numpy(case: Case) -> None:

@@ -125,6 +125,11 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")
+        if trainer.undivided and "validation" in data.samples:
+            say(
+                f"each of them validates all {len(data.samples['validation'])} samples, because the parts of "
+                f"{', '.join(trainer.undivided)} cannot be joined (`state` and `merge` of a metric)"
+            )
     memory = None  # planned before there are loaders, which only check their own memory
     if plans and setup.config.health.memory != "off":
         memory = plan(setup, data, trainer=trainer, folder=folder)
@@ -132,7 +137,7 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
             memory.refuse(setup.team)
         for text in (memory.line(), *memory.remarks()):
             say(text)
-    return Parts(setup, data, cadence, trainer, memory, loaders(setup, data, trainer.block))
+    return Parts(setup, data, cadence, trainer, memory, loaders(setup, data, trainer))
 
 
 def samples(project: Project, data: Data, validates: bool = True) -> dict[str, Any]:
@@ -160,12 +165,12 @@ def _drop_last(train: TrainConfig, data: Data, ranks: int) -> bool:
     return ranks > 1 or len(data.samples["train"]) >= train.batch_size
 
 
-def loaders(setup: Setup, data: Data, block: int) -> Loaders:
-    """Return the loaders of `data.samples`; `block` batches go to the device at once."""
-    config, project = setup.config, setup.project
+def loaders(setup: Setup, data: Data, trainer: Trainer) -> Loaders:
+    """Return the loaders of `data.samples`, for this process."""
+    config, project, team = setup.config, setup.project, setup.team
     common: dict[str, Any] = {
         "seed": config.train.seed,
-        "block": block,
+        "block": trainer.block,
         "pin": setup.engine.pin,
         "prefetch": config.train.prefetch,
         "allocate": setup.engine.allocate,
@@ -180,10 +185,10 @@ def loaders(setup: Setup, data: Data, block: int) -> Loaders:
         batch_size=config.train.batch_size,
         steps_per_epoch=config.train.steps_per_epoch,
         shuffle=True,
-        drop_last=_drop_last(config.train, data, setup.team.count),
+        drop_last=_drop_last(config.train, data, team.count),
         epochs=config.train.epochs,
-        rank=setup.team.number,
-        ranks=setup.team.count,
+        rank=team.number,
+        ranks=team.count,
         workers=config.train.workers,
         augment=augment,
         **common,
@@ -194,6 +199,7 @@ def loaders(setup: Setup, data: Data, block: int) -> Loaders:
         workers = min(1, config.train.workers)  # it is not augmented, and a second full set would cost memory
         size = config.validate.batch_size or config.train.batch_size
         common |= {"setting": "validate.batch_size"} if config.validate.batch_size else {}
+        common |= {} if trainer.undivided else {"rank": team.number, "ranks": team.count}
         validation = Loader(data.samples["validation"], batch_size=size, shuffle=False, workers=workers, **common)
         return Loaders(training, validation)
     except RunnerError:

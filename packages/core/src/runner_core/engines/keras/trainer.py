@@ -45,6 +45,7 @@ class KerasTrainer:
     """`Trainer` for Keras: a step is one call of a compiled function, and so is a block of steps."""
 
     strategy = "single"
+    undivided: Sequence[str] = ()
 
     def __init__(self, setup: Setup, data: Data, steps: int, backend: Backend, xla: bool) -> None:
         project, config = setup.project, setup.config.train

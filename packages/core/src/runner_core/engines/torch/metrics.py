@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Tensors
+from runner_core.contract import Arrays, Tensors, added
 
 Read = Callable[[Any, Tensors], tuple[Any, Any]]
 """Maps (prediction, batch) to the two things that the metric compares: (predicted, true)."""
@@ -36,6 +37,13 @@ class TorchFunctionMetric:
 
     def compute(self) -> dict[str, float]:
         return {self.name: float(self._sum) / max(1, self._count)}
+
+    def state(self) -> Arrays:
+        return {"sum": np.array(float(self._sum)), "count": np.array(self._count)}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        total = added(states)
+        self._sum, self._count = float(total["sum"]), int(total["count"])
 
 
 class Overlap:
@@ -65,15 +73,28 @@ class Overlap:
         """Return the metrics; NaN if nothing was seen."""
         if not self._records:
             return {f"{self._prefix}dice": float("nan"), f"{self._prefix}iou": float("nan")}
-        records, place = torch.cat(self._records).unique(return_inverse=True)
-        sums = torch.zeros(len(records), 3, dtype=torch.int64, device=records.device)
-        sums.index_add_(0, place, torch.cat(self._counts))
-        tp, p, t = sums.double().unbind(1)
+        tp, p, t = self._sums()[1].double().unbind(1)
         empty = p + t == 0
         dice = torch.where(empty, 1.0, 2 * tp / (p + t)).mean()
         iou = torch.where(empty, 1.0, tp / (p + t - tp)).mean()
         values = torch.stack([dice, iou]).tolist()
         return {f"{self._prefix}dice": values[0], f"{self._prefix}iou": values[1]}
+
+    def _sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the records (R,), and their counts (R, 3)."""
+        records, place = torch.cat(self._records).unique(return_inverse=True)
+        sums = torch.zeros(len(records), 3, dtype=torch.int64, device=records.device)
+        return records, sums.index_add_(0, place, torch.cat(self._counts))
+
+    def state(self) -> Arrays:
+        if not self._records:
+            return {}
+        records, sums = self._sums()
+        return {"records": records.cpu().numpy(), "counts": sums.cpu().numpy()}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        self._records = [torch.from_numpy(state["records"]) for state in states if state]
+        self._counts = [torch.from_numpy(state["counts"]) for state in states if state]
 
 
 class Confusion:
@@ -135,6 +156,13 @@ class Confusion:
             **{f"recall_{name}": value for name, value in zip(self._classes, recall, strict=True)},
         }
         return {f"{self._prefix}{name}": float(value) for name, value in values.items()}
+
+    def state(self) -> Arrays:
+        return {} if self._counts is None else {"counts": self._counts.cpu().numpy()}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        total = added(states)
+        self._counts = torch.from_numpy(total["counts"]) if total else None
 
 
 class TorchMetric:

@@ -20,7 +20,7 @@ _apart = ContextVar("apart", default=False)
 def count() -> int:
     """Return the number of processes that train together.
 
-    It is 1 for a single process, and in validation, where each process sees every sample.
+    It is 1 for a single process, and in validation, where each process computes with its own batches.
     """
     if _apart.get() or not (distributed.is_available() and distributed.is_initialized()):
         return 1

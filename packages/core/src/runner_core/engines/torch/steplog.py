@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Step
+from runner_core.contract import Array, Arrays, Step, added
 from runner_core.contract.project import Project
 from runner_core.contract.team import Team
 from runner_core.engines.steplog import StepLog
@@ -106,6 +107,23 @@ class Totals:
         values |= self._values.read("decision_")
         return values | self._marks.read("decision_mark_") if self._count > 1 else values
 
+    def state(self) -> Arrays:
+        """Return the sums and extremes as `Validation` exchanges them between processes."""
+        found = {f"sum.{name}": np.array(float(total)) for name, total in self._sums.items()}
+        extremes = {"values": self._values.state(), "marks": self._marks.state()}
+        counts = {"count": np.array(self._count), "predicted": np.array(int(self.predicted))}
+        return {**found, **{name: state for name, state in extremes.items() if state is not None}, **counts}
+
+    def merge(self, states: Sequence[Arrays]) -> None:
+        """Replace the sums and extremes by those of all processes."""
+        sums = added([{name: array for name, array in state.items() if name not in _EXTREMES} for state in states])
+        self._count, self.predicted = int(sums.pop("count")), bool(sums.pop("predicted"))
+        self._sums = {name.removeprefix("sum."): float(total) for name, total in sums.items()}
+        self._values, self._marks = (_Extremes.of([s[name] for s in states if name in s]) for name in _EXTREMES)
+
+
+_EXTREMES = ("values", "marks")
+
 
 class _Extremes:
     def __init__(self) -> None:
@@ -117,6 +135,19 @@ class _Extremes:
         lowest, highest = lowest.float(), highest.float()
         self._lowest = lowest if self._lowest is None else torch.minimum(self._lowest, lowest)
         self._highest = highest if self._highest is None else torch.maximum(self._highest, highest)
+
+    @classmethod
+    def of(cls, states: Sequence[Array]) -> _Extremes:
+        """Return the extremes of these."""
+        extremes = cls()
+        for state in states:
+            extremes.add(torch.from_numpy(state))
+        return extremes
+
+    def state(self) -> Array | None:
+        if self._lowest is None or self._highest is None:
+            return None
+        return torch.stack([self._lowest, self._highest]).cpu().numpy()
 
     def read(self, prefix: str) -> dict[str, float]:
         if self._lowest is None or self._highest is None:

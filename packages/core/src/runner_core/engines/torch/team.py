@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sys
@@ -12,12 +13,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import distributed
 
 from runner_core.base.errors import BadInput, PeerLost
-from runner_core.contract import Json
+from runner_core.contract import Array, Arrays, Json
 from runner_core.contract.team import Place
 from runner_core.engines.heartbeat import Heartbeat, Member
 
@@ -150,6 +152,18 @@ class TorchTeam:
         self._gather(texts, torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)]))
         return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
 
+    def every_arrays(self, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays of all processes, in their order, in every process."""
+        own = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        heads = self.every([[name, array.dtype.str, list(np.shape(arrays[name]))] for name, array in own.items()])
+        bytes_of = [sum(np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in head) for head in heads]
+        padded = np.zeros(max(bytes_of), np.uint8)
+        whole = b"".join(array.tobytes() for array in own.values())
+        padded[: len(whole)] = np.frombuffer(whole, np.uint8)
+        parts = [torch.zeros(len(padded), dtype=torch.uint8) for _ in heads]
+        self._gather(parts, torch.from_numpy(padded))
+        return [_unpacked(head, part.numpy()) for head, part in zip(heads, parts, strict=True)]
+
     def _gather(self, parts: list[torch.Tensor], own: torch.Tensor) -> None:
         self._finish(distributed.all_gather(parts, own, group=self._hosts, async_op=True))
 
@@ -217,6 +231,16 @@ class TorchTeam:
         self._finish(distributed.barrier(self._hosts, async_op=True))
         self._heartbeat.close()
         distributed.destroy_process_group()
+
+
+def _unpacked(head: list[Any], content: Array) -> Arrays:
+    """Return the arrays that lie one after the other in `content` (uint8)."""
+    found, begin = {}, 0
+    for name, dtype, shape in head:
+        end = begin + np.dtype(dtype).itemsize * math.prod(shape)
+        found[name] = content[begin:end].copy().view(dtype).reshape(shape)
+        begin = end
+    return found
 
 
 def _addresses() -> str:

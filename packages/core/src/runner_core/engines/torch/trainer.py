@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runner_core.contract import Array, Arrays, Finding, HostBatch, Progress, State, Step, Tensors
+from runner_core.contract import Array, Arrays, Divisible, Finding, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
 from runner_core.contract.phases import AUGMENT, MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.project import Project, overrides
@@ -57,7 +57,9 @@ class TorchTrainer:
         self._rng = torch.Generator(device) if overrides(project, "on_device") else None
         self._log = TensorLog(read if team.count == 1 else Means(project, team))
         run_out = torch.OutOfMemoryError if team.count == 1 else Never
-        self._validation = Validation(metrics, self._compute, run_out, partial(free, device), self.notes.add)
+        self.undivided: Sequence[str] = tuple(type(m).__name__ for m in metrics if not isinstance(m, Divisible))
+        exchange = team.every_arrays if team.count > 1 and not self.undivided else None
+        self._validation = Validation(metrics, self._compute, run_out, partial(free, device), self.notes.add, exchange)
         self.phase: Callable[[str], None] = unnoticed
         self._queued = torch.cuda.Event() if device.type == "cuda" else None
 
