@@ -29,6 +29,7 @@ NAMES = (
     "surface_metric",
     "mending",
     "augment3d",
+    "nnunet",
     "multicrop",
     "experiments",
     "verdict",
