@@ -87,7 +87,9 @@ def test_the_demo_has_levels_to_supervise() -> None:
 @pytest.mark.parametrize("size", [(8, 8, 8), (9, 6, 7)])
 def test_halved_takes_means(size: tuple[int, int, int]) -> None:
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    torch.testing.assert_close(halved(x), functional.avg_pool3d(x, 2, ceil_mode=True, count_include_pad=False))
+    expected = functional.avg_pool3d(x, 2, ceil_mode=True, count_include_pad=False)
+    torch.testing.assert_close(networks.halved_by_pairs(x), expected)
+    assert torch.equal(halved(x), expected)
 
 
 @pytest.mark.parametrize("make", [small, resenc])

@@ -46,10 +46,9 @@ def test_forward_and_backward(plan: dict[str, object]) -> None:
         if isinstance(module, nn.InstanceNorm3d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.2)
-    large = plan is LARGE  # so deep that float32 itself is not exact to 1e-5
-    size, dtype = ([64, 32, 32], torch.float64) if large else ([16, 24, 32], torch.float32)
-    network, own = network.to(dtype), loaded(network, plan).to(dtype)
-    image = torch.randn(1, 1, *size, dtype=dtype, requires_grad=True)
+    large = plan is LARGE  # float32 may be wrong by 0.1 at its deepest level, but both networks are wrong alike
+    own = loaded(network, plan)
+    image = torch.randn(1, 1, *([64, 32, 32] if large else [16, 24, 32]), requires_grad=True)
     outputs = [[level[:, 1:] - level[:, :1] for level in network(image)], own(image)]
     for expected, found in zip(*outputs, strict=True):
         assert (found - expected).abs().max() <= 1e-5

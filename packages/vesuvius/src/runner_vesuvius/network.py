@@ -8,7 +8,7 @@ the default settings SurfaceUNet has 33,670,284 parameters: levels of 40, 80, 80
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,11 +26,20 @@ def norm(channels: int) -> nn.Module:
     return nn.GroupNorm(channels // math.gcd(8, channels), channels)
 
 
-def halved(x: Tensor, axes: Iterable[int] = (2, 3, 4)) -> Tensor:
+def halved(x: Tensor, axes: Collection[int] = (2, 3, 4)) -> Tensor:
     """Average pairs of voxels of (B, C, D, H, W) along each axis; the last voxel of an odd side stands alone.
 
-    `avg_pool3d` is not used, because `train.deterministic` refuses its gradient on a GPU.
+    On a CPU this is `avg_pool3d`, whose order of additions nnU-Net's weights know: another one changes the answers of
+    its deepest levels. On a GPU it is not used, because `train.deterministic` refuses its gradient there.
     """
+    if x.device.type == "cpu" and axes:
+        sides = [2 if axis in axes else 1 for axis in (2, 3, 4)]
+        return functional.avg_pool3d(x, sides, sides, ceil_mode=True, count_include_pad=False)
+    return halved_by_pairs(x, axes)
+
+
+def halved_by_pairs(x: Tensor, axes: Iterable[int] = (2, 3, 4)) -> Tensor:
+    """Compute `halved` in operations whose gradients repeat on a GPU."""
     for axis in axes:
         pairs = x.shape[axis] // 2
         even = x.narrow(axis, 0, 2 * pairs).unflatten(axis, (pairs, 2))
