@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import runner_core
 from workspace import Runner, documented_keys
 
 TINY = ["--preset", "small", "--train.epochs", "1", "--train.steps-per-epoch", "6", "--train.batch-size", "8"]
@@ -142,3 +143,30 @@ def test_a_table_of_a_flat_folder_is_guessed_and_then_read(runner: Runner, tmp_p
     assert again.returncode == 2
     assert "is there already, and is never overwritten" in again.stderr
     assert "there is no such folder" in runner("brainunet", "init-data", "nothing").stderr
+
+
+def test_a_scan_that_is_turned_thinned_or_shaded_gets_the_same_brain(real_brains: Path) -> None:
+    """The network was trained on this scan: this tests grids, orientations and shading, not generalisation."""
+    path = real_brains / "sub-openms04/sub-openms04_ses-1_T1w.nii.gz"
+    image = nibabel.load(path)
+    scan = np.asarray(image.dataobj, np.float32)
+    truth = np.asarray(nibabel.load(path.with_name(path.name.replace("T1w", "T1w_brainmask"))).dataobj) > 0
+    run = runner_core.open("builtin", "brainunet")
+
+    def dice(one: np.ndarray, other: np.ndarray) -> float:
+        return float(2 * (one & other).sum() / (one.sum() + other.sum()))
+
+    def found(values: np.ndarray, affine: np.ndarray) -> np.ndarray:
+        return np.asarray(run.predict({"image": values, "affine": affine}).array) > 0
+
+    plain = found(scan, image.affine)
+    assert dice(plain, truth) > 0.95
+    turned, back = scan.transpose(2, 0, 1)[:, ::-1], image.affine[:, [2, 0, 1, 3]].copy()
+    back[:, 3] += back[:, 1] * (turned.shape[1] - 1)
+    back[:, 1] *= -1
+    assert dice(found(np.ascontiguousarray(turned), back)[:, ::-1].transpose(1, 2, 0), plain) > 0.999
+    thin = image.affine @ np.diag([1, 3, 1, 1])
+    thin[:, 3] = image.affine @ [0, 1, 0, 1]
+    assert dice(found(scan[:, 1::3], thin), truth[:, 1::3]) > 0.94
+    x, y, z = np.meshgrid(*[np.linspace(-1, 1, n, dtype=np.float32) for n in scan.shape], indexing="ij", sparse=True)
+    assert dice(found(scan * np.exp(0.5 * x - 0.4 * y + 0.4 * z * y), image.affine), truth) > 0.94

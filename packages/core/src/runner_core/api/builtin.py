@@ -67,12 +67,12 @@ def write_builtin(
         history = History.of(trained.path, str(started.head["source"]))
         if history.unknown:
             raise BadInput(f"{named}: it is not known what {history.unknown[0]} was trained on, which a card must say")
-        load_network(started, named)  # the project learns its statistics
+        _, checkpoint = load_network(started, named)  # the project learns its statistics
         weights = open_start(setup, named, history)[0].read()
         state = state_with(setup, weights, setup.project.statistics, named)
         if (size := sum(tensor.nbytes for tensor in weights.values())) > LARGEST:
             raise BadInput(f"{named}: its weights have {size / 1e6:.1f} MB; a package may bring {LARGEST / 1e6:g} MB")
-        step = int(trained.read_summary()["best_step"])
+        step = int(checkpoint.rpartition("-")[2])
         with whole_folder(out) as temporary:
             new = RunFolder(temporary)
             plugins = setup.plugins.versions
