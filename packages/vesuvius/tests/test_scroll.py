@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,38 @@ def test_parts_and_kills_leave_the_bytes_of_one_prediction(begin, tmp_path, caps
     assert again
     assert not calls
     assert "is there already" in capsys.readouterr().out
+
+
+def test_kill_9_in_every_later_stage_leaves_the_bytes_of_one_prediction(begin, tmp_path, monkeypatch) -> None:
+    """Each try is killed after a few units of work: before one is marked as done, or after."""
+    begin(probability=True).predict()
+    expected = {name: stored(tmp_path / "out" / name) for name in ("s1.zarr", "s1_probability.zarr")}
+    run, kills = Scroll._run, 0
+
+    def dying(self: Scroll, stage: Any) -> None:
+        def work(number: int) -> None:
+            units.append(number)
+            if len(units) == 3 and kills % 2:
+                os.kill(os.getpid(), signal.SIGKILL)  # nothing of this unit is done
+            stage.work(number)
+            if len(units) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)  # done, but not marked
+
+        run(self, replace(stage, work=work))
+
+    while kills < 100:
+        units: list[int] = []
+        pid = os.fork()
+        if pid == 0:
+            monkeypatch.setattr(Scroll, "_run", dying)
+            begin(out="killed", probability=True).predict()
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGKILL:
+            break
+        kills += 1
+    assert kills > 8
+    assert {name: stored(tmp_path / "killed" / name) for name in expected} == expected
+    assert not (tmp_path / "killed" / "s1.work.zarr").exists()
 
 
 def test_a_part_that_ends_after_another_has_done_the_rest_ends_well(begin, tmp_path, monkeypatch, capsys) -> None:
