@@ -284,7 +284,9 @@ class InitDataOptions(Options):
 class RunOptions(Options):
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")]
     """A run folder, or one of its checkpoints, or the folder of a cross-validation or repetition, whose runs then
-    predict together. Comes first. `--weights builtin` in its place: the weights in the project's package."""
+    predict together. Comes first, or is named by --weights."""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="builtin|RUN")] = None
+    """In place of RUN: `builtin`, the weights in the project's package, or a run."""
     with_: Annotated[UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="with", metavar="RUN")] = ()
     """Another run that predicts together with the first: their outputs are averaged. May be given several times."""
 
