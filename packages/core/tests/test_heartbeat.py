@@ -158,3 +158,17 @@ def test_after_a_broken_connection_the_ended_process_is_named() -> None:
     beat.close()
     assert (error.numbers, error.ended) == ((1,), True)
     assert "process 1 (node1) of 2 ended, so this training ends" in str(error)
+
+
+def test_a_process_ends_even_if_its_last_words_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner_core.engines.torch import team
+
+    codes: list[int] = []
+    never = threading.Event()
+    monkeypatch.setattr(team, "_LAST_WORDS", 0.1)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    one = object.__new__(team.TorchTeam)
+    one.last_words(lambda error: codes.append(0) if never.wait(60) else None)
+    one._end(PeerLost("gone"))
+    assert codes == [75]
+    never.set()

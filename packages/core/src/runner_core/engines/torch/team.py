@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _WITHOUT_LIMIT = timedelta(days=30)
 _DEVICES = timedelta(hours=2)
 """Timeout of exchanges between GPUs, longer than a checkpoint takes."""
 _LONGEST_PAUSE = 0.02
+_LAST_WORDS = 10.0
+"""Seconds for the last message and summary.json."""
 
 
 class TorchTeam:
@@ -219,11 +222,14 @@ class TorchTeam:
         self._last_words = say
 
     def _end(self, error: PeerLost) -> None:
-        """End the process, whose main thread waits for a lost one, and cannot be reached."""
-        try:
-            self._last_words(error)
-        finally:
-            os._exit(PeerLost.exit_code)
+        """End the process, whose main thread waits for a lost one, and cannot be reached.
+
+        What it still writes may wait for ever too, if the run folder was on the machine that is gone.
+        """
+        words = threading.Thread(target=self._last_words, args=(error,), daemon=True)
+        words.start()
+        words.join(_LAST_WORDS)
+        os._exit(PeerLost.exit_code)
 
     def leave(self) -> None:
         self._settled()
