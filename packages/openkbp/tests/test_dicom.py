@@ -331,6 +331,12 @@ def wrong_slope(found: Any) -> None:
     found.PixelData = np.full(SHAPE[:2], 1000, "<i2").tobytes()
 
 
+def refer(found: Any, sequence: str) -> None:
+    reference = pydicom.Dataset()
+    reference.ReferencedSOPInstanceUID = "1.2.3"
+    setattr(found, sequence, pydicom.Sequence([reference]))
+
+
 def tilt(found: Any) -> None:
     found.ImageOrientationPatient = [1, 0, 0, 0, 0.98, -0.17]
 
@@ -356,6 +362,7 @@ def shear(found: Any) -> None:
         ("rtdose.dcm", lambda d: setattr(d, "DoseUnits", "RELATIVE"), "DoseUnits is RELATIVE"),
         ("rtdose.dcm", lambda d: setattr(d, "DoseSummationType", "BEAM"), "DoseSummationType is BEAM"),
         ("rtdose.dcm", lambda d: setattr(d, "FrameOfReferenceUID", "1.2.3"), "no RT Dose lies in its frame"),
+        ("rtdose.dcm", lambda d: refer(d, "ReferencedStructureSetSequence"), "is of another plan or structure set"),
         ("rtdose.dcm", None, "has an RT Dose"),
         ("rtstruct.dcm", None, "no RT Structure Set"),
     ],

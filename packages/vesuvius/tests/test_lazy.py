@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -12,12 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import zarr
-from runner_core import BadInput, PatchSamples, Record
+from runner_core import BadInput, PatchSamples, Record, RemoteConfig, location
 from runner_vesuvius import lazy, targets, volumes
 from runner_vesuvius.chunked import Region
 from runner_vesuvius.config import ScrollConfig
 from runner_vesuvius.files import find_records
-from runner_vesuvius.newest import Newest
+from runner_vesuvius.newest import Newest, mark_of
 from runner_vesuvius.project import Vesuvius
 
 SHAPE, CHUNKS = (70, 66, 80), (16, 32, 20)
@@ -291,6 +292,13 @@ def test_volumes_at_urls_are_those_of_the_folder(root, large, open_store, serve,
         "runner_vesuvius.chunked.Volume.read", lambda *given: pytest.fail("these chunks are on the disk")
     )
     assert np.array_equal(again.arrays["image"].read(0, where), here.arrays["image"].read(0, where))
+    label, remote = location(f"{address}/labels/a_0.zarr"), RemoteConfig()
+    assert mark_of(label, remote) == mark_of(label, remote)
+    chunk = max((root / "labels" / "a_0.zarr").rglob("*"), key=lambda file: file.stat().st_size * file.is_file())
+    before, mark = chunk.stat(), mark_of(label, remote)
+    os.utime(chunk, ns=(before.st_atime_ns, before.st_mtime_ns - 10**10))  # exported again, of the same size
+    assert mark_of(label, remote) != mark
+    os.utime(chunk, ns=(before.st_atime_ns, before.st_mtime_ns))
     table.write_text(f"image,label,scroll\n{address}/images/a_0.tif,{address}/labels/a_0.zarr,a\n")
     with pytest.raises(BadInput, match=r"volumes\.csv: line 2: .*a_0\.tif: no zarr volume"):
         find_records(table)

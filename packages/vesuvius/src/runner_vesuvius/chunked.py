@@ -50,6 +50,18 @@ class Volume:
         self.format: Literal[2, 3] = self._array.metadata.zarr_format
         self.voxel, self.unit = _voxel(opened)
 
+    def some_files(self, most: int) -> list[Location]:
+        """Return the places of the array's description, and of up to `most` chunks all over the volume."""
+        where = self._array.store_path.path
+        prefix = _store(self.place, self._remote)[1]
+        folder = self.place / where.removeprefix(prefix).strip("/") if where != prefix else self.place
+        sides = self._array.shards or self._array.chunks
+        grid = [-(-n // side) for n, side in zip(self._array.shape, sides, strict=True)]
+        numbers = np.unique(np.linspace(0, math.prod(grid) - 1, most).astype(int))
+        places = zip(*np.unravel_index(numbers, grid), strict=True)
+        keys = [self._array.metadata.encode_chunk_key(tuple(map(int, place))) for place in places]
+        return [folder / name for name in ("zarr.json" if self.format == 3 else ".zarray", *keys)]
+
     def read(self, region: Region) -> Array:
         """Return the voxels of a region as uint8, as `volumes.read_image` and `read_label` do (16 bits: the high byte).
 

@@ -105,6 +105,8 @@ def url_rows(path: Path) -> list[dict[str, str]] | None:
         for role in ("image", "label", "annotated"):
             if row[role] and ".zarr" not in row[role].lower():
                 raise BadInput(f"{path}: line {line}: {row[role]}: no zarr volume (NAME.zarr); no others are streamed.")
+            if ".." in Path(row[role]).parts:
+                raise BadInput(f"{path}: line {line}: {row[role]} has '..' in it. Write it in full.")
             if row[role] and "://" not in row[role] and not Path(row[role]).is_absolute():
                 row[role] = str(path.parent.absolute() / row[role])
         rows.append(row)

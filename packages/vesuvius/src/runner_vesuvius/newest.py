@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from runner_core import Array, Json, Location, Lru, RemoteConfig, Url, walk
+from runner_core import Array, Json, Location, Lru, RemoteConfig, Url, remote_client, walk
 
 from runner_vesuvius.chunked import Mask, Region, Volume
 from runner_vesuvius.labels import IGNORE
@@ -143,11 +143,19 @@ class Labels:
         return found
 
 
+_CHUNKS_LOOKED_AT = 64
+
+
 def mark_of(place: Location, remote: RemoteConfig) -> list[Json]:
-    """Return values that change when a volume does: its files' sizes and times; at a URL, its description alone."""
+    """Return values that change when a volume does: its files' sizes and times.
+
+    At a URL these are the sizes and ETags (or times) of the description and of some chunks.
+    """
     if isinstance(place, Url):
         volume = Volume(place, remote)
-        return [place.text, list(volume.shape), list(volume.chunks), str(volume.dtype)]
+        files = [file for file in volume.some_files(_CHUNKS_LOOKED_AT) if isinstance(file, Url)]
+        known = [[file.size, file.etag] for file in remote_client(remote).describe(files)]
+        return [place.text, list(volume.shape), list(volume.chunks), str(volume.dtype), known]
     count, size, newest = 0, 0, 0
     for stat in _stats(place):
         count, size, newest = count + 1, size + stat.st_size, max(newest, stat.st_mtime_ns)

@@ -156,8 +156,9 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     first = place.number == 0
     try:
         setup.team = setup.engine.join(place)
-    except (BadInput, PeerLost) as error:  # one process of each machine says so
-        _raise_or_leave(error, place.local == 0)
+    except (BadInput, PeerLost) as error:  # one process of each machine says so, if it is known to be there
+        unsure = isinstance(error, PeerLost) and RENDEZVOUS not in os.environ
+        _raise_or_leave(error, place.local == 0 or unsure)
     try:
         with noticing(setup.team):
             yield

@@ -200,23 +200,38 @@ def _plan(path: Path, header: Any, found: _Found) -> tuple[Path, Any] | None:
 
 
 def _dose(path: Path, header: Any, found: _Found, plan: tuple[Path, Any] | None) -> Path | None:
-    """Return the dose of a patient: its plan's or its structure set's, else the only one in its frame of reference."""
+    """Return the dose of a patient: its plan's or its structure set's, else the only one in its frame of reference.
+
+    That one may name a plan that was not exported, but no other one: its dose would be wrong without a sign.
+    """
     uid, frames = str(header.get("SOPInstanceUID", "")), set(_frames(header))
     planned = str(plan[1].get("SOPInstanceUID", "")) if plan else None
     near = [pair for pair in found.doses if str(pair[1].get("FrameOfReferenceUID", "")) in frames]
+    unrelated = [d for d in near if not _is_of_another(d[1], uid, planned, found)]
     for doses in (
         [d for d in near if planned and planned in _references(d[1], "ReferencedRTPlanSequence")],
         [d for d in near if uid in _references(d[1], "ReferencedStructureSetSequence")],
-        near,
+        unrelated,
     ):
         whole = [d for d in doses if str(d[1].get("DoseSummationType", "")).endswith("PLAN")] or doses
         if len(whole) == 1:
             return whole[0][0]
         if whole:
             raise BadInput(f"{path}: {len(whole)} RT Doses belong to it ({whole[0][0].name}, …); keep the plan's one")
+    if near:
+        raise BadInput(
+            f"{path}: the RT Dose in its frame of reference ({near[0][0].name}) is of another plan or structure set; "
+            "export dose and structures from one plan, or leave the dose out"
+        )
     if found.doses:
         raise BadInput(f"{path}: no RT Dose lies in its frame of reference; export dose and structures from one plan")
     return None
+
+
+def _is_of_another(dose: Any, uid: str, planned: str | None, found: _Found) -> bool:
+    """Return whether a dose names another structure set, or a plan that is not this patient's, as far as known."""
+    plans, sets = (_references(dose, f"Referenced{what}Sequence") for what in ("RTPlan", "StructureSet"))
+    return (bool(plans) and (planned is not None or not plans.isdisjoint(found.plans))) or bool(sets)
 
 
 def _frames(header: Any) -> Iterator[str]:
