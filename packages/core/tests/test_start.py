@@ -219,7 +219,7 @@ def test_several_processes_start_from_the_weights_that_a_settings_file_names(
 
     seen = []
 
-    def launch(words: list[str], count: int) -> int:
+    def launch(words: list[str], count: int, patience: float) -> int:
         name, command, *rest = words
         seen.append((start_new(name, command, TrainOptions, rest), count))
         return 2

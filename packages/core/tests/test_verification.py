@@ -155,6 +155,9 @@ def test_damage_goes_before_every_signal_and_to_every_process() -> None:
         def noticed(self, number: int) -> int:
             return max(number, DAMAGED)
 
+        def stepping(self, now: bool) -> None:
+            return None
+
         def every(self, value: str) -> list[str]:
             return ["array-0.bin has changed", value]
 

@@ -360,6 +360,7 @@ def shear(found: Any) -> None:
         ("rtstruct.dcm", lambda d: setattr(d.StructureSetROISequence[1], "ROIName", "x"), "no structure is a target"),
         ("rtstruct.dcm", lambda d: setattr(d, "ROIContourSequence", []), "no target has contours"),
         ("rtdose.dcm", lambda d: setattr(d, "DoseUnits", "RELATIVE"), "DoseUnits is RELATIVE"),
+        ("rtdose.dcm", lambda d: setattr(d, "DoseGridScaling", 100 * d.DoseGridScaling), "is it in cGy"),
         ("rtdose.dcm", lambda d: setattr(d, "DoseSummationType", "BEAM"), "DoseSummationType is BEAM"),
         ("rtdose.dcm", lambda d: setattr(d, "FrameOfReferenceUID", "1.2.3"), "no RT Dose lies in its frame"),
         ("rtdose.dcm", lambda d: refer(d, "ReferencedStructureSetSequence"), "is of another plan or structure set"),

@@ -22,7 +22,7 @@ from runner_openkbp.config import DoseDataConfig
 from runner_openkbp.csvfiles import read_masks, read_values, read_voxels, write_indices, write_values, write_voxels
 from runner_openkbp.dicom import find, read
 from runner_openkbp.listed import list_inputs, list_patients
-from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, Patient, bit, unpack
+from runner_openkbp.rois import GRID, MASKS, POSSIBLE, ROIS, Array, Patient, bit, refuse_other_unit, unpack
 from runner_openkbp.roles import DOSE, FILES, REQUIRED, split_of
 
 LAYOUT = (
@@ -34,8 +34,6 @@ LAYOUT = (
 )
 _KNOWN = {*FILES.values()}
 _PATIENT = re.compile(r"pt_\d+$", re.I)
-MOST_GY = 120.0
-"""Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
 BEHIND = 0.01
 """Largest share of the possible-dose mask after the last voxel of a file (0 in the challenge's files)."""
 _INT16 = np.iinfo(np.int16)
@@ -215,11 +213,7 @@ def _read_dose(path: Path, possible: Array) -> Array:
             f"{path}: {np.count_nonzero(values < 0)} doses are negative, down to {values[worst]:g} Gy at index "
             f"{index[worst]}; export the dose again"
         )
-    if values.max() > MOST_GY:
-        raise BadInput(
-            f"{path}: the dose reaches {values.max():g} Gy, and no plan's is above {MOST_GY:g}; is it in cGy? Export "
-            "it in Gy"
-        )
+    refuse_other_unit(path, float(values.max()))
     _refuse_cut_off(path, index, possible)
     dose = np.zeros(np.prod(GRID), np.float32)
     dose[index] = values

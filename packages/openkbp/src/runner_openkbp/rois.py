@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import Annotation, Finding
+from runner_core import Annotation, BadInput, Finding
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,6 +26,17 @@ POSSIBLE = "possible_dose_mask"
 """Mask of the voxels that can receive dose: in the body, near the beams."""
 MASKS = (*ROIS, POSSIBLE)
 """All masks; the position of a mask is its bit."""
+MOST_GY = 120.0
+"""Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
+
+
+def refuse_other_unit(path: Path, highest: float) -> None:
+    """Raise BadInput for a file whose `highest` dose (Gy) no plan reaches."""
+    if highest > MOST_GY:
+        raise BadInput(
+            f"{path}: the dose reaches {highest:g} Gy, and no plan's is above {MOST_GY:g}; is it in cGy? Export "
+            "it in Gy"
+        )
 
 
 @dataclass

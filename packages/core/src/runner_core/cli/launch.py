@@ -115,7 +115,7 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]], passed_on: Sequ
     hint = " (the system often does this when memory runs out: see `dmesg`)" if name == "SIGKILL" else ""
     if number in killed:
         hint = f" because it did not end within {patience + _PATIENCE:g} s of the signal"
-    whole = "the newest checkpoint is complete: continue from it with --resume"
+    whole = "each saved checkpoint is complete: --resume continues from the newest, if there is one"
     print(f"runner: process {number} of {len(processes)} was ended by {name}{hint}; {whole}", file=sys.stderr)
     return 128 - code
 

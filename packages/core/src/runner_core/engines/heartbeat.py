@@ -85,7 +85,7 @@ class Lost:
         return None if found is None else cls(**{**found, "numbers": tuple(found["numbers"])})
 
     def error(self) -> PeerLost:
-        whole = "the newest checkpoint is complete: continue from it with --resume"
+        whole = "each saved checkpoint is complete: --resume continues from the newest, if there is one"
         return PeerLost(f"{self.text}, so this training ends; {whole}", self.numbers, self.ended)
 
 

@@ -104,9 +104,15 @@ def refuse_no_fit(start: StartWeights, sizes: Mapping[str, int]) -> None:
     fit = start.fit
     if fit is None or any(sizes[name] > 1 for name in fit.fitted):
         return
+    if fit.differ:
+        name, shapes = next(iter(fit.differ.items()))
+        raise BadInput(
+            f"--from {start.source}: none of its weights fits this network, which has the same names: {name} is "
+            f"{shapes}. Leave --preset out, or use the settings of the network that was trained (--preset, --config)"
+        )
     raise BadInput(
         f"--from {start.source}: none of its weights fits this network by name and shape. The network has "
-        f"{listed([*fit.kept, *fit.differ])}; the file has {listed([*fit.unused, *fit.differ])}. Use the settings of "
+        f"{listed(fit.kept)}; the file has {listed(fit.unused)}. Use the settings of "
         "the network that was trained (--preset, --config)"
     )
 

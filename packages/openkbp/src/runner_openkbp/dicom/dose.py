@@ -9,6 +9,7 @@ from runner_core import BadInput
 
 from runner_openkbp.dicom.series import Volume, canonical, directions
 from runner_openkbp.geometry import SAME_MM, Geometry
+from runner_openkbp.rois import refuse_other_unit
 
 
 def read_dose(path: Path, frame_of_reference: str) -> Volume:
@@ -33,6 +34,7 @@ def read_dose(path: Path, frame_of_reference: str) -> Volume:
             raise BadInput(f"{path}: {name} is {value or 'missing'}; {remedy}")
     if str(found.get("FrameOfReferenceUID", "")) != frame_of_reference:
         raise BadInput(f"{path}: the dose lies in another frame of reference than the CT; export both from one plan")
+    refuse_other_unit(path, float(values.max(initial=0)))
     if values.ndim != 3 or len(offsets) != len(values) or len(values) < 2:
         raise BadInput(f"{path}: holds {len(values)} planes and {len(offsets)} offsets; export the whole dose grid")
     across, down = directions(found, str(path))
