@@ -105,6 +105,9 @@ def test_a_dataset_becomes_valid_derivatives(run, dataset, tmp_path, capsys) -> 
     described = read(out / "dataset_description.json")
     assert described["DatasetType"] == "derivative"
     assert described["GeneratedBy"][0]["Name"] == "runner-brainunet"
+    assert re.fullmatch(
+        r"network untrained, step 0 \([0-9a-f]{12}\), margin 8 mm", described["GeneratedBy"][0]["Description"]
+    )
     assert described["SourceDatasets"] == [{"URL": dataset.as_uri()}]
     assert described["DatasetLinks"] == {"raw": dataset.as_uri()}
 

@@ -135,6 +135,13 @@ def test_the_table_and_the_page_hold_all_masks_worst_first(project, write_head, 
     Image.new("RGB", (4, 4)).save(tmp_path / "secret.jpg")
     sidecar.write_text(json.dumps({**about, "Picture": "../secret.jpg"}))
     assert qc.summarise(out)[1].read_text().count("data:image/jpeg;base64,") == 1
+    project.predict_options, project.config.predict.margin = BrainPredictOptions(), 4.0  # again, without a picture
+    project.write(record, project.predict(cropped(project, record), bright_is_brain), out)
+    table, found = qc.summarise(out)
+    assert not (out / "c_T1w_qc.jpg").exists()
+    assert found.read_text().count("data:image/jpeg;base64,") == 1
+    assert "with a margin of 4 mm" in found.read_text()
+    assert [row["margin_mm"] for row in csv.DictReader(table.open())] == ["0.0", "4.0"]
     sidecar.write_text("{")
     with pytest.raises(BadInput, match=r"c_T1w_brainmask\.json: cannot be read as JSON"):
         qc.summarise(out)

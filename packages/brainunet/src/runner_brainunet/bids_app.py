@@ -6,6 +6,7 @@ predicted is named, the others are predicted, and the exit code is 2.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -34,9 +35,20 @@ def bids_app(parser: ArgumentParser, words: Sequence[str]) -> int:
     settings: dict[str, Any] = {} if options.margin is None else {"predict.margin": options.margin}
     if options.device:
         settings["train.device"] = options.device
-    how = {"Description": f"network {run.path.name}, margin {options.margin or 0:g} mm"}
+    if options.run == "builtin":
+        print(run.summary["statement"])
+    how = {"Description": f"network {_network(options.run, run)}, margin {options.margin or 0:g} mm"}
     derivatives.write_dataset(_made(options.out), options.bids, how)
     return _strip(run, scans, options, settings)
+
+
+def _network(named: str, run: Run) -> str:
+    """Return the name of the network, with its step and the first digits of its checkpoint's checksums."""
+    step = run.summary.get("best_step") or 0
+    manifest = run.path / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+    content = manifest.read_bytes() if manifest.is_file() else b""  # `predict` then says what is missing
+    name = named if named == "builtin" else run.path.name
+    return f"{name}, step {step} ({hashlib.sha256(content).hexdigest()[:12]})"
 
 
 def _declare(parser: ArgumentParser) -> None:

@@ -63,6 +63,8 @@ def write(
         written.append(folder / places.picture)
         written[-1].parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw()).save(written[-1], quality=_QUALITY)
+    else:
+        (folder / places.picture).unlink(missing_ok=True)  # it would show an older mask
     spacing, volume = nifti.spacing(image), prediction.volume
     about = derivatives.about_mask(places) | {
         "BrainVolume": round(volume.ml, 2),

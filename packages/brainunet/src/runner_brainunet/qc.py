@@ -26,7 +26,7 @@ from runner_brainunet.derivatives import DESCRIPTION, read_json, write_dataset
 
 PAGE = "qc.html"
 ENDINGS = ("_brainmask.json", "_desc-brain_mask.json")
-COLUMNS = ("record", "brain_ml", "brain_sd_ml", "mask_ml", "threshold", "margin_mm", "warnings", "mask")
+COLUMNS = ("record", "brain_ml", "brain_sd_ml", "mask_ml", "threshold", "margin_mm", "warnings", "notes", "mask")
 _PICTURE_BYTES = 5_000_000
 
 
@@ -62,8 +62,8 @@ class Row:
         values = [
             self.about.get(name) for name in ("BrainVolume", "BrainVolumeSD", "MaskVolume", "Threshold", "Margin")
         ]
-        warnings = "; ".join([*self.texts("Warnings"), *self.texts("Notes")])
-        return [self.name, *(v if isinstance(v, (int, float)) else "" for v in values), warnings, self.mask.as_posix()]
+        texts = ["; ".join(self.texts(of)) for of in ("Warnings", "Notes")]
+        return [self.name, *(v if isinstance(v, (int, float)) else "" for v in values), *texts, self.mask.as_posix()]
 
 
 def rows(out: Path) -> list[Row]:
@@ -86,7 +86,7 @@ def rows(out: Path) -> list[Row]:
 
 
 def summarise(out: Path, bids: str = "") -> list[Path]:
-    """Write the table of all volumes, and the page if there are pictures, and return the files.
+    """Write the table of all volumes, and the page if there are pictures or an older page, and return the files.
 
     `bids` is the dataset that the masks are derivatives of: `out` then becomes a dataset too, unless it is one.
     """
@@ -102,7 +102,7 @@ def summarise(out: Path, bids: str = "") -> list[Path]:
     else:
         written.append(out / "volumes.csv")
         replace_csv(written[-1], [COLUMNS, *table])
-    if any(row.about.get("Picture") for row in found):
+    if (out / PAGE).exists() or any(row.about.get("Picture") for row in found):
         written.append(out / PAGE)
         replace_text(written[-1], html(page(out, found)))
     return written
@@ -128,7 +128,9 @@ def page(out: Path, found: Sequence[Row]) -> Page:
 def _sections(out: Path, found: Sequence[Row]) -> list[tuple[str, list[Note | Markup]]]:
     sections: list[tuple[str, list[Note | Markup]]] = []
     for row in found:
-        blocks: list[Note | Markup] = [Note(f"{row.ml:.0f} ± {row.sd_ml:.0f} ml")]
+        margin = row.about.get("Margin")
+        mask = f"; the mask, with a margin of {margin:g} mm: {row.about.get('MaskVolume'):.0f} ml" if margin else ""
+        blocks: list[Note | Markup] = [Note(f"brain {row.ml:.0f} ± {row.sd_ml:.0f} ml{mask}")]
         blocks += [Note(text, "warning", "warning:") for text in row.texts("Warnings")]
         blocks += [Note(text, "note", "note:") for text in row.texts("Notes")]
         sections.append((row.name, [*blocks, *_picture(out, row)]))
