@@ -50,7 +50,13 @@ def test_a_start_that_was_killed_before_its_settings_were_written_is_no_run(tmp_
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    for name in (".12.log.jsonl", ".3.summary.json", ".99.report.html", ".streaming.json.ab_12xyz"):
+    for name in (
+        ".12.log.jsonl",
+        ".3.summary.json",
+        ".99.report.html",
+        ".7.scores-calibration.csv",
+        ".streaming.json.ab_12xyz",
+    ):
         (folder.path / name).write_text("half", encoding="utf-8")
     (folder.path / ".mine").write_text("mine", encoding="utf-8")
     with folder.lock():

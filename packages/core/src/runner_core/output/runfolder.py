@@ -22,7 +22,7 @@ IMPORTED = "imported"
 """Status of a run that holds another program's weights and was never trained here."""
 _LOCK = ".lock"
 """Runs and tools use one name, so that they keep each other out."""
-_LEFTOVER = re.compile(r"\.(\d+\.\w+\.(yaml|jsonl|json|html|csv)|streaming\.json\.\w{8})")
+_LEFTOVER = re.compile(r"\.(\d+\.[\w-]+\.(yaml|jsonl|json|html|csv)|streaming\.json\.\w{8})")
 """Names of half-written files, from `whole_file` and `write_once`."""
 
 
