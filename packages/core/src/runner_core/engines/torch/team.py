@@ -81,21 +81,17 @@ class TorchTeam:
         """Tell the others about this process; return all, once they have come."""
         store, patience = self._store, timedelta(seconds=self._patience)
         store.set(f"member-{self.number}", Member.here(_addresses()).dumps())
-        if not self.first:
-            try:
-                store.wait(["members"], patience + timedelta(seconds=10))  # the first one waits until then itself
-            except RuntimeError as error:
-                raise PeerLost(f"the first of {self.count} processes did not answer: {_first_line(error)}") from error
-            texts = json.loads(store.get("members"))
-            if missing := [number for number, text in enumerate(texts) if not text]:
-                raise PeerLost(self._missing(missing))
-            return [Member.loads(text) for text in texts]
-        keys = [f"member-{number}" for number in range(self.count)]
-        until = time.monotonic() + self._patience
-        while not store.check(keys) and time.monotonic() < until:
-            time.sleep(0.05)
-        texts = [store.get(key).decode() if store.check([key]) else "" for key in keys]
-        store.set("members", json.dumps(texts))
+        if self.first:
+            keys = [f"member-{number}" for number in range(self.count)]
+            until = time.monotonic() + self._patience
+            while not store.check(keys) and time.monotonic() < until:
+                time.sleep(0.05)
+            store.set("members", json.dumps([store.get(key).decode() if store.check([key]) else "" for key in keys]))
+        try:
+            store.wait(["members"], patience + timedelta(seconds=10))  # the first one waits for `patience` itself
+        except RuntimeError as error:
+            raise PeerLost(f"the first of {self.count} processes did not answer: {_first_line(error)}") from error
+        texts = json.loads(store.get("members"))
         if missing := [number for number, text in enumerate(texts) if not text]:
             raise PeerLost(self._missing(missing))
         return [Member.loads(text) for text in texts]
