@@ -161,6 +161,7 @@ def test_after_a_broken_connection_the_ended_process_is_named() -> None:
 
 
 def test_a_process_ends_even_if_its_last_words_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     from runner_core.engines.torch import team
 
     codes: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 from collections.abc import Sequence
 from html import escape
@@ -44,11 +45,13 @@ def watch(arguments: Sequence[str]) -> int:
     print(f"watching: http://127.0.0.1:{port}/{server.token}/", flush=True)
     print(f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the same address there")
     print("Ctrl-C ends the watching; the runs go on", flush=True)
+    # No KeyboardInterrupt: raised inside a callback of the garbage collector, Python would print and forget it.
+    before = signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=server.shutdown).start())
     try:
         server.serve_forever()
-    except KeyboardInterrupt:
         print("\nno longer watching")
     finally:
+        signal.signal(signal.SIGINT, before)
         server.server_close()
     return 0
 
