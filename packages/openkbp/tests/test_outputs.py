@@ -192,7 +192,7 @@ def test_rtdose_is_what_was_predicted(write_patient: Any, dose: Any, tmp_path: P
     assert found.GridFrameOffsetVector[0] == 0
     assert np.allclose(np.diff(np.array(found.GridFrameOffsetVector, float)), 2.5)
     assert found.PatientID == "pt_7"
-    assert "synthetic" in found.DoseComment
+    assert "synthetic" in found.ImageComments
     assert "synthetic" in found.SeriesDescription
 
 

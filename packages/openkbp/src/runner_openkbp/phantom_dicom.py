@@ -66,6 +66,7 @@ def _slice(key: str, grid: Geometry, ct: Array, place: int) -> Any:
     down, across, step = grid.axes.T
     made.ImageType, made.InstanceNumber = ["ORIGINAL", "PRIMARY", "AXIAL"], place + 1
     made.PatientPosition, made.KVP, made.AcquisitionNumber = "HFS", "", ""
+    made.BodyPartExamined = "HEADNECK"
     made.ImagePositionPatient = [write.decimal(v) for v in grid.origin + place * step]
     made.ImageOrientationPatient = [write.decimal(v) for axis in (across, down) for v in axis / np.linalg.norm(axis)]
     made.PixelSpacing = [write.decimal(float(np.linalg.norm(v))) for v in (down, across)]

@@ -72,7 +72,9 @@ def _dataset(dose: Array, grid: Geometry, key: str, refers: Refers | None) -> An
     dataset.Manufacturer, dataset.SoftwareVersions = "runner-openkbp", version("runner-openkbp")
     dataset.ManufacturerModelName, dataset.DeviceSerialNumber = "runner-openkbp", "0"
     dataset.SeriesDescription = "predicted dose" if grid.header is not None else "predicted dose, synthetic geometry"
-    dataset.DoseComment = PREDICTED if grid.header is not None else f"{PREDICTED}; {SYNTHETIC}"
+    dataset.DoseComment = PREDICTED
+    if grid.header is None:
+        dataset.ImageComments = f"{PREDICTED}; {SYNTHETIC}"
     dataset.DoseUnits, dataset.DoseType = "GY", "PHYSICAL"
     dataset.TissueHeterogeneityCorrection = "IMAGE"
     _refer(dataset, refers)
@@ -89,19 +91,22 @@ def _dataset(dose: Array, grid: Geometry, key: str, refers: Refers | None) -> An
 def _refer(dataset: Any, refers: Refers | None) -> None:
     """Name the plan and the structure set that exist. A dose without a plan says so: its type is PLAN_OVERVIEW."""
     from pydicom.dataset import Dataset
-    from pydicom.uid import RTPlanStorage, RTStructureSetStorage
+    from pydicom.uid import RTPlanStorage
 
     if refers is not None and refers.plan is not None:
         dataset.DoseSummationType = "PLAN"
         dataset.ReferencedRTPlanSequence = [reference(RTPlanStorage, refers.plan.SOPInstanceUID)]
     else:
         overview = Dataset()
-        overview.PlanOverviewIndex, overview.RTPlanLabel = 1, "no plan"
+        overview.PlanOverviewIndex, overview.RTPlanLabel, overview.TreatmentSite = 1, "no plan", ""
+        overview.PrescriptionOverviewSequence = overview.TreatmentSiteCodeSequence = []
+        if refers is not None:
+            overview.ReferencedStructureSetSequence = _structure_set(refers)
         dataset.DoseSummationType = "PLAN_OVERVIEW"
         dataset.PlanOverviewSequence = [overview]
     if refers is None:
         return
-    dataset.ReferencedStructureSetSequence = [reference(RTStructureSetStorage, refers.structures.SOPInstanceUID)]
+    dataset.ReferencedStructureSetSequence = _structure_set(refers)
     dataset.DVHSequence = [
         _histogram(refers, roi, numbers)
         for roi, numbers in refers.regions.items()
@@ -109,6 +114,12 @@ def _refer(dataset: Any, refers: Refers | None) -> None:
     ]
     if not dataset.DVHSequence:
         del dataset.DVHSequence, dataset.ReferencedStructureSetSequence
+
+
+def _structure_set(refers: Refers) -> list[Any]:
+    from pydicom.uid import RTStructureSetStorage
+
+    return [reference(RTStructureSetStorage, refers.structures.SOPInstanceUID)]
 
 
 def reference(kind: str, instance: str) -> Any:
