@@ -52,8 +52,8 @@ class ChannelTransformer(CellTransformer):
     beyond the trained ones is marked by the mean of their vectors.
     """
 
-    def __init__(self, channels: int, drop_path: float, **arguments: Any) -> None:
-        super().__init__(drop_path, **arguments)
+    def __init__(self, channels: int, drop_path: float, exact: bool = False, **arguments: Any) -> None:
+        super().__init__(drop_path, exact, **arguments)
         self.channel_embed = nn.Parameter(torch.zeros(1, channels, self.embed_dim))
         nn.init.trunc_normal_(self.channel_embed, std=0.02)
 
@@ -67,7 +67,7 @@ class ChannelTransformer(CellTransformer):
             patches = torch.where(mask[:, None, :, None], self.mask_token.to(patches.dtype), patches)
         position = interpolated(self.pos_embed, height, width, registers=self.num_reg_tokens > 0)
         patches = patches + position + self._marks(channels)[:, :, None]
-        first = [token.expand(count, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        first = [token.expand(count, -1, -1) for token in self.first_tokens]
         seen = (shares > 0).repeat_interleave(height * width, 1)
         seen = torch.cat((seen.new_ones(count, self.num_prefix_tokens), seen), 1)[:, None, None]
         tokens = torch.cat((*first, patches.flatten(1, 2)), 1)

@@ -64,7 +64,8 @@ class ModelConfig:
     """Initial factor on each block's output (Touvron 2021); it is learned. A short training makes no progress from 1e-5
     and needs 1."""
     drop_path: Annotated[float, Within(0, 0.99)] = 0.0
-    """Stochastic depth of the student's last block; it rises linearly up to that block."""
+    """Stochastic depth of the student's last block; it rises linearly up to that block (train.recipe dinov2-exact: it
+    is the same in all blocks)."""
     prototypes: Annotated[int, Within(2, 10000000)] = 65536
     """Outputs of the projection heads."""
     hidden: Annotated[int, Within(1, 100000)] = 2048
@@ -153,6 +154,15 @@ class CellTrainConfig(TrainConfig):
     learning_rate: float = 1e-3
     """Peak learning rate. DINOv2's is 0.004·√(batch / 1024), with the batch of all devices together. The preset default
     is for a batch of 80: set the rate again for another batch or more devices."""
+    recipe: Literal["runner", "dinov2-exact"] = "runner"
+    """dinov2-exact: the details of DINOv2's own code too. Residuals are dropped for the same share of every batch in all
+    blocks (model.drop_path; DINOv2 takes 0.3), tokens decay, prototypes have a learned gain, CLS has a position
+    embedding of its own, backbone and heads are clipped one by one, and warm-ups begin at 0."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the training follows DINOv2's code in every detail."""
+        return self.recipe == "dinov2-exact"
 
 
 @dataclass

@@ -50,7 +50,8 @@ def backbone_weights(network: DinoNet) -> Weights:
     backbone = network.teacher.backbone
     if not isinstance(backbone, CellTransformer):
         return as_timm(backbone.vit.state_dict())
-    return {name: tensor for name, tensor in backbone.state_dict().items() if name != "mask_token"}
+    own = {name: tensor for name, tensor in backbone.state_dict().items() if name not in ("mask_token", "cls_pos")}
+    return own if backbone.cls_pos is None else own | {"cls_token": backbone.first_tokens[0].detach()}
 
 
 _NAMES = {size: f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")}

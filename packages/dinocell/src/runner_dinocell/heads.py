@@ -11,10 +11,11 @@ class DINOHead(nn.Module):
     """(M, `width`) → logits (M, `prototypes`), cosines between -1 and 1.
 
     Three linear layers with GELU between them narrow a token to `bottleneck` numbers; their direction is compared with
-    the prototypes' directions (weight normalisation with a gain that stays 1, so that logits stay bounded).
+    the prototypes' directions (weight normalisation with a gain that stays 1, so that logits stay bounded). With
+    `exact`, each prototype's gain is learned, as in DINOv2's code, and prototypes begin as its linear layers do.
     """
 
-    def __init__(self, width: int, hidden: int, bottleneck: int, prototypes: int) -> None:
+    def __init__(self, width: int, hidden: int, bottleneck: int, prototypes: int, exact: bool = False) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
             nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
@@ -24,8 +25,12 @@ class DINOHead(nn.Module):
             nn.init.zeros_(layer.bias)
         self.prototypes = nn.Parameter(torch.empty(prototypes, bottleneck))
         nn.init.normal_(self.prototypes, std=bottleneck**-0.5)  # all directions equally likely, length about 1
+        self.gain = nn.Parameter(torch.ones(prototypes, 1)) if exact else None
+        if exact:
+            nn.init.uniform_(self.prototypes, -(bottleneck**-0.5), bottleneck**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # in the weights' own float32: in float16 the squares of small numbers vanish
         directions = functional.normalize(self.mlp(tokens).to(self.prototypes.dtype), dim=-1)
-        return functional.linear(directions, functional.normalize(self.prototypes, dim=-1))
+        prototypes = functional.normalize(self.prototypes, dim=-1)
+        return functional.linear(directions, prototypes if self.gain is None else self.gain * prototypes)

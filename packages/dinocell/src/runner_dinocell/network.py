@@ -31,7 +31,7 @@ class Branch(nn.Module):
         width = self.backbone.embed_dim
 
         def head() -> DINOHead:
-            return DINOHead(width, model.hidden, model.bottleneck, model.prototypes)
+            return DINOHead(width, model.hidden, model.bottleneck, model.prototypes, config.train.exact)
 
         self.head = head()
         """Head of CLS tokens, and of patches too if `model.ibot_head` is shared."""
@@ -121,9 +121,10 @@ def backbone(config: CellConfig, channels: int) -> nn.Module:
     """
     if config.model.source == "dinov2":
         return OfficialTransformer(config, channels)
+    drop_path, exact = config.model.drop_path, config.train.exact
     if config.model.channels == "tokens":
-        return ChannelTransformer(channels, config.model.drop_path, **timm_arguments(config, 1))
-    return CellTransformer(config.model.drop_path, **timm_arguments(config, channels))
+        return ChannelTransformer(channels, drop_path, exact, **timm_arguments(config, 1))
+    return CellTransformer(drop_path, exact, **timm_arguments(config, channels))
 
 
 def shard_units(network: DinoNet) -> Sequence[nn.Module]:

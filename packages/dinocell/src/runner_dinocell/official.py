@@ -30,6 +30,7 @@ class OfficialTransformer(nn.Module):
             in_chans=channels,
             init_values=model.layer_scale,
             drop_path_rate=model.drop_path,
+            drop_path_uniform=config.train.exact,
             block_chunks=0,
             interpolate_antialias=registers,  # as its released models have it
             interpolate_offset=0.0 if registers else OFFSET,

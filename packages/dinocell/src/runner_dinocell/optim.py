@@ -19,10 +19,10 @@ from runner_dinocell.config import CellConfig
 
 BACKBONE = "backbone."
 """Start of the names of the student's vision transformer; all others are the heads'."""
-PROTOTYPES = "prototypes"
-"""End of the names of the heads' prototypes."""
+PROTOTYPES = ("prototypes", "gain")
+"""Ends of the names of the heads' prototypes and of their lengths."""
 _BLOCK = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
-_TOKENS = ("channel_embed", "cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
+_TOKENS = ("channel_embed", "cls_pos", "cls_token", "mask_token", "reg_token", "register_tokens", "pos_embed")
 
 Group = MutableMapping[str, Any]
 
@@ -30,14 +30,15 @@ Group = MutableMapping[str, Any]
 def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
     """Return groups of alike trainable parameters: {params, lr, weight_decay, scale, decays, prototypes}.
 
-    `scale` is the factor on the learning rate. `decays` is whether they have weight decay (biases, norms, scales and
-    tokens have none). `prototypes` is whether they are frozen at first.
+    `scale` is the factor on the learning rate. `decays` is whether they have weight decay: biases, norms and scales have
+    none, tokens and position embeddings only with `train.recipe dinov2-exact`. `prototypes` is whether they are frozen
+    at first.
     """
     named = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
     blocks = 1 + max((int(found[1]) for name, _ in named if (found := _BLOCK.search(name))), default=-1)
     groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
-        decays = parameter.ndim > 1 and not any(token in name for token in _TOKENS)
+        decays = parameter.ndim > 1 and (config.train.exact or not any(token in name for token in _TOKENS))
         key = (_scale(name, blocks, config), decays, name.endswith(PROTOTYPES))
         groups.setdefault(key, []).append(parameter)
     return [

@@ -168,6 +168,7 @@ class DinoCell(Project):
             schedule=partial(schedules.learning_rate, self.config),
             adjust=self._adjust,
             after_step=self._after_step,
+            clip_units=self._clip_units if self.config.train.exact else None,
             shard_units=self._shard_units,
         )
 
@@ -185,6 +186,10 @@ class DinoCell(Project):
         from runner_dinocell import teacher
 
         teacher.follow(model.teacher, model.student, schedules.momentum(self.config, progress))
+
+    def _clip_units(self, model: Any) -> Sequence[Any]:
+        """Return the student's backbone and heads, whose gradients DINOv2 clips one by one."""
+        return list(model.student.children())
 
     def _shard_units(self, model: Any) -> Sequence[Any]:
         from runner_dinocell.network import shard_units

@@ -22,11 +22,12 @@ def learning_rate(config: CellConfig, progress: Progress) -> float:
     """Return the factor on `train.learning_rate`.
 
     It rises linearly over the warm-up, then follows `train.schedule` to `optim.final_learning_rate` (a constant one
-    stays, and wsd falls linearly over the last `train.decay` of the steps).
+    stays, and wsd falls linearly over the last `train.decay` of the steps). With `train.recipe dinov2-exact` it begins
+    at 0.
     """
     warm = round(config.train.warmup * progress.steps)
     if progress.step < warm:
-        return (progress.step + 1) / warm
+        return _rising(progress.step, warm) if config.train.exact else (progress.step + 1) / warm
     if config.train.schedule == "constant" or not config.train.learning_rate:
         return 1.0
     end = config.optim.final_learning_rate / config.train.learning_rate
@@ -50,8 +51,14 @@ def momentum(config: CellConfig, progress: Progress) -> float:
 
 
 def teacher_temperature(config: CellConfig, progress: Progress) -> float:
-    """Return the teacher's temperature: it rises linearly over the share `loss.teacher_warmup`, then stays."""
+    """Return the teacher's temperature: it rises linearly over the share `loss.teacher_warmup`, then stays.
+
+    With `train.recipe dinov2-exact` the last step of that share has risen already.
+    """
     loss = config.loss
+    if config.train.exact:
+        risen = _rising(progress.step, round(loss.teacher_warmup * progress.steps))
+        return loss.warmup_teacher_temperature + risen * (loss.teacher_temperature - loss.warmup_teacher_temperature)
     risen = min(1.0, progress.fraction / loss.teacher_warmup) if loss.teacher_warmup > 0 else 1.0
     return loss.warmup_teacher_temperature + risen * (loss.teacher_temperature - loss.warmup_teacher_temperature)
 
@@ -59,3 +66,8 @@ def teacher_temperature(config: CellConfig, progress: Progress) -> float:
 def prototypes_frozen(config: CellConfig, progress: Progress) -> bool:
     """Return whether the prototypes are still frozen, so that the rest of the head can settle."""
     return progress.fraction < config.optim.freeze_prototypes
+
+
+def _rising(step: int, steps: int) -> float:
+    """Go from 0 at the first of `steps` to 1 at the last, as in DINOv2's code (the only one of one step is 0)."""
+    return 1.0 if step >= steps else step / max(1, steps - 1)

@@ -2,17 +2,19 @@
 
 It has timm's names of weights and timm's blocks, so that timm loads trained weights. Two things are DINOv2's own: the
 mask token, and how position embeddings are interpolated. DINOv2's CLS token has a position embedding too; here the two
-are one weight, their sum, as in timm's models with registers.
+are one weight, their sum, as in timm's models with registers. `train.recipe dinov2-exact` keeps them apart, because
+their sum then moves by the steps of both, and drops residuals as DINOv2 does.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,13 +41,58 @@ class Tokens(NamedTuple):
     """(M, T, D), row by row."""
 
 
-class CellTransformer(VisionTransformer):
-    """Images (M, C, H, W), sides multiples of the patch, and mask (M, T) bool, true where hidden → `Tokens`."""
+def drawn(count: int, share: float, device: torch.device) -> Tensor:
+    """Return which samples of a batch of `count` keep a residual, if a `share` of them drops it: at least one."""
+    return torch.randperm(count, device=device)[: max(int(count * (1 - share)), 1)]
 
-    def __init__(self, drop_path: float, **arguments: Any) -> None:
-        super().__init__(**arguments, drop_path_rate=drop_path, dynamic_img_size=True)
+
+class SubsetBlock(Block):
+    """timm's block with DINOv2's stochastic depth: each residual is computed for a random part of the batch alone.
+
+    An exact share of the samples keeps it, so the work shrinks by that share; it is scaled up for them. In timm's block
+    every sample is decided by itself, and all are computed.
+    """
+
+    dropped = 0.0
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        if not self.training or not self.dropped:
+            return super().forward(x, attn_mask)
+
+        def attention(some: Tensor, kept: Tensor) -> Tensor:
+            mask = None if attn_mask is None else attn_mask[kept]
+            return self.ls1(self.attn(self.norm1(some), attn_mask=mask))
+
+        x = self._with(attention, x)
+        return self._with(lambda some, _: self.ls2(self.mlp(self.norm2(some))), x)
+
+    def _with(self, residual: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
+        """Add a residual to the samples (M, N, D) that keep it."""
+        kept = drawn(len(x), self.dropped, x.device)
+        return x.index_add(0, kept, residual(x[kept], kept).to(x.dtype), alpha=len(x) / len(kept))
+
+
+class CellTransformer(VisionTransformer):
+    """Images (M, C, H, W), sides multiples of the patch, and mask (M, T) bool, true where hidden → `Tokens`.
+
+    With `exact`, the CLS token has a position embedding of its own, and every block drops its residuals for the share
+    `drop_path` of the batch; otherwise the share rises from 0 to `drop_path` in the last block.
+    """
+
+    def __init__(self, drop_path: float, exact: bool = False, **arguments: Any) -> None:
+        arguments |= {"block_fn": SubsetBlock} if exact else {"drop_path_rate": drop_path}
+        super().__init__(**arguments, dynamic_img_size=True)
         self.mask_token = nn.Parameter(torch.zeros(1, self.embed_dim))
-        nn.init.trunc_normal_(self.cls_token, std=0.02)  # the sum begins as its position embedding does in DINOv2
+        self.cls_pos = nn.Parameter(torch.zeros(1, 1, self.embed_dim)) if exact else None
+        nn.init.trunc_normal_(self.cls_token if self.cls_pos is None else self.cls_pos, std=0.02)  # as in DINOv2
+        for block in self.blocks if exact else ():
+            block.dropped = drop_path
+
+    @property
+    def first_tokens(self) -> list[Tensor]:
+        """The CLS token, with its position if that is a weight of its own, and the registers: (1, n, D) each."""
+        first = self.cls_token if self.cls_pos is None else self.cls_token + self.cls_pos
+        return [first] if self.reg_token is None else [first, self.reg_token]
 
     @property
     def last_attention(self) -> nn.Module:
@@ -62,7 +109,7 @@ class CellTransformer(VisionTransformer):
         if mask is not None:
             patches = torch.where(mask[..., None], self.mask_token.to(patches.dtype), patches)
         patches = patches + interpolated(self.pos_embed, height, width, registers=self.num_reg_tokens > 0)
-        first = [token.expand(len(images), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        first = [token.expand(len(images), -1, -1) for token in self.first_tokens]
         tokens = self.norm(self.blocks(torch.cat((*first, patches), 1)))
         return Tokens(tokens[:, 0], tokens[:, self.num_prefix_tokens :])
 

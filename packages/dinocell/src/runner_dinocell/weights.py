@@ -36,6 +36,8 @@ def adapt(network: DinoNet, stored: Mapping[str, object]) -> Weights | None:
     names = getattr(backbone, "channel_embed", None)
     if isinstance(backbone, CellTransformer):
         own = as_timm(weights) | {"mask_token": weights["mask_token"]}
+        if backbone.cls_pos is not None:
+            own |= {"cls_token": weights["cls_token"], "cls_pos": weights["pos_embed"][:, :1]}
         own |= {} if names is None else {"channel_embed": names}  # official networks know no channels
     else:
         own = {f"vit.{name}": tensor for name, tensor in weights.items()}
@@ -103,7 +105,8 @@ def _shapes(backbone: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of official weights of such a backbone."""
     if not isinstance(backbone, CellTransformer):
         return {name: tuple(tensor.shape) for name, tensor in backbone.vit.state_dict().items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items() if name != "channel_embed"}
+    ours = ("channel_embed", "cls_pos")
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items() if name not in ours}
     if "reg_token" in shapes:
         shapes["register_tokens"] = shapes.pop("reg_token")
     one, patches, width = shapes["pos_embed"]

@@ -146,6 +146,10 @@ class Learning:
     """`after_step(model, progress)` does what follows each optimizer step: it updates an EMA teacher, for example.
 
     In float16 it is also called after a step that changed nothing because a gradient overflowed."""
+    clip_units: Callable[[Any], Sequence[Any]] | None = None
+    """`clip_units(model)` returns submodules whose gradients are clipped each to `train.clip`, all others together.
+
+    Without it, or if it returns none, the gradients of the whole network have one norm. Only PyTorch has it."""
     shard_units: Callable[[Any], Sequence[Any]] | None = None
     """`shard_units(model)` returns the submodules whose weights sharded training (fsdp) gathers one by one.
 

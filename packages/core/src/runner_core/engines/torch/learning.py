@@ -54,6 +54,7 @@ class Learning:
         self.optimizer = build_optimizer(project, self.network, config)
         self._step_optimizer = quick_step(self.optimizer)
         self.parameters = trained_parameters(self.optimizer)
+        self._clipped = clip_groups(project, self.network, self.parameters)
         self.rate = LearningRate(project, self.optimizer, config)
         self.average = None if config.ema is None else Average(self.network, config.ema)
         own = project.learning()
@@ -143,7 +144,8 @@ class Learning:
         if self.config.clip is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
-            norm = clip(self.parameters, self.config.clip)
+            norms = [clip(parameters, self.config.clip) for parameters in self._clipped]
+            norm = norms[0] if len(norms) == 1 else torch.stack(norms).norm()
         if self.scaler is None:
             self._step_optimizer()
         else:
@@ -284,6 +286,17 @@ def quick_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def clip_groups(project: Project, network: nn.Module, trained: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the trained parameters by the norm that their gradients share (`Learning.clip_units`)."""
+    units = project.learning().clip_units
+    groups = [] if units is None else [{*unit.parameters()} for unit in units(network)]
+    own = {parameter: number for number, group in reversed([*enumerate(groups)]) for parameter in group}
+    found: dict[int, list[nn.Parameter]] = {}
+    for parameter in trained:
+        found.setdefault(own.get(parameter, -1), []).append(parameter)
+    return list(found.values())
 
 
 def same_layout(optimizer: torch.optim.Optimizer) -> None:
