@@ -129,7 +129,8 @@ class Oracle:
             p = self.targets(taught, temperature, "cls").split(count)
             patch_p = self.targets(patches, temperature, "patch")
         large, little = self.vit(self.student["backbone"], [crops, small], [masks, None], self.s["drop_path"])
-        log = [(self.head(self.student["dino_head"], t[:, 0]) / 0.1).log_softmax(-1).split(count) for t in (large, little)]
+        logits = [self.head(self.student["dino_head"], tokens[:, 0]) for tokens in (large, little)]
+        log = [(own / 0.1).log_softmax(-1).split(count) for own in logits]
         pairs = len(log[1]) * 2 + 2
         dino = sum(-(t * s).sum(-1).mean() for s in log[1] for t in p) / pairs
         dino = dino + sum(-(p[1 - i] * log[0][i]).sum(-1).mean() for i in range(2)) / pairs

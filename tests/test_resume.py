@@ -34,6 +34,8 @@ CASES = {
         *["--data.window", "32", "--data.windows", "8", "--augment.global-size", "16", "--augment.local-size", "8"],
         *["--model.channels", "subset", "--model.drop-path", "0.1"],
         *["--log.snapshots-every", "4"],
+        *["--train.recipe", "dinov2-exact", "--model.registers", "2", "--gram.weight", "1", "--gram.start", "0.3"],
+        *["--gram.every", "0.2", "--metadata.suppress", "plate", "--train.optimizer", "muon"],
     ],
     "openkbp, blocks": ["openkbp", "--train.steps-per-execution", "4", "--data.size", "32", "--augment.rotate", "20"],
 }

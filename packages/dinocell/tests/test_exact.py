@@ -133,7 +133,7 @@ def by_image(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture
 def same_draws(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Make the n-th permutation of m samples the same, whatever is drawn between: crops may be computed in any order."""
+    """Make the n-th permutation of m samples the same, whatever is drawn between: the order of crops is free."""
     turns: Counter[int] = Counter()
 
     def randperm(count: int, **_: Any) -> Tensor:

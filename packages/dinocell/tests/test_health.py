@@ -57,7 +57,7 @@ class Small(nn.Module):
         image, patches = self.student(globals_.transpose(0, 1).flatten(0, 1), mask)
         small, _ = self.student(locals_.transpose(0, 1).flatten(0, 1))
         head = self.student.head
-        return StudentOutputs(head(image), head(small), head(patches.flatten(0, 1)[index]), index, image)
+        return StudentOutputs(head(image), head(small), head(patches.flatten(0, 1)[index]), index, image, patches)
 
     def teach(self, globals_: Tensor, index: Tensor) -> TeacherOutputs:
         with torch.no_grad():

@@ -75,3 +75,15 @@ def test_every_course_stays_within_its_ends(step, steps, warmup) -> None:
     assert 0.04 - 1e-12 <= schedules.weight_decay(config, progress) <= 0.4 + 1e-12
     assert 0.992 - 1e-12 <= schedules.momentum(config, progress) <= 1
     assert 0.04 - 1e-12 <= schedules.teacher_temperature(config, progress) <= 0.07 + 1e-12
+
+
+def test_dinov2s_own_warm_ups_begin_at_0_and_end_a_step_earlier() -> None:
+    config = default()
+    config.train.recipe = "dinov2-exact"
+    rates, temperatures = (over(c, config, 100) for c in (schedules.learning_rate, schedules.teacher_temperature))
+    np.testing.assert_allclose(rates[:10], np.linspace(0, 1, 10))
+    np.testing.assert_allclose(temperatures[:30], np.linspace(0.04, 0.07, 30))
+    assert rates[10] == 1.0
+    assert set(temperatures[30:]) == {0.07}
+    config.train.warmup = config.loss.teacher_warmup = 0.01
+    assert over(schedules.learning_rate, config, 100)[:2] == [0.0, 1.0]

@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 from runner_core import AtLeast, BadInput, DataConfig, PredictConfig, RunConfig, TrainConfig, Within, location
 
+from runner_dinocell import recipes
+from runner_dinocell.recipes import DistilConfig, GramConfig, MetadataConfig
+
 
 @dataclass
 class CellDataConfig(DataConfig):
@@ -155,8 +158,8 @@ class CellTrainConfig(TrainConfig):
     """Peak learning rate. DINOv2's is 0.004·√(batch / 1024), with the batch of all devices together. The preset default
     is for a batch of 80: set the rate again for another batch or more devices."""
     recipe: Literal["runner", "dinov2-exact"] = "runner"
-    """dinov2-exact: the details of DINOv2's own code too. Residuals are dropped for the same share of every batch in all
-    blocks (model.drop_path; DINOv2 takes 0.3), tokens decay, prototypes have a learned gain, CLS has a position
+    """dinov2-exact: the details of DINOv2's own code too. Residuals are dropped for the same share of every batch in
+    all blocks (model.drop_path; DINOv2 takes 0.3), tokens decay, prototypes have a learned gain, CLS has a position
     embedding of its own, backbone and heads are clipped one by one, and warm-ups begin at 0."""
 
     @property
@@ -197,6 +200,9 @@ class CellConfig(RunConfig):
     loss: LossConfig = field(default_factory=LossConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    gram: GramConfig = field(default_factory=GramConfig)
+    metadata: MetadataConfig = field(default_factory=MetadataConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: CellPredictConfig = field(default_factory=CellPredictConfig)
 
@@ -206,6 +212,7 @@ class CellConfig(RunConfig):
         yield from _sizes(self)
         yield from _shares(self)
         yield from _losses(self)
+        yield from recipes.faults(self.metadata)
 
 
 def default() -> CellConfig:

@@ -27,19 +27,23 @@ _TOKENS = ("channel_embed", "cls_pos", "cls_token", "mask_token", "reg_token", "
 Group = MutableMapping[str, Any]
 
 
-def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
+def parameter_groups(student: nn.Module, config: CellConfig, others: Iterable[nn.Module] = ()) -> list[Group]:
     """Return groups of alike trainable parameters: {params, lr, weight_decay, scale, decays, prototypes}.
 
-    `scale` is the factor on the learning rate. `decays` is whether they have weight decay: biases, norms and scales have
-    none, tokens and position embeddings only with `train.recipe dinov2-exact`. `prototypes` is whether they are frozen
-    at first.
+    `scale` is the factor on the learning rate. `decays` is whether they have weight decay: biases, norms and scales
+    have none, tokens and position embeddings only with `train.recipe dinov2-exact`. `prototypes` is whether they are
+    frozen at first. `others` are heads besides the student's own. With `train.optimizer muon` the matrices of blocks
+    are groups of their own, with `hidden` true.
     """
-    named = [(name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad]
+    modules = (student, *others)
+    named = [(name, p) for module in modules for name, p in module.named_parameters() if p.requires_grad]
     blocks = 1 + max((int(found[1]) for name, _ in named if (found := _BLOCK.search(name))), default=-1)
-    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
+    muon = config.train.optimizer == "muon"
+    groups: dict[tuple[float, bool, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in named:
         decays = parameter.ndim > 1 and (config.train.exact or not any(token in name for token in _TOKENS))
-        key = (_scale(name, blocks, config), decays, name.endswith(PROTOTYPES))
+        hidden = muon and parameter.ndim == 2 and _BLOCK.search(name) is not None
+        key = (_scale(name, blocks, config), decays, name.endswith(PROTOTYPES), hidden)
         groups.setdefault(key, []).append(parameter)
     return [
         {
@@ -49,8 +53,9 @@ def parameter_groups(student: nn.Module, config: CellConfig) -> list[Group]:
             "scale": scale,
             "decays": decays,
             "prototypes": prototypes,
+            **({"hidden": True} if hidden else {}),
         }
-        for (scale, decays, prototypes), parameters in groups.items()
+        for (scale, decays, prototypes, hidden), parameters in groups.items()
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,8 @@ class DinoCell(Project):
 
     _places: tuple[str, ...] = ()
     """Channels of the data set, if a field may lack some."""
+    _labels: Mapping[str, str | None] = MappingProxyType({})
+    """Labels of the data set's fields, by their keys."""
 
     @property
     def _channels(self) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ class DinoCell(Project):
     def records(self, root: Location) -> Sequence[fields.Field]:
         found = files.find_records(root, self.config, self._channels)
         self._places = next((field.channels for field in found if field.partial), ())
+        self._labels = {field.key: field.label for field in found}
         return found
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:
@@ -100,7 +104,21 @@ class DinoCell(Project):
         return settings | ({"places": list(self._places)} if self._places else {})
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
-        return statistics.fit(store, training, self.config)
+        found = statistics.fit(store, training, self.config)
+        if self.config.metadata.told:
+            from runner_dinocell.metadata import classes
+
+            found |= classes(store.keys, self._labels, training, self.config.metadata)
+        if self.config.distil.network:
+            found["distil_width"] = self._larger(len(found["channels"]))["embed_dim"]
+        return found
+
+    def _larger(self, channels: int) -> Mapping[str, Any]:
+        """Return timm's arguments of the network to distil from."""
+        from runner_dinocell.distil import described
+
+        assert self.config.distil.network is not None
+        return described(self.config.distil.network, self.config.model.patch, channels)
 
     # ------------------------------------------------------------ data: prepared arrays → batches
 
@@ -118,20 +136,38 @@ class DinoCell(Project):
         from runner_dinocell.batches import on_device
 
         levels = statistics.get("levels")
-        return on_device(batch, self.config, rng, levels)
+        out = on_device(batch, self.config, rng, levels)
+        if "draws" not in batch or not self.config.metadata.told:
+            return out
+        from runner_dinocell.metadata import targets
+
+        return out | targets(batch, statistics, self.config.metadata)
 
     # ------------------------------------------------------------ learning
 
     def model(self, precision: Precision) -> Any:
         from runner_dinocell.network import DinoNet
 
-        return DinoNet(self.config, len(self._channels))
+        return DinoNet(self.config, len(self._channels), self.statistics)
+
+    def _initialise(self, model: Any) -> None:
+        """Load the network to distil from, for a training."""
+        if model.distil is not None:
+            model.distil.open(self.config.distil.network, self._larger(len(self._channels)))
 
     def _adapt_weights(self, model: Any, weights: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return official DINOv2 weights under this network's names and in its shapes."""
+        """Return official DINOv2 weights under this network's names and in its shapes.
+
+        A run's teacher is also the first one that Gram anchoring compares with.
+        """
         from runner_dinocell.weights import adapt
 
-        return adapt(model, weights)
+        found = adapt(model, weights)
+        if model.anchor is None:
+            return found
+        given, begin = found or weights, "teacher.backbone."
+        anchor = {f"anchor.{name.removeprefix(begin)}": w for name, w in given.items() if name.startswith(begin)}
+        return {**given, **anchor}
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_dinocell.objective import objective
@@ -163,6 +199,7 @@ class DinoCell(Project):
         """Not splittable: Sinkhorn-Knopp, centres and KoLeo look at the whole batch."""
         return Learning(
             optimisations=OPTIMISATIONS,
+            initialise=self._initialise,
             adapt_weights=self._adapt_weights,
             parameter_groups=self._parameter_groups,
             schedule=partial(schedules.learning_rate, self.config),
@@ -175,7 +212,8 @@ class DinoCell(Project):
     def _parameter_groups(self, model: Any) -> Any:
         from runner_dinocell.optim import parameter_groups
 
-        return parameter_groups(model.student, self.config)
+        others = [heads for heads in (model.metadata, model.distil) if heads is not None]
+        return parameter_groups(model.student, self.config, others)
 
     def _adjust(self, groups: Any, progress: Progress) -> None:
         from runner_dinocell.optim import adjust
@@ -183,9 +221,11 @@ class DinoCell(Project):
         adjust(groups, self.config, progress)
 
     def _after_step(self, model: Any, progress: Progress) -> None:
-        from runner_dinocell import teacher
+        from runner_dinocell import gram, teacher
 
         teacher.follow(model.teacher, model.student, schedules.momentum(self.config, progress))
+        if gram.renewed(self.config.gram, progress):
+            teacher.follow(model.anchor, model.teacher.backbone, 0.0)
 
     def _clip_units(self, model: Any) -> Sequence[Any]:
         """Return the student's backbone and heads, whose gradients DINOv2 clips one by one."""

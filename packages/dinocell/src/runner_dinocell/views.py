@@ -22,6 +22,8 @@ class StudentOutputs(NamedTuple):
     """(M,) int64: positions of the masked patches in (2B · T), rising."""
     features: Tensor
     """(2B, D): CLS tokens of the global crops before the head."""
+    patches: Tensor
+    """(2B, T, D): patch tokens of the global crops."""
 
 
 class TeacherOutputs(NamedTuple):

@@ -128,9 +128,11 @@ class TrainConfig:
     """Number of batches prepared in advance."""
     learning_rate: Annotated[float, MoreThan(0)] = 1e-3
     """Peak learning rate."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
     """adamw: Adam with decoupled weight decay. sgd: gradient descent with Nesterov's momentum, which needs a learning
-    rate about ten times as high. Not for projects with an optimizer of their own (openkbp)."""
+    rate about ten times as high. muon: orthogonalised momentum for the matrices of hidden layers, where a project says
+    which these are (dinocell), AdamW for the rest; PyTorch 2.9 or later. Not for projects with an optimizer of their
+    own (openkbp)."""
     momentum: Annotated[float, Within(0, 1)] = 0.99
     """sgd: momentum; at 0 plain gradient descent."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.0

@@ -128,7 +128,8 @@ class Learning:
     parameter_groups: Callable[[Any], Any] | None = None
     """`parameter_groups(model)` returns parameter groups for the optimizer, in Keras the variables that it changes.
 
-    Without it, or if it returns None, there is one group with all trainable parameters."""
+    Without it, or if it returns None, there is one group with all trainable parameters. Groups of PyTorch with
+    `"hidden": True` have the matrices that `train.optimizer muon` is for."""
     optimizer: Callable[[Any], Any] | None = None
     """`optimizer(groups)` returns the optimizer over `groups`.
 

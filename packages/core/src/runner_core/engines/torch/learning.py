@@ -23,6 +23,7 @@ from runner_core.engines.torch import precision
 from runner_core.engines.torch.checkpoint import Generators, refuse_other_dtypes, seed_generators
 from runner_core.engines.torch.gradient_norms import GradientNorms
 from runner_core.engines.torch.memory import MicroBatches, Rewind, part
+from runner_core.engines.torch.muon import build_muon
 from runner_core.engines.torch.parallel import divided, fresh, gathered, parallel, place
 from runner_core.engines.torch.weights import Average
 
@@ -211,6 +212,8 @@ def build_optimizer(project: Project, network: nn.Module, config: TrainConfig) -
     if optimizer is not None:
         refuse_unused_optimizer(project, config)
         return optimizer
+    if config.optimizer == "muon":
+        return build_muon(project.name, groups, config)
     common = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **common)
