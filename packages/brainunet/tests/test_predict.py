@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nibabel.affines import apply_affine
+from runner_brainunet import whole
 from runner_brainunet.project import BrainPredictOptions, BrainUNet
 from runner_core import Arrays, BadInput
 from runner_core.testing import cropped, prepared
@@ -136,7 +137,7 @@ def test_one_brain_without_holes(project, write_head) -> None:
 def test_nothing_found_is_an_empty_mask(project, write_head) -> None:
     (record,) = project.records(write_head().parent)
     mask = project.predict(
-        cropped(project, record), lambda arrays: {"prediction": np.full((len(arrays["image"]), 1, 64, 64), -9.0)}
+        cropped(project, record), lambda arrays: {"prediction": np.full_like(arrays["image"][:, :1], -9, np.float32)}
     )
     assert mask.shape == (40, 48, 36)
     assert not mask.any()
@@ -196,15 +197,33 @@ def test_prepare_is_pure(project, write_head) -> None:
 def test_the_prepared_mask_is_the_truth(project, write_head) -> None:
     """Slices fused and brought back to the scanner: what the network is taught is the mask that was given."""
     (record,) = project.records(write_head().parent)
-    rows = iter(prepared(project, record).arrays["mask"].astype(np.float32) * 20 - 10)
+    case = cropped(project, record)
+    case.prepared["image"][:] = prepared(project, record).arrays["mask"] * 254 + 1
 
     def infer(arrays: Arrays) -> Arrays:
-        return {"prediction": np.stack([next(rows) for _ in arrays["image"]])[:, None]}
+        return {"prediction": arrays["image"][:, 1:2].astype(np.float32) / 10 - 9}
 
     project.config.predict.views = ()
-    image_rows = prepared(project, record).arrays["image"]
-    rows = iter((prepared(project, record).arrays["mask"].astype(np.float32) * 20 - 10)[image_rows.any(axis=(1, 2))])
-    assert project.score(record, project.predict(cropped(project, record), infer))["dice"] > 0.97
+    assert project.score(record, project.predict(case, infer))["dice"] > 0.97
+
+
+def test_a_network_meets_the_head_and_little_air(project, write_head) -> None:
+    """It gets a part of the squares that it was trained on, and finds the same brain in it."""
+    (record,) = project.records(write_head().parent)
+    case, shapes = cropped(project, record), set()
+    layout, side = project._layout(case.decoded.arrays["image"].shape), project.config.data.size
+
+    def blurred(arrays: Arrays) -> Arrays:
+        shapes.add(arrays["image"].shape[2:])
+        near = ndimage.uniform_filter(arrays["image"][:, 1:2].astype(np.float32), (0, 0, 3, 3), mode="constant")
+        return {"prediction": (near - 100) / 10}
+
+    part, on_squares = (whole.predict(case.prepared, layout, blurred, 3, 16, multiple) for multiple in (2, side))
+    shapes.remove((side, side))
+    assert shapes
+    assert sum(map(np.prod, shapes)) < 0.8 * len(shapes) * side**2
+    assert np.allclose(part, on_squares, atol=1e-3)
+    assert part.max() > 0.9
 
 
 def test_an_unwritable_folder_is_named(project, write_head, tmp_path) -> None:

@@ -31,6 +31,25 @@ def test_fuse_undoes_slices_wherever_a_square_reaches(shape, size, views, gap) -
     assert kept.sum() == np.prod([min(n, size) for n in shape])
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.tuples(*[st.integers(2, 40)] * 3), st.sampled_from([8, 16, 32]), st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.sampled_from(VIEWS), min_size=1, unique=True), st.integers(0, 2),
+)  # fmt: skip
+def test_the_parts_of_squares_hold_the_whole_head(shape, size, multiple, views, gap) -> None:
+    layout = Layout(shape, size, tuple(views), gap)
+    rows = layout.slices(np.ones(shape, np.uint8))
+    filled = rows.copy()
+    for block, *sides in layout.parts(multiple):
+        for side, axis in zip(sides, (1, 2), strict=True):
+            assert side.start % multiple == side.stop % multiple == 0
+            assert 0 <= side.start < side.stop <= size
+            first = int(rows[block].any(axis=(0, 3 - axis)).argmax())
+            assert side.start <= max(0, first - multiple), "with air around it"
+        filled[(block, *sides)] = 0
+    assert not filled.any()
+
+
 def test_a_tall_volume_loses_its_lower_end() -> None:
     volume = np.zeros((4, 4, 20), np.float32)
     volume[:, :, 19] = 1

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 
 def norm_layer(kind: str, channels: int) -> nn.Module:
@@ -30,6 +31,16 @@ class DoubleConv(nn.Sequential):
             norm_layer(norm, outputs),
             nn.ReLU(inplace=True),
         )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layers; in prediction, batch normalisation is multiplied into the convolutions' weights."""
+        if self.training or torch.is_grad_enabled() or not isinstance(self[1], nn.BatchNorm2d):
+            return super().forward(x)
+        for conv, norm in ((self[0], self[1]), (self[3], self[4])):
+            statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            weight, bias = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)
+            x = nn.functional.conv2d(x, weight, bias, padding=1).relu_()
+        return x
 
 
 class UNet(nn.Module):

@@ -80,7 +80,7 @@ class BrainUNet(Project):
         return files.find_inputs(path, self.config.data)
 
     def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
-        return nifti.write_arrays(arrays, spacing, folder / "array.nii.gz")
+        return nifti.write_arrays(arrays, spacing, folder / "array.nii")  # it is read once: packing takes longer
 
     def decode(self, record: Record) -> Decoded:
         """Return the scan, its head (all but air: the cropper's guide) and its mask, in RAS at `data.spacing`."""
@@ -190,7 +190,8 @@ class BrainUNet(Project):
         """Return the probability of brain (1, x, y, z) on the network's grid."""
         layout = self._layout(cropped.decoded.arrays["image"].shape)
         size = self.config.validate.batch_size or self.config.train.batch_size
-        return {"brain": whole.predict(cropped.prepared, layout, infer, self.config.data.neighbours, size)[None]}
+        coarse, near = 2 ** (len(self.config.model.features) - 1), self.config.data.neighbours
+        return {"brain": whole.predict(cropped.prepared, layout, infer, near, size, coarse)[None]}
 
     def _mirrored(self, cropped: Cropped) -> Arrays:
         layout, prepared = self._layout(cropped.decoded.arrays["image"].shape), cropped.prepared

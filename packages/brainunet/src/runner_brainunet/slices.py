@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,20 @@ class Layout:
             blocks.append((view, slice(row, row + count)))
             row += count + self.gap
         return blocks
+
+    def parts(self, multiple: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Yield each view's rows, and the heights and widths of their squares that hold the head.
+
+        At least `multiple` empty voxels are kept around the head, where the square has them. Corners and sides are
+        multiples of `multiple` too: a network that pools by it then pools the same voxels together as on squares.
+        """
+        spans = []
+        for _, place in self._spans():
+            first, last = max(0, place.start - multiple), min(self.size, place.stop + multiple)
+            spans.append(slice(first // multiple * multiple, padded(last, multiple)))
+        for view, block in self._blocks():
+            row, column = sorted({0, 1, 2} - {AXIS[view]}, reverse=True)
+            yield block, spans[row], spans[column]
 
     @property
     def rows(self) -> int:
@@ -161,8 +175,12 @@ def otsu(volume: Array, bins: int = 256) -> float:
 
 def padded_size(size: int, levels: int) -> int:
     """Return the smallest multiple of 2^(levels-1) that is at least `size`."""
-    step = 2 ** (levels - 1)
-    return -(-size // step) * step
+    return padded(size, 2 ** (levels - 1))
+
+
+def padded(size: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
 
 
 def check_size(size: int, views: Sequence[str], levels: int) -> str | None:
