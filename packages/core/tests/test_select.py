@@ -21,7 +21,7 @@ from runner_core import BadInput, Combining, Judging, Record, View
 from runner_core.cli import main
 from runner_core.cli.select import _refuse_nothing_to_choose, _without_test
 from runner_core.contract.project import views_of
-from runner_core.experiments.choosing import Choice, Chooser, Space
+from runner_core.experiments.choosing import Choice, Chooser, Gain, Space
 from runner_core.experiments.chosen import settings_file
 from runner_core.experiments.folds import column_of
 from runner_core.experiments.soft import SoftOutputs, _read
@@ -205,6 +205,42 @@ def test_the_command_line_selects_what_evaluate_confirms(
     found = runner_core.open("cv").predict("data/p0_a.npy", **choices.settings)
     assert main(["toy", "predict", "cv", "data", "--out", "masks", "--config", "chosen/settings.yaml"]) == 0
     np.testing.assert_array_equal(np.load("masks/p0_a_mask.npy"), found.array > choices.settings["predict.threshold"])
+
+
+@pytest.mark.torch
+def test_predict_uses_what_select_chose(
+    cv: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without --config, and it says so; flags and a settings file go before, and a later choice replaces it."""
+    monkeypatch.setattr(Gain, "shown", True)  # whatever was found: the search itself is tested elsewhere
+    assert main(["toy", "select", "cv", "--predict.threshold", "0.9"]) == 0
+    assert "`predict cv` uses these settings by itself from now on: cv/selected.yaml" in capfd.readouterr().out
+    chosen = yaml.safe_load(Path("cv/selected.yaml").read_text("utf-8"))["predict"]["threshold"]
+    assert chosen != 0.9
+    Path("cv/selected.yaml").write_text("predict: {threshold: 0.35}\n", encoding="utf-8")
+    assert main(["toy", "phantom", "data"]) == 0
+
+    def predicted(*words: str) -> tuple[Any, str]:
+        assert main(["toy", "predict", "cv", "data/p0_a.npy", "--out", "masks", *words]) == 0
+        return np.load("masks/p0_a_mask.npy"), capfd.readouterr().out
+
+    found = runner_core.open("cv").predict("data/p0_a.npy").array
+    mask, said = predicted()
+    assert "settings that `select` chose: predict.threshold 0.35 (cv/selected.yaml; delete it" in said
+    np.testing.assert_array_equal(mask, found > 0.35)
+    Path("own.yaml").write_text("predict: {threshold: 0.2}\n", encoding="utf-8")
+    mask, said = predicted("--config", "own.yaml")
+    assert "settings that `select` chose" not in said
+    np.testing.assert_array_equal(mask, found > 0.2)
+    shutil.copytree("cv/fold-1", "other")
+    assert "settings that `select` chose" not in predicted("--with", "other")[1]
+    np.testing.assert_array_equal(predicted("--predict.threshold", "0.6")[0], found > 0.6)
+    Path("cv/selected.yaml").write_text("predict: {threshold: high}\n", encoding="utf-8")
+    assert main(["toy", "predict", "cv", "data/p0_a.npy", "--out", "masks"]) == 2
+    assert "cv/selected.yaml" in capfd.readouterr().err
+    monkeypatch.setattr(Gain, "shown", False)
+    assert main(["toy", "select", "cv", "--predict.views", "none"]) == 0
+    assert not Path("cv/selected.yaml").exists() or "other views only" in capfd.readouterr().out
 
 
 _TURNS = ("turn-90", "turn-180", "turn-270", "transpose", "antitranspose")

@@ -8,8 +8,9 @@ from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted, first_few
-from runner_core.cli.options import Parsed
+from runner_core.cli.options import Parsed, PredictOptions
 from runner_core.cli.start import Arguments, Started, load_network, seen_flags, start_from_run
+from runner_core.config.values import flat_items
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.folder import cache_root
@@ -19,8 +20,12 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.builtin import named_run
+from runner_core.plugins.settings import read_settings
 from runner_core.training.ensembles import Ensemble, Member
 from runner_core.training.seen import History, Seen
+
+SELECTED = "selected.yaml"
+"""File of the settings that `select` recommended, in the folder of the run or the experiment: `predict` uses it."""
 
 
 def start_from_runs(name: str, command: str, kind: type[Parsed], arguments: Arguments) -> list[Started[Parsed]]:
@@ -42,7 +47,21 @@ def start_each(
     places = [RunFolder.open(run).path.resolve() for run in runs]
     if twice := [str(run) for run, place in zip(runs, places, strict=True) if places.count(place) > 1]:
         raise BadInput(f"{twice[0]} is named twice: name each run once")
-    return [start_from_run(name, command, kind, arguments, run) for run in runs]
+    selected = _selected(named, kind, arguments)
+    return [start_from_run(name, command, kind, arguments, run, selected) for run in runs]
+
+
+def _selected(named: Sequence[Path], kind: type[Parsed], arguments: Arguments) -> Path | None:
+    """Return the file of the settings that `select` recommended for what is named, if `predict` uses it, and say so.
+
+    Whoever names several runs, or settings with --config, does not get them.
+    """
+    file = named[0] / SELECTED
+    if not issubclass(kind, PredictOptions) or len(named) > 1 or seen_flags(arguments).config or not file.is_file():
+        return None
+    values = ", ".join(f"{key} {value}" for key, value in flat_items(read_settings(file).sections))
+    print(f"settings that `select` chose: {values} ({file}; delete it, or use flags, for others)")
+    return file
 
 
 def runs_of(named: Path) -> list[Path]:

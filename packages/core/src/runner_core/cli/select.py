@@ -20,7 +20,16 @@ from runner_core.base.location import shell_word
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_csv, replace_json, replace_text, to_json
-from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, runs_of, seen_by, start_from_runs
+from runner_core.cli.ensembles import (
+    SELECTED,
+    folder_of,
+    label,
+    load_ensemble,
+    run_of,
+    runs_of,
+    seen_by,
+    start_from_runs,
+)
 from runner_core.cli.evaluate import make_folder, split_records
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import SelectOptions
@@ -81,6 +90,8 @@ def select_with(members: Sequence[Started[SelectOptions]]) -> dict[str, Any]:
         print(f"NOTE: {note}")
     if result["changed"]:
         print(f"use: {result['command']}")
+    if _keep(place, members, outputs.arms, result):
+        print(f"`predict {shell_word(place)}` uses these settings by itself from now on: {place / SELECTED}")
     print(f"report: {out / 'report.html'}")
     return result
 
@@ -260,9 +271,30 @@ def _command(
     return f"{runner()} {name} predict {first}{further} INPUT… --out DIR --config {shell_word(out / 'settings.yaml')}"
 
 
+def _keep(
+    place: Path, members: Sequence[Started[SelectOptions]], arms: Sequence[str], result: Mapping[str, Any]
+) -> bool:
+    """Write the recommended settings into the folder that the user named, where `predict` finds them; return whether.
+
+    Older ones are removed. Settings for other networks than all of that folder are not kept.
+    """
+    file = place / SELECTED
+    if members[0].options.with_:
+        return False
+    if not result["changed"] or {*result["recommended"]["runs"]} != {*arms}:
+        file.unlink(missing_ok=True)
+        return False
+    replace_text(file, _settings_text(result))
+    return True
+
+
 def _write(out: Path, result: dict[str, Any]) -> None:
-    head = f"# {result['text']}\n# {result['command']}\n"
-    replace_text(out / "settings.yaml", head + yaml.safe_dump(plain(settings_file(result)), sort_keys=False))
+    replace_text(out / "settings.yaml", _settings_text(result))
     replace_json(out / "select.json", to_json(result))
     replace_csv(out / "trials.csv", trial_rows(result))
     replace_text(out / "report.html", page(result))
+
+
+def _settings_text(result: Mapping[str, Any]) -> str:
+    head = f"# {result['text']}\n# {result['command']}\n"
+    return head + yaml.safe_dump(plain(settings_file(result)), sort_keys=False)

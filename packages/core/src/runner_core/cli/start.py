@@ -219,11 +219,17 @@ def _defaults(preset: str, seen: Peek, file: SettingsFile | None) -> str:
 
 
 def start_from_run(
-    name: str, command: str, kind: type[Parsed], arguments: Arguments, named: Path | None = None
+    name: str,
+    command: str,
+    kind: type[Parsed],
+    arguments: Arguments,
+    named: Path | None = None,
+    selected: Path | None = None,
 ) -> Started[Parsed]:
     """Start a command that uses a trained run: `named`, or the one that the user names first.
 
-    Uses the run's settings, and flags that leave its model alone.
+    Uses the run's settings, those of the file `selected` or of `--config` over them, and flags that leave its model
+    alone.
     """
     seen = seen_flags(arguments)
     named = named or seen.run
@@ -245,7 +251,8 @@ def start_from_run(
     if scores and is_builtin(run.path) and seen.data is None:
         raise BadInput(NO_DATA)
     saved = read_run(run, name)
-    file = None if seen.config is None else read_settings(seen.config)
+    over = seen.config or selected
+    file = None if over is None else read_settings(over)
     plugins, chosen = _plugins(name, seen, saved, (file,))
     project = plugins.project()
     extensions = plugins.sections(project)
