@@ -19,7 +19,7 @@ def predict(
     """
     rows = prepared["image"]
     out = np.zeros(rows.shape, np.float32)
-    seen = rows.any(axis=(1, 2))
+    seen = np.asarray(rows.any(axis=(1, 2)))
     stack = slices.windows(rows, neighbours)
     for block, height, width in layout.parts(multiple):
         numbers = block.start + np.flatnonzero(seen[block])
