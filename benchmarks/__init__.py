@@ -30,6 +30,7 @@ NAMES = (
     "mending",
     "augment3d",
     "nnunet",
+    "equal_samples",
     "multicrop",
     "experiments",
     "verdict",

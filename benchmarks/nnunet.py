@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from runner_core import Precision, Progress
+from runner_core import Arrays, Infer, Precision, Progress
 from runner_core.contract.setup import Setup
 from runner_core.data.loader import Loader
 from runner_core.engines.torch.learning import build_optimizer
@@ -24,6 +24,7 @@ from runner_core.engines.torch.parallel import place
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.training.data import open_data
+from runner_vesuvius.config import AugmentConfig
 
 from benchmarks.harness import ROOT, Aim, Cell, Options, Result, Table, Times, Turns, Way, number
 
@@ -67,6 +68,10 @@ class Side(NamedTuple):
 
     batches: Iterator[Any]
     step: Step
+    network: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    windows: Callable[[np.ndarray], Infer]
+    """Return what gives the surface's probability in windows of this volume."""
 
 
 def processor(work: Callable[[], object]) -> Way:
@@ -119,7 +124,7 @@ def write_cases(folder: Path, scrolls: Path, manager: Any, patch: int) -> None:
         )
 
 
-def theirs(size: Size, scrolls: Path, work: Path) -> Side:
+def theirs(size: Size, scrolls: Path, work: Path, seed: int = 0) -> Side:
     """Return nnU-Net's trainer with its own loader and augmentation, in this process: nothing waits or is idle."""
     places = {f"nnUNet_{name}": str(work / name) for name in ("raw", "preprocessed", "results")}
     os.environ |= places | {"nnUNet_n_proc_DA": "0"}
@@ -129,20 +134,33 @@ def theirs(size: Size, scrolls: Path, work: Path) -> Side:
         "channel_names": {"0": "CT"}, "labels": {"background": 0, "surface": 1, "ignore": 2},
         "numTraining": 5, "file_ending": ".tif",
     }  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - its loader and augmentation draw from it
     with contextlib.redirect_stdout(io.StringIO()):
         trainer = nnUNetTrainer(plans(size), "3d_fullres", "all", about, torch.device("cpu"))
         write_cases(Path(trainer.preprocessed_dataset_folder), scrolls, trainer.label_manager, size.patch)
         trainer.initialize()
         batches, _ = trainer.get_dataloaders()
     trainer.network.train()
-    return Side(iter(batches), trainer.train_step)
+
+    def windows(volume: np.ndarray) -> Infer:
+        mean, std = float(volume.mean()), float(volume.std())
+
+        def infer(arrays: Arrays) -> Arrays:
+            logits = trainer.network((torch.from_numpy(arrays["image"])[:, None].float() - mean) / std)[0]
+            return {"prediction": logits.softmax(1)[:, 1:].numpy()}
+
+        return infer
+
+    return Side(iter(batches), trainer.train_step, trainer.network, trainer.optimizer, windows)
 
 
 # ---------------------------------------------------------------- runner
 
 
-def ours(size: Size, scrolls: Path, work: Path, channels_last: str) -> Side:
+def ours(
+    size: Size, scrolls: Path, work: Path, channels_last: str, augment: AugmentConfig | None = None, seed: int = 0
+) -> Side:
     """Return preset nnunet with nnU-Net's network: loader, augmentation, losses and optimizer of a run."""
     plugins = Plugins.load("vesuvius")
     kind = plugins.project()
@@ -152,15 +170,16 @@ def ours(size: Size, scrolls: Path, work: Path, channels_last: str) -> Side:
     config.model.resenc.halvings = (len(size.features) - 1,) * 3
     config.data.patch, config.data.split, config.train.batch_size = (size.patch,) * 3, "none", BATCH
     config.cache.dir, config.train.channels_last = work / "cache", channels_last
+    config.augment = augment or config.augment
     setup = Setup(kind(config), config, "nnunet", scrolls, plugins)
     data = open_data(setup, lambda text: None)
     project = setup.project
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = place(project.model(Precision("float32")), project, torch.device("cpu"))
     optimizer = build_optimizer(project, network, config.train)
     samples = project.samples(data.store, data.splits["train"], "train")
-    loader = Loader(samples, batch_size=BATCH, seed=0, shuffle=True)
-    drawn = torch.Generator().manual_seed(0)
+    loader = Loader(samples, batch_size=BATCH, seed=seed, shuffle=True)
+    drawn = torch.Generator().manual_seed(seed)
 
     def batches() -> Iterator[Any]:
         for epoch in count():
@@ -175,7 +194,11 @@ def ours(size: Size, scrolls: Path, work: Path, channels_last: str) -> Side:
         torch.nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()
 
-    return Side(batches(), step)
+    def infer(arrays: Arrays) -> Arrays:
+        batch = project.on_device({"image": torch.from_numpy(arrays["image"])}, data.statistics, None)
+        return {"prediction": project.infer(network, batch)["prediction"].numpy()}
+
+    return Side(batches(), step, network, optimizer, lambda volume: infer)
 
 
 # ---------------------------------------------------------------- both

@@ -1,0 +1,94 @@
+"""What nnU-Net's network learns from equally many samples: nnU-Net's trainer beside runner's augmentations."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from runner_vesuvius.config import AugmentConfig, ScrollPredictConfig
+from runner_vesuvius.metric import score
+from runner_vesuvius.postprocess import surface
+from runner_vesuvius.volumes import read_image, read_label
+from runner_vesuvius.whole import predict
+
+from benchmarks.harness import Aim, Cell, Options, Result, Table, number
+from benchmarks.nnunet import BATCH, THEIRS, Side, Size, ours, theirs
+
+SHARES, USUAL = "runner, nnU-Net's shares of augmentation", "runner, its own augmentation"
+SIZE, STEPS = Size((8, 16, 32, 64), (1, 2, 3, 3), 32, 1), 400
+QUICK, QUICK_STEPS = Size((4, 8), (1, 1), 16, 1), 4
+RATE, POWER = 0.01, 0.9
+PARTS = ("score", "topology", "surface_dice", "components")
+Make = Callable[[Size, Path, Path, int], Side]
+SIDES: Mapping[str, Make] = {
+    THEIRS: theirs,
+    SHARES: lambda size, scrolls, work, seed: ours(size, scrolls, work, "on", seed=seed),
+    USUAL: lambda size, scrolls, work, seed: ours(size, scrolls, work, "on", AugmentConfig(), seed),
+}
+
+
+def trained(side: Side, steps: int) -> float:
+    """Train with nnU-Net's decay, step by step, and return the processor's seconds."""
+    begun = time.process_time()
+    for number_, batch in zip(range(steps), side.batches, strict=False):
+        for group in side.optimizer.param_groups:
+            group["lr"] = RATE * (1 - number_ / steps) ** POWER
+        side.step(batch)
+    return time.process_time() - begun
+
+
+def scored(side: Side, scrolls: Path, patch: int) -> list[float]:
+    """Return the parts of the official score, means over the volumes of scrolls that were not trained on."""
+    side.network.eval()
+    found = []
+    for path in sorted((scrolls / "train_images").glob("*.tif")):
+        image = read_image(path)
+        with torch.inference_mode():
+            probability = predict(image, side.windows(image), (patch,) * 3, 0.5, BATCH)
+        mask = surface(probability, ScrollPredictConfig())
+        found.append(score(mask, read_label(scrolls / "train_labels" / path.name)))
+    return [float(np.mean([getattr(each, part) for each in found])) for part in PARTS]
+
+
+def run(options: Options, seed: int = 0) -> Result:
+    from runner_vesuvius.phantom import write_phantom
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    size, steps = (QUICK, QUICK_STEPS) if options.quick else (SIZE, STEPS)
+    rows: list[list[Cell]] = []
+    left_out: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_phantom(folder / "scrolls", np.random.default_rng(0), (2, 1, 1, 1))
+        write_phantom(folder / "unseen", np.random.default_rng(1), (1,) if options.quick else (1, 1, 1, 1))
+        for who, make in SIDES.items():
+            try:
+                side = make(size, folder / "scrolls", folder / who, seed)
+            except ImportError as error:
+                left_out[who] = str(error)
+                continue
+            seconds = trained(side, steps)
+            rows.append([who, *scored(side, folder / "unseen", size.patch), seconds])
+            print(rows[-1], flush=True)
+    found = {str(row[0]): float(row[1] or 0) for row in rows}
+    aims = []
+    if THEIRS in found:
+        gain = found[SHARES] - found[THEIRS]
+        aims = [Aim(f"not worse than nnU-Net after equal samples: {gain:+.3f} official score", gain >= 0)]
+    return Result(
+        title="Equal samples beside nnU-Net",
+        what=f"nnU-Net's residual-encoder network ({size.text}), trained for {steps * BATCH:,} patches in batches of "
+        f"{BATCH}: SGD with momentum 0.99, learning rate {number(RATE)} with polynomial decay, Dice and cross-entropy, "
+        "five generated volumes, one seed. The official score, means over four volumes of four scrolls from another "
+        "phantom, windows and post-processing alike. nnU-Net normalises by volume, runner by set.",
+        tables=[Table(["after equal samples", "score", "topology", "surface Dice", "components", "processor s"], rows)],
+        aims=aims,
+        left_out=left_out,
+        packages=("torch", "nnunetv2", "batchgeneratorsv2", "dynamic_network_architectures"),
+    )
