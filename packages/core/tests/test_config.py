@@ -457,6 +457,9 @@ def test_a_run_that_had_a_removed_setting_can_be_used_and_continued() -> None:
     saved = SettingsFile(Path("config.yaml"), {"loss": {"measure_every": 5, "dice": 2.0}})
     assert _without_removed(saved, WithLoss()).sections == {"loss": {"dice": 2.0}}
     refuse_other_settings({"loss.measure_every": 5, "train.seed": 1}, {"train.seed": 1})
+    saved = SettingsFile(Path("config.yaml"), {"predict": {"part_sheets": 0.75, "threshold": 0.4}})
+    assert _without_removed(saved, RunConfig()).sections == {"predict": {"threshold": 0.4}}
+    refuse_other_settings({"predict.part_sheets": 0.0}, {})
     for flip, views in ((True, {}), (False, {"views": []})):  # without the mirrored head, as it was trained
         saved = SettingsFile(Path("config.yaml"), {"predict": {"flip": flip, "threshold": 0.4}})
         assert _without_removed(saved, RunConfig()).sections == {"predict": {"threshold": 0.4, **views}}

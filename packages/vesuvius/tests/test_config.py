@@ -50,7 +50,6 @@ WRONG: list[tuple[str, Any]] = [
     ("predict.along_sheets", -1.0),
     ("predict.along_sheets", 9.0),
     ("predict.thickness", -1.0),
-    ("predict.part_sheets", 1.5),
     ("predict.mend_faults", -0.1),
     ("predict.min_size", -1),
     ("predict.fill_holes", -1),

@@ -371,9 +371,9 @@ def test_a_volume_on_a_web_server_is_read_there(begin, server, volume, tmp_path)
         begin(place=Url(f"{server}/none.zarr"))
 
 
-def test_sheets_are_parted_in_whole_volumes_only(begin, config) -> None:
-    config.predict.part_sheets = 0.75
-    with pytest.raises(BadInput, match=r"predict\.part_sheets needs the whole volume at once"):
+def test_faults_are_counted_in_whole_volumes_only(begin, config) -> None:
+    config.predict.mend_faults = 0.7
+    with pytest.raises(BadInput, match=r"predict\.mend_faults needs the whole volume at once"):
         begin()
 
 

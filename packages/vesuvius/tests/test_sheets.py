@@ -69,14 +69,14 @@ def test_only_a_volume_with_many_faults_is_mended(holes: int, mends: bool) -> No
 @given(arrays(np.bool_, array_shapes(min_dims=3, max_dims=3, max_side=9)), st.sampled_from([0.5, 3.0]))
 def test_a_mask_stays_as_it_is(mask: np.ndarray, sigma: float) -> None:
     """So a label keeps its score: it holds no probabilities that could be averaged."""
-    settings = ScrollPredictConfig(along_sheets=sigma, thickness=2.0, part_sheets=0.9, min_size=0, fill_holes=0)
+    settings = ScrollPredictConfig(along_sheets=sigma, thickness=2.0, min_size=0, fill_holes=0)
     assert np.array_equal(postprocess.surface(mask.view(np.uint8) * np.uint8(255), settings), mask)
 
 
 def test_switched_off_the_threshold_alone_decides() -> None:
     volume = np.random.default_rng(0).integers(0, 256, (20, 21, 22)).astype(np.uint8)
     plain = ScrollPredictConfig(min_size=0, fill_holes=0)
-    assert plain.along_sheets == plain.thickness == plain.part_sheets == 0
+    assert plain.along_sheets == plain.thickness == 0
     assert along_sheets(volume, across(volume), 0.0) is volume
     assert np.array_equal(postprocess.surface(volume, plain), volume >= 128)
 

@@ -214,12 +214,9 @@ class ScrollPredictConfig(PredictConfig):
     thickness: Annotated[float, Within(0, 16)] = 0.0
     """Draw sheets anew, so many voxels thick, around the crests of the probability across them: parts sheets that a
     threshold joins. 0: off, the threshold alone decides. Set it a little thicker than the labels are."""
-    part_sheets: Annotated[float, Within(0, 1)] = 0.0
-    """Cut bridges between sheets: a valley of depth d between two sheets parts them where only voxels of a probability
-    below `part_sheets` · d join them. 0: off; up to `threshold`, there is next to nothing to cut."""
     mend_faults: Annotated[float, AtLeast(0)] = 0.0
-    """Apply `along_sheets`, `thickness` and `part_sheets` only to volumes that need them: where they remove at least so
-    many pieces, loops and cavities per 1,000 voxels of surface. 0: to all volumes."""
+    """Apply `along_sheets` and `thickness` only to volumes that need them: where they remove at least so many pieces,
+    loops and cavities per 1,000 voxels of surface. 0: to all volumes."""
     min_size: Annotated[int, AtLeast(0)] = 100
     """Remove components of fewer voxels (26-connected)."""
     fill_holes: Annotated[int, AtLeast(0)] = 1000

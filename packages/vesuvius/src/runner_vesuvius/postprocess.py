@@ -1,4 +1,4 @@
-"""Post-processing of probabilities: sheets mended, drawn anew and parted; hysteresis; size of components; cavities."""
+"""Post-processing of probabilities: sheets mended and drawn anew; hysteresis; size of components; cavities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from runner_vesuvius.components import fill_cavities, hysteresis, remove_small
 from runner_vesuvius.config import ScrollPredictConfig
 from runner_vesuvius.crests import drawn
 from runner_vesuvius.metric.betti import betti_numbers
-from runner_vesuvius.parting import parted
 from runner_vesuvius.sheets import across, along_sheets
 
 
@@ -20,7 +19,7 @@ def surface(probability: Array, settings: ScrollPredictConfig) -> Array:
 
     A volume of 0 and 255 alone is a mask, without probabilities by which sheets could be mended: they stay as they are.
     """
-    if not (settings.along_sheets or settings.thickness or settings.part_sheets) or _is_mask(probability):
+    if not (settings.along_sheets or settings.thickness) or _is_mask(probability):
         return _plain(probability, settings)
     mended = _mended(probability, settings)
     if settings.mend_faults:
@@ -39,10 +38,7 @@ def _mended(probability: Array, settings: ScrollPredictConfig) -> Array:
     low, high = lowest(settings.threshold), lowest(settings.seed_threshold)
     directions = across(probability)
     averaged = along_sheets(probability, directions, settings.along_sheets)
-    mask = hysteresis(drawn(averaged, directions, settings.thickness), low, high)
-    if settings.part_sheets:
-        mask = parted(mask, averaged, directions, settings.part_sheets)
-    return tidied(mask, settings)
+    return tidied(hysteresis(drawn(averaged, directions, settings.thickness), low, high), settings)
 
 
 def _is_mask(probability: Array) -> bool:

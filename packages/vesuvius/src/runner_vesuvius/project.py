@@ -358,7 +358,6 @@ class Vesuvius(Project):
             choices={
                 "predict.along_sheets": (0.0, 2.5, 3.5, 5.0),
                 "predict.thickness": (0.0, 2.5, 3.0, 3.4, 3.8),
-                "predict.part_sheets": (0.0, 0.6, 0.75, 0.9),
                 "predict.mend_faults": (0.0, 0.7),
                 "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
                 "predict.seed_threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
