@@ -163,15 +163,15 @@ def test_a_missing_partner_is_named_where_it_should_be(tmp_path: Path) -> None:
 
 def test_a_partner_of_another_format_is_named(tmp_path: Path) -> None:
     """Decoding then says which are read."""
-    make(tmp_path, "images/A_1.nii.gz", "labels/A_1.tif", "images/B_1.tif", "labels/B_1.nrrd", "labels/B_1.json")
+    make(tmp_path, "images/A_1.nrrd", "labels/A_1.tif", "images/B_1.tif", "labels/B_1.nrrd", "labels/B_1.json")
     assert set(found(tmp_path).values()) == {
-        ("A", "images/A_1.nii.gz", "labels/A_1.tif"),
+        ("A", "images/A_1.nrrd", "labels/A_1.tif"),
         ("B", "images/B_1.tif", "labels/B_1.nrrd"),
     }
-    with pytest.raises(BadInput, match=r"A_1\.nii\.gz: not a format that is read here \(\.tif, .*Convert it"):
-        read_image(tmp_path / "images" / "A_1.nii.gz")
-    make(tmp_path / "nii", "images/A_1.nii.gz", "labels/A_1.nii.gz")
-    refused(tmp_path / "nii", r"no volumes with labels .* \.npy or \.zarr volumes\. .*A_1\.nii\.gz is not read")
+    with pytest.raises(BadInput, match=r"A_1\.nrrd: not a format that is read here \(\.tif, .*Convert it"):
+        read_image(tmp_path / "images" / "A_1.nrrd")
+    make(tmp_path / "nrrd", "images/A_1.nrrd", "labels/A_1.nrrd")
+    refused(tmp_path / "nrrd", r"no volumes with labels .* \.nii\.gz or \.zarr volumes\. .*A_1\.nrrd is not read")
 
 
 def test_two_folders_whose_names_differ_in_case(tmp_path: Path) -> None:

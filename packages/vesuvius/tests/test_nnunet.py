@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tifffile
 from runner_core import BadInput
 from runner_vesuvius import files, nnunet, volumes
 
@@ -28,12 +27,13 @@ def dataset(folder: Path, labels: dict[str, Any], stored: np.ndarray, **more: An
     return folder
 
 
-def test_what_is_written_is_read_again(write_volumes, tmp_path, capsys) -> None:
+@pytest.mark.parametrize("ending", nnunet.FORMATS)
+def test_what_is_written_is_read_again(write_volumes, tmp_path, capsys, ending) -> None:
     root = write_volumes({"1": "A_x", "2": "B", "B_3": "B"})
     (root / "test_images").mkdir()
     volumes.write_tif(root / "test_images" / "9.tif", np.full((20, 20, 20), 7, np.uint8))
     out = tmp_path / "Dataset001_Scrolls"
-    assert export("--data", root, "--out", out) == 0
+    assert export("--data", root, "--out", out, "--format", ending) == 0
     assert "3 volumes of 2 scrolls" in capsys.readouterr().out
     before, after = files.find_records(root), files.find_records(out)
     assert [(r.key, r.group) for r in after] == [("A_x_1", "A_x"), ("B_2", "B"), ("B_3", "B")]
@@ -43,11 +43,12 @@ def test_what_is_written_is_read_again(write_volumes, tmp_path, capsys) -> None:
         truth = volumes.read_truth(one.files, image.shape)
         assert np.array_equal(truth, volumes.read_truth(other.files, image.shape))
     about = json.loads((out / "dataset.json").read_text())
-    assert (about["numTraining"], about["file_ending"]) == (3, ".tif")
+    assert (about["numTraining"], about["file_ending"]) == (3, f".{ending}")
     for split in json.loads((out / "splits_final.json").read_text()):
         assert not {key[0] for key in split["train"]} & {key[0] for key in split["val"]}
         assert sorted(split["train"] + split["val"]) == ["A_x_1", "B_2", "B_3"]
-    assert tifffile.imread(out / "imagesTs" / "9_0000.tif").shape == (20, 20, 20)
+    assert volumes.read_image(out / "imagesTs" / f"9_0000.{ending}").shape == (20, 20, 20)
+    assert [each.key for each in files.find_inputs(out)] == ["9", "A_x_1", "B_2", "B_3"]
     with pytest.raises(BadInput, match="is there already"):
         export("--data", root, "--out", out)
 
@@ -72,7 +73,7 @@ def test_labels_mean_what_the_dataset_says(tmp_path) -> None:
         ({"background": 0, "all": [1, 2]}, {}, "labels must give one number"),
         ({"background": 0, "surface": 0}, {}, "the same number"),
         ({"background": 0, "surface": 1}, {"channel_names": {"0": "CT", "1": "again"}}, r"2 channels \(CT, again\)"),
-        ({"background": 0, "surface": 1}, {"file_ending": ".nii.gz"}, r"file_ending is \.nii\.gz"),
+        ({"background": 0, "surface": 1}, {"file_ending": ".nrrd"}, r"file_ending is \.nrrd"),
         ({"background": 0, "surface": 1}, {"channel_names": ["CT", "again"]}, "must give a name for each channel"),
         ({"surface": 1}, {}, "labels has no background"),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nibabel
+import numpy as np
 import pytest
 import torch
-from runner_vesuvius import nnunet_model
+from runner_vesuvius import nifti, nnunet_model, volumes
 from runner_vesuvius.network import ResEncUNet
 from torch import nn
 
@@ -70,3 +72,22 @@ def test_initial_weights_are_drawn_alike() -> None:
             assert float(tensor.std()) == pytest.approx(float(expected[name].std()), rel=0.2), name
         if tensor.ndim == 1 and not name.startswith("heads"):
             assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("shape", [(5, 16, 19), (7, 3, 4)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_nifti_volumes_are_those_of_simpleitk_and_nibabel(tmp_path: Path, shape: tuple[int, ...], turned: bool) -> None:
+    """nnU-Net's SimpleITKIO takes GetArrayFromImage, its NibabelIO the transposed array: both as the file stores it."""
+    itk = pytest.importorskip("SimpleITK")
+    volume = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    path = tmp_path / "v.nii.gz"
+    nifti.write(path, volume)
+    image = itk.ReadImage(str(path))
+    assert (image.GetSpacing(), image.GetDirection()) == ((1, 1, 1), (1, 0, 0, 0, 1, 0, 0, 0, 1))
+    if turned:  # axes that point elsewhere, and other sizes of voxels, leave the array as it is
+        image.SetDirection((0, -1, 0, 1, 0, 0, 0, 0, -1))
+        image.SetSpacing((0.5, 2.0, 3.0))
+        itk.WriteImage(image, str(path))
+    assert np.array_equal(itk.GetArrayFromImage(itk.ReadImage(str(path))), volume)
+    assert np.array_equal(nibabel.load(path).get_fdata().transpose(2, 1, 0), volume)
+    assert np.array_equal(volumes.read_image(path), volume)

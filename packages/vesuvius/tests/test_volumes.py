@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numcodecs
 import numpy as np
 import pytest
@@ -47,6 +48,17 @@ def as_fortran_npy(folder: Path, volume: np.ndarray) -> Path:
     return as_npy(folder, np.asfortranarray(volume))
 
 
+def as_nifti(ending: str, order: str = "<", kind: Any = nibabel.Nifti1Image) -> Callable[[Path, np.ndarray], Path]:
+    def write(folder: Path, volume: np.ndarray) -> Path:
+        path = folder / f"v{ending}"
+        header = kind.header_class(endianness=order)
+        header.set_data_dtype(volume.dtype.newbyteorder(order))
+        nibabel.save(kind(volume.T, np.diag([2.0, -1, 3, 1]), header), path)
+        return path
+
+    return write
+
+
 def as_zarr(version: int, inside: str = "", scales: str = "") -> Callable[[Path, np.ndarray], Path]:
     """`inside`: in a group, under this name; `scales`: the group says so by OME-Zarr of this version."""
 
@@ -81,6 +93,10 @@ FORMATS = {
     "imagej": as_tif(imagej=True),
     "npy": as_npy,
     "fortran npy": as_fortran_npy,
+    "nii": as_nifti(".nii"),
+    "nii.gz": as_nifti(".nii.gz"),
+    "big endian nii.gz": as_nifti(".nii.gz", ">"),
+    "nifti 2": as_nifti(".nii.gz", "<", nibabel.Nifti2Image),
     "zarr 2": as_zarr(2),
     "zarr 3": as_zarr(3),
     "zarr group": as_zarr(3, "volume"),
@@ -218,7 +234,7 @@ def test_truncated_zarr(tmp_path: Path, version: int, which: int, keep: float) -
 
 
 @pytest.mark.parametrize("content", [b"", b"II*\0", b"not a volume" * 100, b"PK\x03\x04" * 20, b"\x89PNG" * 30])
-@pytest.mark.parametrize("suffix", [".tif", ".npy"])
+@pytest.mark.parametrize("suffix", [".tif", ".npy", ".nii", ".nii.gz"])
 def test_other_content(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"v{suffix}"
     path.write_bytes(content)
@@ -231,6 +247,13 @@ def test_a_header_whose_shape_is_none(tmp_path: Path) -> None:
     refused(volumes.read_image, path, "truncated or damaged")
 
 
+def test_a_scaled_nifti_is_refused(tmp_path: Path) -> None:
+    image = nibabel.Nifti1Image(VOLUME.T, np.eye(4))
+    image.header.set_slope_inter(2.0, 10.0)
+    nibabel.save(image, tmp_path / "v.nii.gz")
+    refused(volumes.read_image, tmp_path / "v.nii.gz", r"its header scales the values \(· 2 \+ 10\).* Save it as uint8")
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.full((2, 2, 2), {}, object), allow_pickle=True)
     refused(volumes.read_image, tmp_path / "v.npy", "voxels of type object")
@@ -239,7 +262,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_missing_other_and_unreadable_files(tmp_path: Path) -> None:
     refused(volumes.read_image, tmp_path / "v.tif", "no such file")
     (tmp_path / "v.png").write_bytes(b"")
-    refused(volumes.read_image, tmp_path / "v.png", r"not a format that is read here \(\.tif, \.tiff, \.npy, \.zarr\)")
+    refused(volumes.read_image, tmp_path / "v.png", r"not a format that is read here \(\.tif, \.tiff, \.npy, \.zarr, \.nii\.gz, \.nii\)")
     (tmp_path / "w.tif").mkdir()
     refused(volumes.read_image, tmp_path / "w.tif", "a folder")
     (tmp_path / "w.zarr").write_bytes(b"")

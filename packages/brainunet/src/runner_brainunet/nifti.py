@@ -14,7 +14,7 @@ import numpy as np
 from nibabel import orientations
 from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
-from runner_core import BadInput, refuse_special_file
+from runner_core import BadInput, gzip_content, refuse_large_nifti_header, refuse_special_file
 
 from runner_brainunet import sizes
 
@@ -73,7 +73,7 @@ def open_image(path: Path) -> Any:
         if not refuse_special_file(part).is_file():
             raise BadInput(f"{part}: no such file.")
     try:
-        sizes.refuse_large_header(header_of(path)[-1])
+        refuse_large_nifti_header(header_of(path)[-1])
         image = nibabel.load(path)
     except _UNREADABLE as error:
         raise BadInput(f"{path}: not a readable NIfTI file ({_short(error)}).") from error
@@ -138,7 +138,7 @@ def read_data(image: Any, path: Path) -> Array:
     try:
         if path.name.lower().endswith(".gz"):
             # whole, so that the checksum at the file's end is read: nibabel stops before it
-            image = type(image).from_bytes(sizes.unpacked(path, image))
+            image = type(image).from_bytes(gzip_content(path, sizes.promised(image)))
         data = np.asarray(image.dataobj, dtype=np.float32)
     except (OSError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise BadInput(f"{path}: truncated or damaged ({_short(error)}). Copy or download it again.") from error

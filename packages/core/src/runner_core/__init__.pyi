@@ -41,6 +41,8 @@ from runner_core.base.location import Location as Location
 from runner_core.base.location import Url as Url
 from runner_core.base.location import location as location
 from runner_core.base.location import shell_word as shell_word
+from runner_core.base.nifti import gzip_content as gzip_content
+from runner_core.base.nifti import refuse_large_nifti_header as refuse_large_nifti_header
 from runner_core.base.progress import progress as progress
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few

@@ -6,9 +6,9 @@ images/ID.tif         with labels/ID.tif, likewise; the manifest has any name
 imagesTr/ID_0000.tif  with labelsTr/ID.tif and dataset.json (nnU-Net), likewise
 any others            by a table of pairs (data.manifest) or by patterns (data.pattern)
 
-The folders may lie at any depth and hold .npy files or .zarr folders instead of tifs. Without a manifest, the part of a
-file's name before the first underscore is its scroll: SCROLL_ID. (The rest may hold more underscores: a scroll taken
-too widely still keeps training and validation apart, a scroll taken too narrowly does not.)
+The folders may lie at any depth and hold .npy or .nii.gz files or .zarr folders instead of tifs. Without a manifest,
+the part of a file's name before the first underscore is its scroll: SCROLL_ID. (The rest may hold more underscores: a
+scroll taken too widely still keeps training and validation apart, a scroll taken too narrowly does not.)
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from runner_core import (
 
 from runner_vesuvius import manifest
 from runner_vesuvius.labels import OWN, refuse_dataset, values_of
-from runner_vesuvius.volumes import SUFFIXES
+from runner_vesuvius.volumes import SUFFIXES, suffix
 
 LAYOUT = (
     "train_images with train_labels and train.csv (id,scroll_id) beside them, images with labels, or imagesTr with "
-    "labelsTr; in them .tif, .npy or .zarr volumes"
+    "labelsTr; in them .tif, .npy, .nii.gz or .zarr volumes"
 )
 _UNLABELLED = ("test_images", "imagests")
 _DEPRECATED = "deprecated_"
@@ -133,7 +133,7 @@ def find_inputs(path: Path, data: PairsConfig | None = None) -> list[Record]:
     """
     if (own := list_inputs(path, data or PairsConfig(), is_volume, stem)) is not None:
         return [Record(pair.key, pair.group or pair.key, {"image": pair.image}) for pair in own]
-    if path.suffix.lower() in SUFFIXES:
+    if suffix(path.name):
         volumes = [path]
     elif path.is_file():
         raise BadInput(f"{path}: not a volume; {', '.join(SUFFIXES)} are read.")
@@ -182,10 +182,11 @@ def deprecated(records: Sequence[Record]) -> list[str]:
 def stem(path: Path) -> str:
     """Return the id: a volume's name without its suffix and, in nnU-Net's folders, without the channel.
 
-    >>> stem(Path("train_images/1407735.tif")), stem(Path("imagesTr/s1_12_0000.tif"))
+    >>> stem(Path("train_images/1407735.tif")), stem(Path("imagesTr/s1_12_0000.nii.gz"))
     ('1407735', 's1_12')
     """
-    return without_channel(path.stem, path.parent)
+    end = suffix(path.name)
+    return without_channel(path.name[: -len(end)] if end else path.stem, path.parent)
 
 
 def _pairs_below(root: Path) -> Iterator[tuple[Path, Path]]:
@@ -217,7 +218,7 @@ def _paired(images: Path, labels: Path) -> list[tuple[Path, Path, str]]:
 def _others(folder: Path) -> list[Path]:
     """Return the files in a folder of volumes that may have a format that is not read."""
     there = [p for p in sorted(folder.iterdir()) if not p.name.startswith(".")]
-    return [p for p in there if p.suffix.lower() not in (*SUFFIXES, *SIDECAR_SUFFIXES)]
+    return [p for p in there if not suffix(p.name) and p.suffix.lower() not in SIDECAR_SUFFIXES]
 
 
 def _scrolls(images: Path, keys: Sequence[str]) -> Mapping[str, str]:
@@ -284,8 +285,8 @@ def _unread(volume: Path) -> str:
 
 def is_volume(path: Path) -> bool:
     """Return whether the name of a file or folder (.zarr) is that of a volume that can be read."""
-    suffix = path.suffix.lower()
-    return suffix in SUFFIXES and (suffix == ".zarr") == path.is_dir()
+    end = suffix(path.name)
+    return bool(end) and (end == ".zarr") == path.is_dir()
 
 
 def _scroll(key: str) -> str:
@@ -306,7 +307,7 @@ def _volumes_below(root: Path) -> Iterator[Path]:
 
 
 def _files(names: Sequence[str]) -> list[str]:
-    return [name for name in names if Path(name).suffix.lower() in SUFFIXES and not name.lower().endswith(".zarr")]
+    return [name for name in names if suffix(name) not in ("", ".zarr")]
 
 
 def _must_be_folder(path: Path) -> None:

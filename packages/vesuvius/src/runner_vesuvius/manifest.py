@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner_core import BadInput, counted, did_you_mean, read_table
 
-from runner_vesuvius.volumes import SUFFIXES
+from runner_vesuvius.volumes import suffix
 
 COLUMNS = ("id", "scroll_id")
 _SHOWN = 5
@@ -35,7 +35,7 @@ def ids(path: Path) -> list[str]:
     written = [key for key in read_table(path, EXAMPLE, empty=True).column("id") or [] if key]
     if odd := next((key for key in written if "/" in key or key in (".", "..")), None):
         raise BadInput(f"{path}: the id {odd[:_LONG]!r} is no name of a file. Mend it.")
-    return [Path(key).stem if Path(key).suffix.lower() in SUFFIXES else key for key in written]
+    return [key[: len(key) - len(suffix(key))] for key in written]
 
 
 def scrolls(path: Path, keys: Collection[str], deprecated: Collection[str] = ()) -> Mapping[str, str]:
@@ -74,8 +74,8 @@ def _id(written: str, keys: Collection[str]) -> str:
     >>> _id("12.tif", ["12"]), _id("12.0", ["12"])
     ('12', '12.0')
     """
-    stem, suffix = Path(written).stem, Path(written).suffix
-    return stem if written not in keys and stem in keys and suffix.lower() in SUFFIXES else written
+    stem = written[: len(written) - len(suffix(written))]
+    return stem if written not in keys and stem in keys else written
 
 
 def _near(key: str, rows: Collection[str]) -> str:

@@ -1,7 +1,8 @@
 """Datasets in nnU-Net's format: a command that writes one of the volumes that runner finds.
 
     imagesTr/ID_0000.tif  labelsTr/ID.tif    volumes and labels, each with ID.json, the size of a voxel
-    imagesTs/ID_0000.tif                     volumes of test_images, if there are any
+    imagesTs/ID_0000.tif                     volumes of test_images, if there are any (with --format nii.gz, all of
+                                             these are ID….nii.gz, which hold the size of a voxel themselves)
     dataset.json                             channel, labels (2 is nnU-Net's ignore label), number of volumes
     splits_final.json                        cross-validation by scroll, to put into nnUNet_preprocessed/DATASET
     scrolls.csv                              the scroll of each volume: runner reads the folder as --data again
@@ -20,12 +21,12 @@ from pathlib import Path
 
 from runner_core import Array, BadInput, Record, counted, whole_folder
 
-from runner_vesuvius import files, volumes
+from runner_vesuvius import files, nifti, volumes
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 
 FOLDS = 5
 """Most folds: nnU-Net trains five by default."""
-ENDING = ".tif"
+FORMATS = ("tif", "nii.gz")
 _SPACING = {"spacing": [1.0, 1.0, 1.0]}
 
 
@@ -43,6 +44,9 @@ def export_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
         help="name of the channel, by which nnU-Net chooses its normalisation. CT (default): over the data set, as "
         "data.normalise set does; any other name: volume by volume",
     )
+    parser.add_argument(
+        "--format", choices=FORMATS, default=FORMATS[0], help="of volumes and labels (default: tif); nnU-Net reads both"
+    )
     options = parser.parse_args(words)
     records = files.find_records(options.data)
     test = options.data / "test_images"
@@ -52,7 +56,7 @@ def export_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
         raise BadInput(f"{options.out}: is there already: name a new or empty folder")
     try:
         with whole_folder(options.out) as folder:
-            _write(folder, records, inputs, names, options.channel)
+            _write(folder, records, inputs, names, options.channel, f".{options.format}")
     except OSError as error:
         raise BadInput(f"{options.out}: cannot be written: {error.strerror or error}") from error
     scrolls = {record.group for record in records}
@@ -97,18 +101,22 @@ def _names(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _write(
-    folder: Path, records: Sequence[Record], inputs: Sequence[Record], names: Mapping[str, str], channel: str
+    folder: Path,
+    records: Sequence[Record],
+    inputs: Sequence[Record],
+    names: Mapping[str, str],
+    channel: str,
+    ending: str,
 ) -> None:
     for record in records:
         name, image = names[str(record.files["image"])], volumes.read_image(record.files["image"])
         label = volumes.read_truth(record.files, image.shape)
-        _write_volume(folder / "imagesTr", name, image, "_0000")
-        _write_volume(folder / "labelsTr", name, label)
+        _write_volume(folder / "imagesTr", name, image, f"_0000{ending}")
+        _write_volume(folder / "labelsTr", name, label, ending)
         print(name, flush=True)
     for record in inputs:
-        _write_volume(
-            folder / "imagesTs", names[str(record.files["image"])], volumes.read_image(record.files["image"]), "_0000"
-        )
+        name = names[str(record.files["image"])]
+        _write_volume(folder / "imagesTs", name, volumes.read_image(record.files["image"]), f"_0000{ending}")
     scrolls = {names[str(record.files["image"])]: record.group for record in records}
     _write_json(
         folder / "dataset.json",
@@ -116,8 +124,9 @@ def _write(
             "channel_names": {"0": channel},
             "labels": {"background": BACKGROUND, "surface": SURFACE, "ignore": IGNORE},
             "numTraining": len(records),
-            "file_ending": ENDING,
-            "overwrite_image_reader_writer": "Tiff3DIO",  # otherwise nnU-Net tries to read a picture first
+            "file_ending": ending,
+            # nnU-Net would try to read a picture first
+            **({"overwrite_image_reader_writer": "Tiff3DIO"} if ending == ".tif" else {}),
         },
     )
     if len({*scrolls.values()}) > 1:
@@ -126,10 +135,13 @@ def _write(
         csv.writer(file, lineterminator="\n").writerows([("id", "scroll_id"), *sorted(scrolls.items())])
 
 
-def _write_volume(folder: Path, name: str, volume: Array, channel: str = "") -> None:
+def _write_volume(folder: Path, name: str, volume: Array, ending: str) -> None:
     folder.mkdir(exist_ok=True)
-    volumes.write_tif(folder / f"{name}{channel}{ENDING}", volume)
-    _write_json(folder / f"{name}.json", _SPACING)
+    if ending.endswith(".tif"):
+        volumes.write_tif(folder / f"{name}{ending}", volume)
+        _write_json(folder / f"{name}.json", _SPACING)
+    else:
+        nifti.write(folder / f"{name}{ending}", volume)
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Volumes and labels in files: tif, npy, zarr. Axes are (depth, height, width).
+"""Volumes and labels in files: tif, npy, zarr, NIfTI. Axes are (depth, height, width).
 
 Images are read as uint8. A 16-bit scan is read by its high byte (value >> 8): 0 … 65535 become 0 … 255, whatever part
 of that range the scan uses. Labels are 0 background, 1 surface, 2 ignore (not annotated).
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Location, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
-from runner_vesuvius import npy, tif, zarrs
+from runner_vesuvius import nifti, npy, tif, zarrs
 from runner_vesuvius.labels import IGNORE, OWN, values_of
 from runner_vesuvius.tif import write as write_tif
 
@@ -31,6 +31,7 @@ __all__ = [
     "read_label",
     "read_truth",
     "refuse_large",
+    "suffix",
     "volume_shape",
     "write_tif",
 ]
@@ -47,8 +48,20 @@ FLAT, WIDE = 4, 32
 """If a side has at most FLAT voxels and the others at least WIDE, it is not depth: it holds the channels of a picture.
 """
 
-_FORMATS: dict[str, ModuleType] = {".tif": tif, ".tiff": tif, ".npy": npy, ".zarr": zarrs}
+_FORMATS: dict[str, ModuleType] = {
+    ".tif": tif, ".tiff": tif, ".npy": npy, ".zarr": zarrs, ".nii.gz": nifti, ".nii": nifti,
+}  # fmt: skip
 SUFFIXES = tuple(_FORMATS)
+
+
+def suffix(name: str) -> str:
+    """Return the end of a volume's file name as `SUFFIXES` has it, or "" for other files.
+
+    >>> suffix("a/S1_2.NII.gz"), suffix("a/scan.v2.tif"), suffix("a/.tif"), suffix("a.gz")
+    ('.nii.gz', '.tif', '', '')
+    """
+    name = name.rpartition("/")[2].lower()
+    return next((end for end in SUFFIXES if name.endswith(end) and name != end), "")
 
 
 def outline(path: Path) -> Outline:
@@ -205,11 +218,11 @@ def _reader(path: Path) -> ModuleType:
             raise BadInput(f"{path}: no such file. Restore it, or take the volume out.")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}).") from error
-    if path.suffix.lower() not in _FORMATS:
+    if not (end := suffix(path.name)):
         raise BadInput(f"{path}: not a format that is read here ({', '.join(_FORMATS)}). Convert it.")
-    if path.is_dir() and path.suffix.lower() != ".zarr":
+    if path.is_dir() and end != ".zarr":
         raise BadInput(f"{path}: a folder; a file is needed.")
-    return _FORMATS[path.suffix.lower()]
+    return _FORMATS[end]
 
 
 @contextmanager
