@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from runner_core.base import progress
-from runner_core.base.progress import Estimate
+from runner_core.base.progress import Estimate, record_bar
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,15 @@ def test_the_first_call_does_not_count(monkeypatch, seconds_each, calls, said_at
         assert timed("a") == "A"
     expected = [] if said_at is None else [(said_at, pytest.approx(calls * seconds_each), pytest.approx(seconds_each))]
     assert said == expected
+
+
+def test_without_a_terminal_lines_say_the_time_left(monkeypatch) -> None:
+    clock, said = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with record_bar("scoring", 8, io.StringIO(), said.append) as bar:
+        for key in "abcdefgh":
+            bar.begin(key)
+            clock[0] += 6
+            bar.done()
+    assert said[0] == "scoring: 2 of 8, about 0:36 left"
+    assert len(said) == 4

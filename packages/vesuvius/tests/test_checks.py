@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def saved(folder: Path, image: np.ndarray, label: np.ndarray | None, key: str = 
     return Record(key, key.partition("_")[0], files)
 
 
-def told(record: Record, **options: Any) -> list[str]:
-    return [f"{f.rule} {f.level}: {f.message}" for f in checks.findings(record, **options)]
+def told(record: Record) -> list[str]:
+    return [f"{f.rule} {f.level}: {f.message}" for f in checks.findings(record)]
 
 
 def only(found: list[str]) -> str:
@@ -48,15 +49,15 @@ def only(found: list[str]) -> str:
 
 def test_good_volumes_have_no_findings(tmp_path: Path) -> None:
     image = scan()
-    assert told(saved(tmp_path, image, annotation(image)), patch=SHAPE) == []
+    assert told(saved(tmp_path, image, annotation(image))) == []
     assert told(saved(tmp_path, image, None)) == []
 
 
 def test_the_phantom_has_no_errors_or_warnings(tmp_path: Path) -> None:
     phantom.write_phantom(tmp_path, np.random.default_rng(0), (1, 2, 1, 1), shape=(48, 48, 48))
     records = find_records(tmp_path)
-    found: list[Finding] = [f for r in records for f in checks.findings(r, (48, 48, 48))]
-    assert [f for f in [*found, *checks.set_findings(records)] if f.level != "note"] == []
+    found: list[Finding] = [f for r in records for f in checks.findings(r)]
+    assert [f for f in [*found, *checks.set_findings(records, patch=(48, 48, 48))] if f.level != "note"] == []
 
 
 def test_a_label_of_another_shape(tmp_path: Path) -> None:
@@ -68,9 +69,14 @@ def test_a_label_of_another_shape(tmp_path: Path) -> None:
 
 def test_a_volume_smaller_than_the_patch(tmp_path: Path) -> None:
     image = scan()
-    text = only(told(saved(tmp_path, image, annotation(image)), patch=(20, 25, 16)))
-    assert text.startswith("patch error: A_1.npy: 20 × 24 × 28 voxels, smaller than the patch of 20 × 25 × 16")
-    assert text.endswith("Set data.patch to sides that fit, or leave the volume out.")
+    records = [saved(tmp_path, image, annotation(image), key) for key in ("A_1", "A_2", "B_1")]
+    remedy = "Set data.patch to sides that fit, or leave the volume out."
+    for some, others in ((records, r" \(3 volumes are: A_1\.npy, A_2\.npy, B_1\.npy\)"), (records[:1], "")):
+        found = checks.set_findings(some, patch=(20, 25, 16))
+        (text,) = [f.message for f in found if (f.rule, f.level) == ("patch", "error")]
+        said = rf"A_1\.npy: 20 × 24 × 28 voxels, smaller than the patch of 20 × 25 × 16{others}\. {remedy}"
+        assert re.fullmatch(said, text)
+    assert not [f for f in checks.set_findings(records, patch=(20, 24, 16)) if f.rule == "patch"]
 
 
 def test_a_label_that_ignores_everything(tmp_path: Path) -> None:

@@ -262,7 +262,11 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 def test_missing_other_and_unreadable_files(tmp_path: Path) -> None:
     refused(volumes.read_image, tmp_path / "v.tif", "no such file")
     (tmp_path / "v.png").write_bytes(b"")
-    refused(volumes.read_image, tmp_path / "v.png", r"not a format that is read here \(\.tif, \.tiff, \.npy, \.zarr, \.nii\.gz, \.nii\)")
+    refused(
+        volumes.read_image,
+        tmp_path / "v.png",
+        r"not a format that is read here \(\.tif, \.tiff, \.npy, \.zarr, \.nii\.gz, \.nii\)",
+    )
     (tmp_path / "w.tif").mkdir()
     refused(volumes.read_image, tmp_path / "w.tif", "a folder")
     (tmp_path / "w.zarr").write_bytes(b"")

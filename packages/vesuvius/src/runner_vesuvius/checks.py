@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -33,17 +34,15 @@ APART = 1.5
 """Standard deviations by which scrolls must differ in brightness to be noted."""
 
 
-def findings(record: Record, patch: Sequence[int] = ()) -> Iterator[Finding]:
+def findings(record: Record) -> Iterator[Finding]:
     """Yield what looks wrong in one volume and its label.
 
-    `patch` is the size in voxels that training cuts out of it; empty if it is not known. Raises BadInput as reading
-    does, and if image and label have different shapes.
+    Raises BadInput as reading does, and if image and label have different shapes.
     """
     path = record.files["image"]
     image = volumes.read_image(path)
     label = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
     counts = histogram(image, label)
-    yield from _smaller(path.name, image.shape, patch)
     yield from _image(path, counts.sum(0))
     if label is not None:
         yield from _label(record.files["label"].name, counts)
@@ -65,7 +64,7 @@ def piece_findings(
     `arrays` are image and label of the piece at `region`; `where` says where the volumes lie, by role.
     """
     name = where["image"].name
-    yield from _smaller(name, shape, patch)
+    yield from _smaller({name: shape}, patch)
     there = " × ".join(f"{part.start}…{part.stop - 1}" for part in region)
     read = (
         f"{name}: {shape_text(shape)} voxels are read chunk by chunk. Looked at: the whole label, {census.sampled} of "
@@ -81,10 +80,25 @@ def piece_findings(
     yield from _clipped(name, census.histogram[:2].sum(0))
 
 
-def _smaller(name: str, shape: Sequence[int], patch: Sequence[int]) -> Iterator[Finding]:
-    if any(n < side for n, side in zip(shape, patch, strict=False)):
-        sizes = f"{shape_text(shape)} voxels, smaller than the patch of {shape_text(patch)}"
-        yield Finding("patch", "error", f"{name}: {sizes}. {PATCH_REMEDY}")
+def _smaller(shapes: Mapping[str, Sequence[int]], patch: Sequence[int]) -> Iterator[Finding]:
+    """Yield one error that names the volumes of which no patch can be cut."""
+    small = {
+        name: shape for name, shape in shapes.items() if any(n < side for n, side in zip(shape, patch, strict=False))
+    }
+    if small:
+        name, shape = next(iter(small.items()))
+        others = f" ({len(small)} volumes are: {first_few(list(small))})" if len(small) > 1 else ""
+        text = f"{shape_text(shape)} voxels, smaller than the patch of {shape_text(patch)}{others}"
+        yield Finding("patch", "error", f"{name}: {text}. {PATCH_REMEDY}")
+
+
+def _shapes(records: Sequence[Record]) -> dict[str, Sequence[int]]:
+    """Return the shapes of the volumes whose headers can be read, by file name."""
+    found: dict[str, Sequence[int]] = {}
+    for record in records:
+        with suppress(BadInput):
+            found[record.files["image"].name] = volumes.outline(record.files["image"])[0]
+    return found
 
 
 def refuse_constant(path: Path, image: Array) -> None:
@@ -102,11 +116,12 @@ def remarks(record: Record) -> Iterator[Finding]:
 
 
 def set_findings(
-    records: Sequence[Record], large: Callable[[Record], bool] = lambda record: False
+    records: Sequence[Record], large: Callable[[Record], bool] = lambda record: False, patch: Sequence[int] = ()
 ) -> Iterator[Finding]:
     """Yield what no single volume shows: scrolls, shares of the labels, and whether there is any surface.
 
-    Volumes that are `large` are left out of all but the scrolls' names, and a note says so.
+    One error names the volumes that are smaller than the `patch` that training cuts out of them. Volumes that are
+    `large` are left out of all but the scrolls' names, and a note says so.
 
     It reads one image of each scroll, some labels, and other labels until one has a surface. Volumes that cannot be
     read are left out (`findings` names them).
@@ -120,6 +135,7 @@ def set_findings(
         text = f"{counted(len(left), 'volume')} that memory cannot hold ({first_few(left)})"
         yield Finding("together", "note", f"brightness of scrolls and shares of labels leave out {text}.")
     fitting = [record for record in records if record.key not in set(left)]
+    yield from _smaller(_shapes(fitting), patch)
     yield from _brightness({name: own for name in scrolls if (own := [r for r in fitting if r.group == name])})
     labelled = [record.files["label"] for record in fitting if "label" in record.files]
     some = np.unique(np.linspace(0, len(labelled) - 1, SHARES_OF).round().astype(int)).tolist() if labelled else []

@@ -427,7 +427,9 @@ class Vesuvius(Project):
     def checks(self) -> Checks:
         return Checks(
             record=self._findings,
-            records=partial(checks.set_findings, large=partial(lazy.by_chunks, self.config)),
+            records=partial(
+                checks.set_findings, large=partial(lazy.by_chunks, self.config), patch=self.config.data.patch
+            ),
             prediction=self._remarks,
             annotation=self._annotation,
             plain_metrics=self._plain_metrics,
@@ -435,11 +437,12 @@ class Vesuvius(Project):
         )
 
     def _findings(self, record: Record) -> Iterator[Finding]:
-        patch = self.config.data.patch
         if not lazy.by_chunks(self.config, record):
-            return checks.findings(record, patch)
+            return checks.findings(record)
         arrays, pair, region = lazy.piece(self.config, record)
-        return checks.piece_findings(lazy.places(record), arrays, pair.image.shape, patch, pair.census, region)
+        return checks.piece_findings(
+            lazy.places(record), arrays, pair.image.shape, self.config.data.patch, pair.census, region
+        )
 
     def _remarks(self, record: Record, prediction: Detected) -> Iterator[Finding]:
         yield from checks.remarks(record)

@@ -72,10 +72,13 @@ def progress(title: str, total: int, say: Callable[[str], None]) -> Iterator[Adv
 
 
 class RecordBar:
-    """Shows on a terminal which record is at work, and how often the network was called for it."""
+    """Shows on a terminal which record is at work, and how often the network was called for it.
 
-    def __init__(self, bar: Progress | None = None) -> None:
-        self.bar = bar
+    Without a terminal, `advance` is called after each record, if it is given.
+    """
+
+    def __init__(self, bar: Progress | None = None, advance: Advance | None = None) -> None:
+        self.bar, self._advance = bar, advance
         self._key, self._calls = "", 0
 
     def begin(self, key: str) -> None:
@@ -86,6 +89,8 @@ class RecordBar:
     def done(self) -> None:
         if self.bar is not None:
             self.bar.advance(self.bar.task_ids[0])
+        elif self._advance is not None:
+            self._advance()
 
     def counting(self, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a network that shows each of its calls: a large record takes many."""
@@ -133,16 +138,23 @@ class Estimate:
 
 
 @contextmanager
-def record_bar(title: str, total: int, stream: TextIO) -> Iterator[RecordBar]:
-    """Yield what shows the progress of work on `total` records: nothing unless `stream` is a terminal."""
+def record_bar(title: str, total: int, stream: TextIO, say: Callable[[str], None] | None = None) -> Iterator[RecordBar]:
+    """Yield what shows the progress of work on `total` records, and the time left.
+
+    Unless `stream` is a terminal, `say` gets a line now and then; without it, nothing is shown.
+    """
     if not stream.isatty():
-        yield RecordBar()
+        if say is None:
+            yield RecordBar()
+            return
+        with progress(title, total, say) as advance:
+            yield RecordBar(advance=advance)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     text, record = TextColumn("{task.description}"), TextColumn("{task.fields[record]}", markup=False)
-    columns = text, BarColumn(bar_width=20), MofNCompleteColumn(), record
+    columns = text, BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(compact=True), record
     with Progress(*columns, console=Console(file=_Lasting(stream)), transient=True) as bar:
         bar.add_task(title, total=total, record="")
         yield RecordBar(bar)

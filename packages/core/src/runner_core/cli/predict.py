@@ -74,7 +74,7 @@ def _predict_whole(
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
     files: list[Path] = []
     masks = 0
-    with record_bar("predicting", len(records), sys.stdout) as bar:
+    with record_bar("predicting", len(records), sys.stdout, partial(print, flush=True)) as bar:
         network = counting(_estimate(setup.project, records, len(members)), counting(bar, network))
         for record in records:
             bar.begin(record.key)
@@ -128,7 +128,8 @@ def _estimate(project: Project, records: Sequence[Record], networks: int) -> Est
 
     def say(seconds: float, each: float) -> None:
         if seconds >= _WORTH_SAYING:
-            print(f"about {duration(seconds)} for {calls:,} calls of the network, {each:.2g} s each", flush=True)
+            text = f"about {duration(seconds)} for {calls:,} calls of the network, {each:.2g} s each"
+            print(f"{text}; post-processing comes on top", flush=True)
 
     return Estimate(calls, say)
 

@@ -142,6 +142,10 @@ def _column(members: Sequence[Started[SelectOptions]]) -> str:
     return next(iter(columns), "")
 
 
+say = partial(print, flush=True)
+"""Show a line of progress at once, also in a file."""
+
+
 def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord], column: str) -> dict[str, Any]:
     """Predict what is not stored yet, search, and return the result.
 
@@ -155,14 +159,14 @@ def _chosen(outputs: SoftOutputs, records: Sequence[AnyRecord], column: str) -> 
             "NOTE: all these records are of one group, so the search can show what scores best on them, but recommend "
             "nothing: name a cross-validation, or records of more groups with --data"
         )
-    with record_bar("predicting", len(records), sys.stdout) as bar:
+    with record_bar("predicting", len(records), sys.stdout, say) as bar:
         errors = outputs.fill(records, space.views, bar)
     for error in errors.values():
         print(f"warning: left out: {error}", file=sys.stderr)
     records = [record for record in records if record.key not in errors]
     if not records:
         raise BadInput("no record could be read (see above)")
-    scored = Scored(outputs, records, partial(record_bar, "scoring", stream=sys.stdout))
+    scored = Scored(outputs, records, partial(record_bar, stream=sys.stdout, say=say))
     if column:
         print(f"groups: records with the same {column}, as in the cross-validation")
     chooser = Chooser(space, scored, groups_by(records, column), project.judging(), larger=project.monitor[1] == "max")

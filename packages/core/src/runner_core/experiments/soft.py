@@ -17,6 +17,7 @@ import numpy as np
 
 from runner_core.base.errors import BadInput
 from runner_core.base.progress import RecordBar
+from runner_core.base.text import counted
 from runner_core.base.writing import whole_file
 from runner_core.config.values import flat, overlay_named
 from runner_core.contract.project import Project
@@ -139,24 +140,28 @@ class Scored:
         self,
         outputs: SoftOutputs,
         records: Sequence[AnyRecord],
-        bar: Callable[[int], AbstractContextManager[RecordBar]],
+        bar: Callable[[str, int], AbstractContextManager[RecordBar]],
     ) -> None:
         self._outputs, self._records, self._bar = outputs, records, bar
         self._file = outputs.folder / _SCORES
         self._known = self._kept()
 
     def __call__(self, choices: Sequence[Choice]) -> dict[Choice, dict[str, Values]]:
-        """Return the scores of every record under each choice."""
-        with self._bar(len(self._records)) as bar, self._file.open("a", encoding="utf-8") as file:
+        """Return the scores of every record under each choice; a bar counts those that are computed."""
+        missing = {
+            record.key: [choice for choice in choices if self._mark(choice, record) not in self._known]
+            for record in self._records
+        }
+        title = f"scoring {counted(len(choices), 'choice')} of this step"
+        with self._bar(title, sum(map(len, missing.values()))) as bar, self._file.open("a", encoding="utf-8") as file:
             for record in self._records:
                 bar.begin(record.key)
-                missing = [choice for choice in choices if self._mark(choice, record) not in self._known]
-                for choice, scores in self._score(record, missing):
+                for choice, scores in self._score(record, missing[record.key]):
                     mark = self._mark(choice, record)
                     self._known[mark] = scores
                     file.write("\n" + json.dumps([mark, scores]))  # after a kill, the last line may not be whole
+                    bar.done()
                 file.flush()
-                bar.done()
         return {c: {r.key: self._known[self._mark(c, r)] for r in self._records} for c in choices}
 
     def _score(self, record: AnyRecord, choices: Sequence[Choice]) -> Iterator[tuple[Choice, Values]]:
