@@ -56,6 +56,11 @@ class BrainUNet(Project):
     Config = BrainConfig
     presets = PRESETS
     monitor = ("volume_dice", "max")
+    limits = (
+        "For research, not for diagnosis. The network knows heads, scanners and contrasts like those it was trained "
+        "on. Tumours, resections and children's heads are not among them unless the data had some: look at each "
+        "mask."
+    )
     dataset = DataSet(
         crop="body",
         labels=files.LABELS,

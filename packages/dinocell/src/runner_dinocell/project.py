@@ -59,6 +59,10 @@ class DinoCell(Project):
     Config = CellConfig
     presets = PRESETS
     monitor = ("rank", "max")
+    limits = (
+        "Embeddings compare fields with the same stains, magnification and cell line as the training set. They may "
+        "hold plate and position effects: compare with controls on the same plate."
+    )
     directions = dict.fromkeys(("dino", "ibot", "koleo"), "min")
     dataset = DataSet(
         remote=True,

@@ -56,6 +56,10 @@ class OpenKBP(Project):
     Config = OpenKBPConfig
     presets = PRESETS
     monitor = ("dose_error_gy", "min")
+    limits = (
+        "Research only: no prediction may be used to treat a patient. The network knows head-and-neck plans with "
+        "targets of 70, 63 and 56 Gy, and no other site, prescription or technique."
+    )
     directions = dict.fromkeys(("dvh",), "min")
     dataset = DataSet(
         prepare_version=2,

@@ -73,6 +73,10 @@ class SSMUNet(Project):
     Config = SSMConfig
     presets = PRESETS
     monitor = ("miou", "max")
+    limits = (
+        "For research, not for diagnosis. Spectra must come from the same kind of instrument and tissue, and be "
+        "prepared in the same way, as those that it was trained on."
+    )
     directions = dict.fromkeys(("cross_entropy",), "min")
     dataset = DataSet(
         prepare_version=3,

@@ -65,6 +65,10 @@ class Vesuvius(Project):
     Config = ScrollConfig
     presets = PRESETS
     monitor = ("proxy", "max")
+    limits = (
+        "The network knows scrolls scanned with the resolution and energy of its training volumes. Where sheets "
+        "touch, a surface may bridge two of them: look at the slices before you trust a sheet."
+    )
     directions = dict.fromkeys(("euler",), "max")
     dataset = DataSet(
         prepare_version=2,

@@ -337,10 +337,14 @@ class PredictOptions(RunOptions):
 
 @dataclass(kw_only=True)
 class ExportOptions(RunOptions):
-    """Write the network of the best checkpoint for use without runner."""
+    """Write the network of the best checkpoint for use without runner, with a model card."""
 
     out: Path
     """A new or empty folder."""
+    license: str = ""
+    """License of the weights, for the card, as SPDX writes it: CC-BY-4.0, Apache-2.0."""
+    anonymous: bool = False
+    """Leave names and pictures of records out of the card; it shows the three worst ones otherwise."""
 
 
 @dataclass(frozen=True)

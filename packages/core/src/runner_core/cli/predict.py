@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,12 +31,17 @@ from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.output.experiments import share_of
-from runner_core.plugins.builtin import is_builtin, statement
+from runner_core.output.runfolder import IMPORTED
+from runner_core.plugins.builtin import CARD, is_builtin, statement
+from runner_core.plugins.discovery import find_project
+from runner_core.tools.card import collect, write_card
 from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
 _WORTH_SAYING = 20.0
 """Shortest work (seconds) whose duration is announced."""
+CARDS = (CARD, "NOTICE")
+"""What built-in weights bring along, which goes on with their export."""
 ENSEMBLE_FILE = "ensemble.json"
 """Beside the exported networks of several runs: how they predict together."""
 
@@ -254,11 +260,20 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     return [*written, out / ENSEMBLE_FILE]
 
 
-def _exported(setup: Setup, state: State, folder: Path) -> Sequence[Path]:
-    """Write the network; raise BadInput for an unknown view, which a project may know only with its statistics."""
+def _exported(started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path) -> Sequence[Path]:
+    """Write the network and its card.
+
+    Raises BadInput for an unknown view, which a project may know only with its statistics.
+    """
+    setup, run, options = started.setup, run_of(started), started.options
     written = setup.engine.export(setup, state, folder)
     views_of(setup.project)
-    return written
+    if run.read_summary().get("status") == IMPORTED:  # how it was trained is not known here
+        card = [shutil.copyfile(run.path / name, folder / name) for name in CARDS if (run.path / name).is_file()]
+        return [*written, *map(Path, card)]
+    task = find_project(setup.name).summary()
+    facts = collect(setup, run, checkpoint, state, task, options.anonymous) | {"license": options.license}
+    return [*written, *write_card(run, facts, folder, written)]
 
 
 def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
@@ -267,7 +282,7 @@ def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
     make_folder(out)
     try:
         with restoring(checkpoint):
-            written = write_whole(out, partial(_exported, started.setup, state))
+            written = write_whole(out, partial(_exported, started, state, checkpoint))
     except BadInput:
         if new:
             out.rmdir()

@@ -235,6 +235,8 @@ class LogConfig:
     """Also log to MLflow (needs the package mlflow-skinny): a folder, or the http(s) address of a server."""
     experiment: str | None = None
     """Name of the run's W&B project or MLflow experiment. Default: the project's name."""
+    price_per_kwh: Annotated[float, AtLeast(0)] | None = None
+    """Price of a kilowatt-hour, in any currency: summary.json then says what the energy of the training cost."""
 
 
 @dataclass

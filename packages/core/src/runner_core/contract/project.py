@@ -55,6 +55,8 @@ class Project:
     """Directions of better values of other metrics, by name: curves and validations then show an arrow.
 
     Names that begin or end with loss, accuracy, dice, f1, iou, miou, precision, recall, mae, mse or rmse need none."""
+    limits: ClassVar[str] = ""
+    """What a network of this project is not for and was not tested on, in sentences: model cards say it."""
     dataset: ClassVar[DataSet] = DataSet()
     """Versions of the cache and the phantom, the cropper, and which settings describe the data."""
     predict_options: Any = NoOptions()

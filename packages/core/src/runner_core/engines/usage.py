@@ -80,6 +80,13 @@ class Gpu:
         memory = self._library.nvmlDeviceGetMemoryInfo(self._handle)
         return rates.gpu / 100, rates.memory / 100, int(memory.used)
 
+    def millijoules(self) -> int | None:
+        """Return the energy that the GPU has used since its driver was loaded, or None if it does not count it."""
+        try:
+            return int(self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except Exception:  # each library has its own errors; older GPUs and parts of a GPU have no counter
+            return None
+
 
 def _bus_id(index: int) -> str:
     """Return the PCI bus id of the GPU that CUDA numbers `index` in this process; raise OSError.

@@ -192,6 +192,7 @@ _SUMMARY: Mapping[str, type | tuple[type, ...]] = {
     ),
     **dict.fromkeys(("health", "scoring_errors", "unwritten", "starts"), list),
     "peak_memory_bytes": Mapping,
+    "energy": Mapping,
 }
 """Keys of summary.json that others rely on. All are optional."""
 

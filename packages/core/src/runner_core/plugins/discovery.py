@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "runner_core.cli.compare:compare",
     "watch": "runner_core.cli.watch:watch",
     "verify-resume": "runner_core.cli.verify_resume:verify_resume",
+    "reproduce": "runner_core.cli.reproduce:reproduce",
     "new": "runner_core.cli.new:new",
     "completion": "runner_core.cli.completion:completion",
 }

@@ -18,6 +18,7 @@ from runner_core.config.values import flat, removed
 from runner_core.contract import Json
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Data
+from runner_core.engines.energy import EnergyMeter
 from runner_core.engines.schedule import independent_of_length
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
@@ -186,7 +187,7 @@ class Keeper:
     def __init__(self, parts: Parts, folder: Path, sinks: Sinks, say: Callable[[str], None], begun: float) -> None:
         setup, data = parts.setup, parts.data
         self._parts, self._team, self._sinks = parts, setup.team, sinks
-        self._begun, self._seconds_before = begun, 0.0
+        self._begun, self._seconds_before, self._energy = begun, 0.0, EnergyMeter(setup.device)
         self.versions = setup.engine.versions()
         self.checkpoints = Checkpoints(
             folder,
@@ -213,6 +214,17 @@ class Keeper:
         """Return the seconds of the run until now, those before a resume included."""
         return self._seconds_before + time.monotonic() - self._begun
 
+    def energy(self) -> dict[str, Json]:
+        """Return the energy of the run until now (kWh), how it is known, and its cost if a price is set.
+
+        Several processes are taken to need as much as this one.
+        """
+        taken, price = self._energy.taken(), self._parts.setup.config.log.price_per_kwh
+        kwh = taken.total * self._team.count
+        several = {} if self._team.count == 1 else {"processes": f"estimated ({self._team.count} times the first one)"}
+        cost = {} if price is None else {"price_per_kwh": price, "cost": kwh * price}
+        return {"kwh": kwh, "how": {**taken.how, **several}, **cost}
+
     def save(self, state: LoopState, timing: Timing, best: bool) -> None:
         """Log the checkpoint, then write it. Raises NotSaved in all processes if it cannot be written.
 
@@ -224,7 +236,8 @@ class Keeper:
         saved.values["loop"] = state.json()
         saved.values["length"] = {"steps_per_epoch": cadence.steps_per_epoch, "epochs": cadence.epochs}
         saved.values["settings"] = self._fingerprint
-        saved.values["timing"] = {**asdict(timing), "wall_seconds": self.seconds()}
+        energy = dict(self._energy.taken().kwh)
+        saved.values["timing"] = {**asdict(timing), "wall_seconds": self.seconds(), "kwh": energy}
         self._sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best, "validated": state.validated})
         why = None
         if self._team.first:
@@ -248,7 +261,7 @@ class Keeper:
         refuse_other_length(saved.values["length"], self._parts.cadence, self._parts.setup.project, state.step)
         self._parts.trainer.load_state(saved)
         timing = dict(saved.values["timing"])
-        self._seconds_before = timing.pop("wall_seconds")
+        self._seconds_before, self._energy.before = timing.pop("wall_seconds"), timing.pop("kwh", {})
         return state, Timing(**timing)
 
     def recalled(self, step: int) -> dict[str, Any] | None:

@@ -215,6 +215,7 @@ class _Run:
             "data_wait_share": self.loop.timing.data_wait_share,
             "peak_memory_bytes": {"host": peak_host_memory(), "device": self.parts.trainer.peak_memory()},
             "wall_seconds": self.keeper.seconds(),
+            "energy": self.keeper.energy(),
             "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
             **({} if self.setup.start is None else {"start": summary_of(self.setup.start)}),
             "split": self.data.described_split(),

@@ -169,6 +169,10 @@ def _tiles(found: Progress) -> Block:
     if memory.get("host"):
         device = f"device {memory['device'] / 1e9:.2f} GB" if memory.get("device") else ""
         tiles.append((f"{memory['host'] / 1e9:.2f} GB", "peak host memory", device))
+    if energy := summary.get("energy"):
+        known = "estimated" if any("estimated" in how for how in energy["how"].values()) else "measured"
+        cost = f", cost {energy['cost']:.2f}" if "cost" in energy else ""
+        tiles.append((f"{energy['kwh']:.3g} kWh", "energy", f"{known}{cost}"))
     row = math.ceil(len(tiles) / max(1, math.ceil(len(tiles) / _TILES)))  # rows of equal length
     return Markup(f'<div class="tiles" style="--row: {row}">{"".join(_tile(*tile) for tile in tiles)}</div>')
 

@@ -100,6 +100,28 @@ def lines(blocks: Blocks) -> Iterator[str]:
                 yield from aligned([columns, *([_cell(cell) for cell in row] for row in rows)])
 
 
+def markdown(page: Page) -> str:
+    """Return the page as Markdown, without its charts."""
+    body = [f"# {page.heading}", *_markdown(page.about)]
+    for title, blocks in page.sections:
+        if text := [*_markdown(blocks)]:
+            body += [f"## {title}", *text]
+    return "\n\n".join(body) + "\n"
+
+
+def _markdown(blocks: Blocks) -> Iterator[str]:
+    for block in blocks:
+        match block:
+            case Note(text, _, label):
+                yield f"**{label}**: {text}" if label else text
+            case Code(text):
+                yield f"```\n{text.rstrip()}\n```"
+            case Table(columns=columns, rows=rows):
+                cells = [[_cell(cell).replace("|", "\\|") for cell in row] for row in (columns, *rows)]
+                marks = ["---"] * len(columns)
+                yield "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], marks, *cells[1:]))
+
+
 def number(value: Any) -> str:
     return f"{value:.4g}" if is_number(value) else "–"
 

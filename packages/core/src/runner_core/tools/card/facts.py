@@ -1,0 +1,153 @@
+"""Facts about a trained network for its card, from its run's folder and its checkpoint.
+
+No path of the machine and no name of a record is among them, but for the worst cases, which may be left out: records
+are known by digests of their names and contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from runner_core.config.values import overlay_named, plain
+from runner_core.contract import Json, State
+from runner_core.contract.setup import Setup
+from runner_core.data.splits import SPLITS
+from runner_core.output.pictures import file_name
+from runner_core.output.progress import read_starts
+from runner_core.output.runfolder import RunFolder
+from runner_core.plugins.settings import PHANTOM, differences, for_other_data, from_preset
+from runner_core.tools.uncertainty import mean
+from runner_core.training.evaluation import read_scores
+from runner_core.training.seen import read_contents, read_split, read_start
+
+FACTS = "card.json"
+PICTURES = "figures"
+FORMAT = 1
+WORST = 3
+"""Number of worst cases that a card shows."""
+_NETWORK = "model."
+"""How names of the network's own tensors begin in a checkpoint."""
+_NOT_TRAINING = ("cache", "remote", "log", "predict")
+"""Sections of settings that change no training."""
+
+
+def collect(
+    setup: Setup, run: RunFolder, checkpoint: Path, state: State, task: str, anonymous: bool
+) -> dict[str, Json]:
+    """Return the facts about the network in `checkpoint`, whose content is `state`.
+
+    Args:
+        setup: The run's project, settings and plugins.
+        run: The run's folder.
+        checkpoint: The exported checkpoint.
+        state: Its content.
+        task: One line that says what the project does.
+        anonymous: True to leave out the names and pictures of the worst cases.
+    """
+    summary, starts, config = run.read_summary(), read_starts(run), setup.config
+    project = type(setup.project)
+    preset = from_preset(project, setup.preset, config.extensions)
+    portable = for_other_data(config, project, setup.preset)  # without paths of this machine
+    if config.data.split not in ("auto", "none") and not config.data.split.startswith("group:"):
+        portable = overlay_named(portable, {"data.split": "auto"}, "card")  # `names` has the split
+    return {
+        "format": FORMAT,
+        "project": setup.name,
+        "task": task,
+        "limits": project.limits,
+        "preset": setup.preset,
+        "settings": {name: value for name, value in plain(portable).items() if name not in _NOT_TRAINING},
+        "changed": {
+            name: plain(now)
+            for name, (_, now) in differences(preset, portable).items()
+            if name.partition(".")[0] not in _NOT_TRAINING
+        },
+        "seed": config.train.seed,
+        "deterministic": config.train.deterministic,
+        "weights": _weights(checkpoint, state),
+        "start": None if (start := read_start(run.path)) is None else {key: start[key] for key in ("digest", "about")},
+        "data": _data(setup, run, state),
+        "training": {
+            **{key: summary.get(key) for key in ("status", "epochs", "steps", "wall_seconds", "energy", "devices")},
+            "started": starts[0].get("time") if starts else None,
+            "ended": summary.get("ended"),
+        },
+        "versions": summary.get("versions", {}),
+        "device": (summary.get("device") or {}).get("name") or (summary.get("device") or {}).get("kind"),
+        **_scores(run, anonymous),
+        "metrics": summary.get("metrics", {}),
+        "health": summary.get("health", []),
+    }
+
+
+def digest_of(name: str) -> str:
+    """Return the digest that stands for the name of a record or group."""
+    return xxhash.xxh3_128_hexdigest(name.encode(errors="backslashreplace"))
+
+
+def _weights(checkpoint: Path, state: State) -> dict[str, Json]:
+    """Return a digest over names, types, shapes and values of the network's tensors, and the number of values."""
+    found, count = hashlib.sha256(), 0
+    for name in sorted(state.tensors):
+        if name.startswith(_NETWORK):
+            array = np.ascontiguousarray(np.asarray(state.tensors[name]))
+            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            found.update(array.tobytes())
+            count += array.size
+    return {"checkpoint": checkpoint.name, "sha256": found.hexdigest(), "values": count}
+
+
+def _data(setup: Setup, run: RunFolder, state: State) -> dict[str, Json]:
+    split, contents = read_split(run.path), read_contents(run.path)
+    names = {} if split is None else {name: sorted(map(digest_of, split.get(name, ()))) for name in SPLITS}
+    return {
+        "source": PHANTOM if setup.source is None else Path(str(setup.source)).name,
+        "identity": (state.values.get("settings") or {}).get("data and its preparation"),
+        "split": run.read_summary().get("split", {}),
+        "names": names,
+        "contents": {digest_of(key): digest for key, digest in sorted(contents.items())},
+    }
+
+
+def _scores(run: RunFolder, anonymous: bool) -> dict[str, Json]:
+    """Return the scores at the end of the run, with intervals over groups, and the worst records."""
+    content = read_scores(run.path)
+    rows = content.get("records", [])
+    groups = [row["group"] for row in rows]
+    scores = [_score(name, value, content, groups) for name, value in content.get("means", {}).items()]
+    worst = [] if anonymous else [_case(run, number, row) for number, row in enumerate(rows[:WORST], 1)]
+    return {"scores": scores, "scored": {"records": len(rows), "groups": len(set(groups))}, "worst": worst}
+
+
+def _score(name: str, value: float | None, content: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Json]:
+    """Return a score of the set with its 95 % interval, which only a mean over records has."""
+    found = [row["scores"].get(name) for row in content["records"]]
+    there = [(float(score), group) for score, group in zip(found, groups, strict=True) if score is not None]
+    low = high = None
+    if value is not None and there and math.isclose(value, np.mean([score for score, _ in there]), rel_tol=1e-9):
+        low, high = _finite(mean([score for score, _ in there], [group for _, group in there]).interval())
+    return {
+        "name": name,
+        "value": value,
+        "low": low,
+        "high": high,
+        "baseline": (content.get("baseline") or {}).get(name),
+    }
+
+
+def _finite(values: Sequence[float]) -> Iterator[float | None]:
+    return (value if math.isfinite(value) else None for value in values)
+
+
+def _case(run: RunFolder, number: int, row: Mapping[str, Any]) -> dict[str, Json]:
+    """Return one of the worst records, and its picture if the run drew it."""
+    file = f"{number:03d}-{file_name(row['record'])}.png"
+    picture = {"file": file, "picture": f"{PICTURES}/{file}"} if (run.figures / file).is_file() else {}
+    return {"record": row["record"], "scores": row["scores"], **picture}
