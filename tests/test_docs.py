@@ -40,6 +40,7 @@ OWN_FLAGS = {
     "new": {"--framework", "--into", "--task"},
     "completion": set(),
     "watch": {"--port"},
+    "reproduce": {"--data", "--from", "--run-dir", "--tolerance", "--json"},
 }
 """Flags of `runner`'s own commands, which take no settings."""
 
