@@ -95,6 +95,19 @@ def test_records_that_either_trained_on_are_left_out() -> None:
     assert "no scores of a common record" in remarks[0]
 
 
+def test_groups_of_the_folds_count_rather_than_the_records_own() -> None:
+    """With `--group-by hospital`, 20 patients of four hospitals are four groups."""
+    hospitals = {f"p{p}_{s}": f"hospital {p % 4}" for p in range(20) for s in range(2)}
+    first, second = arm("A", range(5)), arm("B", range(10, 15), 0.004)
+    grouped = Arm("B", [Network(network.content, groups=hospitals) for network in second.networks])
+    (plain, *_), _ = judge([first, second], "max")
+    assert len(set(plain.paired.groups)) == 20
+    for arms in ([first, grouped], [Arm("A", [Network(n.content, groups=hospitals) for n in first.networks]), second]):
+        (found, *_), _ = judge(arms, "max")
+        assert set(found.paired.groups) == set(hospitals.values())
+        assert found.found.value == pytest.approx(plain.found.value)
+
+
 @pytest.fixture
 def experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two repetitions of three seeds, a and b; b is better by 0.1."""
@@ -127,6 +140,10 @@ def test_the_command_line_compares_two_repetitions(experiments: Path, capsys: py
     assert "less that of" in page
     said = capsys.readouterr()
     assert "verdict" in said.err
+    hospitals = {f"p{p}_{s}": str(p % 4) for p in range(20) for s in range(2)}
+    ExperimentFolder.open(experiments / "b").save_groups(hospitals)
+    assert main(["compare", "a", "b", "--out", "grouped"]) == 0
+    assert "over 40 records of 4 groups, 3 seeds each" in capsys.readouterr().out
 
 
 def test_runs_on_different_data_get_no_verdict(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,6 +165,7 @@ def _read_experiment(path: Path) -> Run:
     runs = [_read(experiment.run(m), m.fold) for m in experiment.members if experiment.done(m)]
     if not runs:
         raise BadInput(f"{path}: none of its runs is done")
+    groups = experiment.groups()
     done = sum(map(experiment.done, experiment.members))
     whole = done == len(experiment.members)
     first = runs[0]
@@ -183,7 +184,7 @@ def _read_experiment(path: Path) -> Run:
             "baseline": numbers(means([run.summary.get("baseline") or {} for run in runs])),
         },
         sides=None,
-        networks=[network for run in runs for network in run.networks],
+        networks=[replace(network, groups=groups) for run in runs for network in run.networks],
         parts=runs,
     )
 

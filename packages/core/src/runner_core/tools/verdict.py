@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -31,17 +31,20 @@ class Network:
     """The scores of one trained network.
 
     `content` is its scores.json, `fold` names what it did not train on, and `weights` is a digest of its best
-    checkpoint, "" if there is none.
+    checkpoint, "" if there is none. `groups` (by record) replace the records' own groups: what `--group-by` kept
+    together.
     """
 
     content: Content
     fold: str = ""
     weights: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def records(self) -> Mapping[str, Content]:
         """Entries of the records that it did not train on, by key."""
-        return {entry["record"]: entry for entry in self.content.get("records") or () if not entry.get("trained_on")}
+        own = [entry for entry in self.content.get("records") or () if not entry.get("trained_on")]
+        return {e["record"]: {**e, "group": self.groups.get(e["record"], e["group"])} for e in own}
 
     @cached_property
     def sets(self) -> Mapping[str, Content]:
@@ -94,7 +97,10 @@ class Paired:
 
 
 def pair(first: Arm, second: Arm, score: str) -> Paired | None:
-    """Return the scores of the records that both arms scored; None if there are none."""
+    """Return the scores of the records that both arms scored; None if there are none.
+
+    If the arms group the records differently, the fewer groups count: they claim less.
+    """
     for by_record in (True, False):
         known = [_known(arm, score, by_record) for arm in (first, second)]
         keys = [key for key in known[0] if key in known[1]]
@@ -102,7 +108,8 @@ def pair(first: Arm, second: Arm, score: str) -> Paired | None:
             one, other = (
                 _table(arm, [found[key] for key in keys]) for arm, found in zip((first, second), known, strict=True)
             )
-            return Paired((one, other), [known[0][key][1] for key in keys], by_record)
+            groups = ([found[key][1] for key in keys] for found in known)
+            return Paired((one, other), min(groups, key=lambda names: len(set(names))), by_record)
     return None
 
 
