@@ -89,6 +89,17 @@ def test_something_must_be_learned_from_the_first_step_on() -> None:
     assert fault({**silent, "loss.cldice.weight": 1.0}) is None
 
 
+def test_settings_without_effect_are_said() -> None:
+    config = PRESETS["nnunet"]()
+    assert not [*config.without_effect()]
+    config.train.optimizer, config.train.momentum, config.train.decay = "adamw", 0.9, 0.5
+    config.predict.mend_faults = 0.7
+    found = [text.partition(" ")[0] for text in config.without_effect()]
+    assert found == ["train.momentum", "train.decay", "predict.mend_faults"]
+    config.train.optimizer, config.train.schedule, config.predict.thickness = "sgd", "wsd", 3.4
+    assert not [*config.without_effect()]
+
+
 def test_a_weight_that_rises_does_so_forwards() -> None:
     back = {"loss.boundary.weight": 1.0, "loss.boundary.begin": 0.5, "loss.boundary.full": 0.2}
     assert "loss.boundary.full" in (fault(back) or "")

@@ -265,6 +265,12 @@ class ScrollConfig(RunConfig):
         if not 0 <= low <= high <= 1:
             yield f"augment.first_threshold {low} {high} must be two shares, the lower one first"
 
+    def without_effect(self) -> Iterator[str]:
+        yield from super().without_effect()
+        predict = self.predict
+        if predict.mend_faults and not (predict.along_sheets or predict.thickness):
+            yield f"predict.mend_faults {predict.mend_faults:g} has no effect: along_sheets and thickness are 0"
+
 
 def default() -> ScrollConfig:
     """Train 33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 24 GB."""

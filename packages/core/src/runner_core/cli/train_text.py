@@ -40,6 +40,8 @@ def banner(setup: Setup, folder: RunFolder, resume: bool) -> Iterator[str]:
         yield _in_one_line(
             f"differs from the preset {base} in: ", [f"{name} {now} ({base} {was})" for name, now, was in changed]
         )
+    for text in setup.config.without_effect():
+        yield f"note: {text}"
 
 
 def settings_lines(setup: Setup) -> Iterator[str]:

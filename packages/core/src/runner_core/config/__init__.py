@@ -7,7 +7,7 @@ help text. This module imports no framework.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -273,3 +273,11 @@ class RunConfig:
         The bounds of a single setting are at its field.
         """
         return ()
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a sentence for each setting that is not at its default and changes nothing beside the others."""
+        train, default = self.train, TrainConfig()
+        if train.momentum != default.momentum and train.optimizer != "sgd":
+            yield f"train.momentum {train.momentum:g} has no effect: train.optimizer is {train.optimizer}, not sgd"
+        if train.decay != default.decay and train.schedule != "wsd":
+            yield f"train.decay {train.decay:g} has no effect: train.schedule is {train.schedule}, not wsd"
