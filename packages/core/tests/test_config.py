@@ -282,7 +282,13 @@ def test_settings_of_prediction_are_free_for_a_trained_model() -> None:
 def test_what_the_data_are_is_free_for_a_trained_model() -> None:
     one, other = RunConfig(), RunConfig()
     one.data.split = "group:a"
-    refuse_other_model(one, other, Path("run"), ("data.split",))
+    refuse_other_model(one, other, Path("run"), DataSet(settings=("data.split",)))
+    one.train.ema, other.train.ema = None, 0.9
+    with pytest.raises(BadInput, match=r"train\.ema"):  # none was named before: that is no move
+        refuse_other_model(one, other, Path("run"), DataSet(settings=("data.split",), places=("train.ema",)))
+    one.train.ema = 0.5
+    refuse_other_model(one, other, Path("run"), DataSet(settings=("data.split",), places=("train.ema",)))
+    other.train.ema = 0.5
 
     class Described(Project):
         presets: ClassVar[dict[str, Callable[[], RunConfig]]] = {"default": RunConfig}

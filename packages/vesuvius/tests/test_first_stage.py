@@ -41,6 +41,8 @@ class FakeRun:
 
 @pytest.fixture
 def runs(monkeypatch, tmp_path) -> dict[str, FakeRun]:
+    for name in "ab":
+        (tmp_path / name).mkdir()
     made = {"a": FakeRun(tmp_path / "a", ["A", "1"], 100), "b": FakeRun(tmp_path / "b", ["B", "2"], 201)}
     monkeypatch.setattr(first_stage, "_open", lambda path: made[path.name])
     first_stage._runs.cache_clear()
@@ -129,6 +131,21 @@ def test_other_volumes_are_predicted_by_the_first_stages_runs(second, tmp_path) 
     assert (project.decode(record).arrays["first"] == 150).all()  # of both runs: (100 + 201) / 2, halves to even
     (known,) = project.inputs(root / "train_images" / "1.tif")
     assert (project.decode(known).arrays["first"] == 201).all()
+
+
+def test_folder_and_runs_may_be_moved_together(second, config, tmp_path) -> None:
+    new = tmp_path / "new.npy"
+    np.save(new, np.full((20, 20, 20), 9, np.uint8))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    config.data.first_stage = Path(move(tmp_path / "first", elsewhere))
+    project = Vesuvius(config)
+    (record,) = project.inputs(new)
+    with pytest.raises(BadInput, match=r"first_stage\.json: its run .*a is gone"):
+        project.decode(record)
+    for name in "ab":
+        move(tmp_path / name, elsewhere)
+    assert (project.decode(record).arrays["first"] == 150).all()
 
 
 def test_what_does_not_fit_is_refused(second, tmp_path) -> None:

@@ -4,14 +4,16 @@
 predictions of training volumes look better than those of new ones, and a second stage would learn to trust them.
 
     KEY_probability.tif   0 to 255 for 0 to 1
-    first_stage.json      the runs, and the file of each volume
+    first_stage.json      the runs, seen from this folder, and the file of each volume
 
-Volumes are known by their content: they may be moved, and others may have their names.
+Volumes are known by their content: they may be moved, and others may have their names. The folder may be moved with its
+runs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -88,7 +90,7 @@ def first_stage(parser: ArgumentParser, words: Sequence[str]) -> int:
 
 def _begun(folder: Path, runs: Sequence[Run]) -> dict[str, Any]:
     """Return the table of the volumes that are done, if the same runs began this folder, else an empty one."""
-    names = [str(run.path.resolve()) for run in runs]
+    names = [Path(os.path.relpath(run.path.resolve(), folder.resolve())).as_posix() for run in runs]
     if (folder / _UNFINISHED).is_file():
         table = _table(folder, _UNFINISHED)
         if table["runs"] != names:
@@ -175,7 +177,16 @@ def _trained_on(run: Run, record: Record) -> bool:
 
 @lru_cache(maxsize=2)
 def _runs(folder: Path) -> list[Run]:
-    return [_open(Path(path)) for path in _table(folder)["runs"]]
+    found = []
+    for place in _table(folder)["runs"]:
+        path = Path(os.path.normpath(folder.resolve() / place))  # tables of earlier versions have absolute paths
+        if not path.exists():
+            raise BadInput(
+                f"{folder / TABLE}: its run {path} is gone, and is needed for volumes without stored probabilities. "
+                "Move the folder and its runs together"
+            )
+        found.append(_open(path))
+    return found
 
 
 def _table(folder: Path, name: str = TABLE) -> dict[str, Any]:

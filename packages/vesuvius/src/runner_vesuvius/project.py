@@ -15,7 +15,6 @@ from runner_core import (
     Array,
     Arrays,
     BadInput,
-    BlockWork,
     Checks,
     Combining,
     Cropped,
@@ -23,8 +22,6 @@ from runner_core import (
     Decoded,
     Finding,
     Health,
-    InBlocks,
-    Infer,
     Json,
     Judging,
     Learning,
@@ -43,12 +40,10 @@ from runner_core import (
     Store,
     Tensors,
     Url,
-    mirrors,
-    quarter_turns,
     shape_text,
 )
 
-from runner_vesuvius import checks, files, lazy, outputs, scores, statistics, submission, targets, volumes
+from runner_vesuvius import checks, combine, files, lazy, outputs, scores, statistics, submission, targets, volumes
 from runner_vesuvius.config import PRESETS, ScrollConfig, ScrollPredictOptions
 from runner_vesuvius.health import RATIO, SurfaceRatio
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
@@ -74,6 +69,7 @@ class Vesuvius(Project):
         prepare_version=2,
         labels=("label", "annotated", "label_at", "annotated_at"),
         settings=("data.manifest", "data.pattern"),
+        places=("data.first_stage",),
         pairs=PairFiles(files.is_volume, files.stem),
     )
     predict_options = ScrollPredictOptions()
@@ -175,21 +171,21 @@ class Vesuvius(Project):
         self._refuse_small(store, records)
         count = data.patches if split == "train" else data.validation_patches
         around = {"surface": data.surface_share, "valid": 1 - data.surface_share}
-        fields = (*self._volumes, "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
+        fields = (*self.volumes_seen, "target", *(["distance"] if "distance" in stored(self.config.loss) else []))
         if data.normalise == "set":
             return PatchSamples(store, fields, data.patch, records, count, around=around)
         counts = store.arrays["histogram"]
-        scales = {n: self._scale(store.keys[n], counts.read(n).astype(np.int64).sum(0)) for n in records}
+        scales = {n: self.scale_of(store.keys[n], counts.read(n).astype(np.int64).sum(0)) for n in records}
         return ScaledPatches(store, fields, data.patch, records, count, around=around, scales=scales)
 
-    def _scale(self, key: str, counts: Array, scroll: str = "") -> Array:
+    def scale_of(self, key: str, counts: Array, scroll: str = "") -> Array:
         """Return mean and standard deviation (2,) for a volume; `counts` are its voxels by intensity."""
         if self.config.data.normalise == "fixed":
             return np.asarray(self.config.data.intensities[2:], np.float32)
         return statistics.scale_of(counts, scroll or self._scrolls.get(key, key), self.statistics)
 
     @property
-    def _volumes(self) -> tuple[str, ...]:
+    def volumes_seen(self) -> tuple[str, ...]:
         """Names of the stored volumes that the network sees."""
         return ("image",) if self.config.data.first_stage is None else ("image", "first")
 
@@ -218,7 +214,7 @@ class Vesuvius(Project):
     def model(self, precision: Precision) -> Any:
         from runner_vesuvius import network
 
-        name, arguments = self.config.model.arguments(len(self._volumes))
+        name, arguments = self.config.model.arguments(len(self.volumes_seen))
         return getattr(network, name)(**arguments)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
@@ -278,97 +274,8 @@ class Vesuvius(Project):
 
     # ------------------------------------------------------------ whole records
 
-    def _soft(self, cropped: Cropped, infer: Infer) -> Arrays:
-        """Predict windows over the volume: the surface's probability (1, D, H, W) uint8, as 4 bytes need too much."""
-        from runner_vesuvius.whole import predict, scaled
-
-        image: Any = cropped.prepared["image"]
-        if self.config.data.normalise != "set":
-            infer = scaled(infer, self._scale(cropped.record.key, statistics.intensities(image), cropped.record.group))
-        if "first" in self._volumes:
-            from runner_vesuvius.first_stage import Paired, unpaired
-
-            image, infer = Paired(image, cropped.prepared["first"]), unpaired(infer)
-        return {"surface": predict(image, infer, *self._windows)[None]}
-
-    def _calls(self, record: Record) -> int:
-        from runner_vesuvius.whole import calls
-
-        return calls(volumes.outline(record.files["image"])[0], *self._windows)
-
-    def _too_large(self, record: AnyRecord) -> bool:
-        """Return whether a volume is predicted chunk by chunk: asked for, at a URL, or a zarr larger than memory."""
-        place, options = record.files["image"], self.predict_options
-        if isinstance(place, Url) or options.chunked or options.mask or options.store or options.ngff != "auto":
-            return True
-        if place.suffix.lower() != ".zarr":
-            return False
-        try:
-            volumes.refuse_large(record.files)
-        except BadInput:
-            return True
-        return False
-
-    def _in_blocks(self, work: BlockWork) -> Sequence[Location]:
-        from runner_vesuvius.scroll import Scroll
-
-        data = self.config.data
-        if data.normalise == "scroll" and len(work.networks) > 1:
-            raise BadInput(
-                f"{work.record.key}: networks with scales of their own (data.normalise scroll) predict alone"
-            )
-        known = data.normalise == "fixed" or (
-            data.normalise == "scroll" and work.record.group in self.statistics["scrolls"]
-        )
-        scale = None if data.normalise == "set" else partial(self._scale, work.record.key, scroll=work.record.group)
-        return Scroll(work, self.config, self.predict_options, self._windows[2], scale, known).predict()
-
-    @property
-    def _windows(self) -> tuple[Sequence[int], float, int]:
-        """Size, overlap and number of the windows that the network gets at once."""
-        size = self.config.validate.batch_size or self.config.train.batch_size
-        return self.config.data.patch, self.config.predict.overlap, size
-
-    def _decide(self, cropped: Cropped, soft: Arrays) -> Detected:
-        """Apply the `predict` settings to components and cavities."""
-        from runner_vesuvius.postprocess import surface
-
-        probability = cropped.box.restore(soft["surface"][0])
-        return Detected(surface(probability, self.config.predict), probability)
-
-    def _labels(self, record: Record, cropped: Cropped) -> Array | None:
-        """Return 1 for surface, 0 for background and −1 for voxels that nobody annotated (int8)."""
-        if "label" not in record.files:
-            return None
-        label = cropped.box.crop(volumes.read_truth(record.files, cropped.box.shape))
-        found = (label == SURFACE).astype(np.int8)  # np.where would take 8 bytes per voxel
-        found[label == IGNORE] = -1
-        return found
-
     def combining(self) -> Combining:
-        return Combining(
-            kind="probabilities",
-            soft=self._soft,
-            decide=self._decide,
-            classes=("surface",),
-            labels=self._labels,
-            write_map=lambda cropped, values, stem: outputs.write_map(cropped.box, values, stem),
-            views=(
-                *mirrors(dict.fromkeys(self._volumes, (0, 1, 2)), {"surface": (1, 2, 3)}, "zyx"),
-                *quarter_turns(dict.fromkeys(self._volumes, (1, 2)), {"surface": (2, 3)}),
-            ),
-            calls=self._calls,
-            in_blocks=InBlocks(self._too_large, self._in_blocks),
-            choices={
-                "predict.along_sheets": (0.0, 2.5, 3.5, 5.0),
-                "predict.thickness": (0.0, 2.5, 3.0, 3.4, 3.8),
-                "predict.mend_faults": (0.0, 0.7),
-                "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
-                "predict.seed_threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
-                "predict.min_size": (0, 100, 300, 1000, 3000, 10_000, 30_000),
-                "predict.fill_holes": (0, 100, 1000, 10_000),
-            },
-        )
+        return combine.combining(self)
 
     def baseline(self, cropped: Cropped) -> Detected | None:
         """Apply the best threshold on the training volumes, with the same post-processing; None if it is unknown."""

@@ -6,6 +6,7 @@ Plugins come first, then preset, settings file and flags.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
@@ -270,13 +271,16 @@ def start_from_run(
         *(kind, settings, arguments, seen), prog=prog, defaults=defaults, extra=_extra(kind, project)
     )
     refuse_secret_settings(settings)
-    refuse_other_model(trained, settings, run.path, project.dataset.settings)
+    refuse_other_model(trained, settings, run.path, project.dataset)
     instance = project(settings)
     refuse_unknown_views(instance)
     if extra is not None:
         instance.predict_options = extra
     setup = Setup(instance, settings, preset, _source(project, seen.data, saved), plugins)
-    return Started(options, setup, run, chosen, differences(trained, settings), own, named=named)
+    changed = differences(trained, settings)
+    for text in settings.without_effect() if changed else ():
+        print(f"note: {text}", file=sys.stderr)
+    return Started(options, setup, run, chosen, changed, own, named=named)
 
 
 def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:

@@ -84,6 +84,9 @@ class DataSet:
     """Dotted names of settings that describe the data (a table of the files, a pattern of their names), not the
     network. A trained network may be used with other values of them. If it is used with other data, the preset's
     values replace the run's."""
+    places: tuple[str, ...] = ()
+    """Dotted names of settings that name a file or folder, which may have been moved when a trained network is used: it
+    may be named anew, if the run has one."""
     pairs: PairFiles | None = None
     """The files that `runner P init-data` lists in a table, for a project with `data.manifest` (`PairsConfig`)."""
     guess: Callable[[Path], GuessedTable] | None = None

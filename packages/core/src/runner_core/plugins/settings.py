@@ -21,9 +21,11 @@ from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import with_sections
 from runner_core.config.values import flat, overlay, overlay_named, plain
 from runner_core.config.yamlfile import read_yaml
+from runner_core.contract.facets import DataSet
 from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
 
+_PLAIN = DataSet()
 PHANTOM = "phantom"
 """Value of `source` when a run trains on the built-in phantom."""
 
@@ -164,16 +166,18 @@ def for_other_data(config: RunConfig, project: type[Project], preset: str) -> Ru
     return overlay_named(config, {name: usual[name] for name in project.dataset.settings}, f"preset {preset}")
 
 
-def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, data_settings: Sequence[str] = ()) -> None:
+def refuse_other_model(saved: RunConfig, wanted: RunConfig, run: Path, dataset: DataSet = _PLAIN) -> None:
     """Raise BadInput when `wanted` asks for another model, or other prepared arrays, than the run was trained with.
 
-    `data_settings` (`DataSet.settings`) are settings that describe the data; they may differ, as those of extensions.
+    Settings that describe the data, and moved places (`dataset`) may differ, as those of extensions.
     """
     free = (*_FREE_SECTIONS, *saved.extensions, *wanted.extensions)
     changed = {
         name: values
         for name, values in differences(saved, wanted).items()
-        if name not in (*_FREE, *data_settings) and name.partition(".")[0] not in free
+        if name not in (*_FREE, *dataset.settings)
+        and name.partition(".")[0] not in free
+        and not (name in dataset.places and all(values))
     }
     if changed:
         lines = "\n".join(
