@@ -100,7 +100,7 @@ def test_other_methods_get_the_records_of_each_fold_and_a_place_in_the_report(cr
         assert cropped.prepared
         validated += scored
     assert sorted(validated) == sorted(entry["record"] for entry in read(crossval, "scores.json")["records"])
-    with pytest.raises(BadInput, match="no sideways records"):
+    with pytest.raises(BadInput, match="sideways': there is no such split"):
         next(opened.runs[0].records("sideways"))
     opened.add_table(runner_core.Table("others", "Other methods", ("method", "dice"), [["a rule of thumb", 0.25]]))
     assert main(["toy", "crossval", "--resume", "cv"]) == 0
@@ -135,9 +135,10 @@ def test_intervals_are_for_new_values_of_the_column_that_the_folds_keep_together
     assert found["scores"]["error"]["mean"] == pytest.approx(before["scores"]["error"]["mean"])
 
 
-def test_a_member_equals_the_same_training_by_itself(crossval: Path) -> None:
-    split = ["--data.split", str(crossval / "fold-2.yaml")]
-    assert main(["toy", "train", "--run-dir", "alone", *split, *QUICK]) == 0
+def test_a_member_equals_the_same_training_by_itself(crossval: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--data.split", str(crossval / "fold-2.yaml"), "--train.momentum", "0.5"]
+    assert main(["toy", "train", "--run-dir", "alone", *words, *QUICK]) == 0
+    assert "note: train.momentum 0.5 has no effect: train.optimizer is adamw" in capsys.readouterr().out
     assert weights(crossval / "fold-2") == weights(Path("alone"))
     assert read(crossval / "fold-2")["scores"] == read(Path("alone"))["scores"]
 
@@ -235,13 +236,13 @@ def test_two_parts_may_start_at_the_same_moment(
 
     shares = ["toy", "crossval", "--folds", "2", "--resume", "auto", "--out", "shared", *QUICK]
 
-    refuse = experiment._refuse_full
+    refuse = experiment.refuse_full_folder
 
-    def meanwhile(path: Path) -> None:
-        monkeypatch.setattr(experiment, "_refuse_full", refuse)
+    def meanwhile(path: Path, remedy: str) -> None:
+        monkeypatch.setattr(experiment, "refuse_full_folder", refuse)
         assert main([*shares, "--part", "1/2"]) == 0
 
-    monkeypatch.setattr(experiment, "_refuse_full", meanwhile)
+    monkeypatch.setattr(experiment, "refuse_full_folder", meanwhile)
     assert main([*shares, "--part", "2/2"]) == 0
     assert read(here / "shared")["status"] == "done"
 
@@ -415,7 +416,7 @@ def test_a_full_or_damaged_folder_is_refused(here: Path, capsys: pytest.CaptureF
     (here / "full").mkdir()
     (here / "full" / "notes").write_text("mine")
     assert main(["toy", "crossval", "--out", "full", *QUICK]) == 2
-    assert "the folder is not empty" in capsys.readouterr().err
+    assert "full exists and is not an empty folder" in capsys.readouterr().err
     folder = ExperimentFolder(here / "full", "crossval", "toy", [Member("fold-1")])
     folder.save()
     assert ExperimentFolder.open(here / "full") == folder

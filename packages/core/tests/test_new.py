@@ -114,11 +114,11 @@ def test_what_is_there_already_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "runner-cells").mkdir()
     write_project("cells", "torch", tmp_path)  # an empty folder is no loss
     before = text_of(tmp_path)
-    with pytest.raises(BadInput, match="runner-cells exists already"):
+    with pytest.raises(BadInput, match="runner-cells exists and is not an empty folder"):
         write_project("cells", "keras", tmp_path)
     assert text_of(tmp_path) == before
     (tmp_path / "runner-file").write_text("mine")
-    with pytest.raises(BadInput, match="runner-file exists already"):
+    with pytest.raises(BadInput, match="runner-file exists and is not an empty folder"):
         write_project("file", "torch", tmp_path)
     with pytest.raises(BadInput, match="cannot be written"):
         write_project("cells", "torch", tmp_path / "runner-file")
@@ -266,7 +266,7 @@ def test_the_command_says_what_to_type_next(runner: Runner, tmp_path: Path) -> N
     assert (tmp_path / "runner-ages" / "src" / "runner_ages" / "labels.py").is_file()
     again = runner("new", "cells", "--into", "my code")
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.startswith("runner: my code/runner-cells exists already")
+    assert again.stderr.startswith("runner: my code/runner-cells exists and is not an empty folder")
     assert "Traceback" not in again.stderr
     assert runner("new", "Cells").returncode == runner("new").returncode == 2
     assert "runner new NAME" in runner().stdout

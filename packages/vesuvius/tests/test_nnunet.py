@@ -49,7 +49,7 @@ def test_what_is_written_is_read_again(write_volumes, tmp_path, capsys, ending) 
         assert sorted(split["train"] + split["val"]) == ["A_x_1", "B_2", "B_3"]
     assert volumes.read_image(out / "imagesTs" / f"9_0000.{ending}").shape == (20, 20, 20)
     assert [each.key for each in files.find_inputs(out)] == ["9", "A_x_1", "B_2", "B_3"]
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="is not an empty folder; name another --out"):
         export("--data", root, "--out", out)
 
 

@@ -7,6 +7,7 @@ and the names and shapes of that network's weights.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,10 @@ Change = Callable[[dict[str, Any]], object]
 
 def import_nnunet(*words: object) -> int:
     return nnunet_model.import_nnunet(argparse.ArgumentParser(), [str(word) for word in words])
+
+
+def full_disk(*arguments: object, **more: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -226,6 +231,19 @@ def test_weights_that_cannot_be_are_refused(tmp_path, changed: dict[str, Any], m
     with pytest.raises(BadInput, match=message):
         import_nnunet(model, "--run-dir", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch, made: bool) -> None:
+    model, run = write_model(tmp_path), tmp_path / "runs" / "m7"
+    if made:
+        run.mkdir(parents=True)
+    monkeypatch.setattr("runner_core.training.checkpoints.Checkpoints.save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        import_nnunet(model, "--run-dir", run)
+    assert run.exists() == made
+    monkeypatch.undo()
+    assert import_nnunet(model, "--run-dir", run) == 0
 
 
 @pytest.mark.parametrize("plans", [{"features_per_stage": [4096] * 3}, {"n_blocks_per_stage": [64] * 3}])

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner_core import Array, BadInput, Record, counted, whole_folder
+from runner_core import Array, BadInput, Record, counted, refuse_full_folder, whole_folder
 
 from runner_vesuvius import files, nifti, volumes
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
@@ -52,8 +52,7 @@ def export_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
     test = options.data / "test_images"
     inputs = files.find_inputs(test) if test.is_dir() else []
     names = _names([*records, *inputs])
-    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise BadInput(f"{options.out}: is there already: name a new or empty folder")
+    refuse_full_folder(options.out, "name another --out")
     try:
         with whole_folder(options.out) as folder:
             _write(folder, records, inputs, names, options.channel, f".{options.format}")

@@ -55,6 +55,7 @@ def write_run(
         setup = started.setup
         framework(setup.project.framework)
         state = state_with(setup, weights, statistics, source)
+        new = run_dir is None or not Path(run_dir).exists()
         run = RunFolder.create(None, setup.name, None if run_dir is None else Path(run_dir))
         with run.lock():
             try:
@@ -68,6 +69,8 @@ def write_run(
             except BaseException:
                 shutil.rmtree(run.checkpoints, ignore_errors=True)
                 run.summary_file.unlink(missing_ok=True)
+                if new:  # nothing stays of a folder that was not there before
+                    shutil.rmtree(run.path, ignore_errors=True)
                 raise
     return Run(run.path)
 

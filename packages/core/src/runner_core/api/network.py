@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner_core.api.keywords import keywords
-from runner_core.base.progress import record_bar
+from runner_core.base.progress import RecordBar, record_bar
 from runner_core.cli.ensembles import seen_by, start_from_runs
 from runner_core.cli.evaluate import side_of, split_records
 from runner_core.cli.options import EvaluateOptions
@@ -43,9 +44,9 @@ class Network:
     checkpoint: str
     _pipeline: RecordPipeline
 
-    def each(self, title: str) -> Iterator[tuple[Record, Cropped]]:
-        """Yield every record in turn, and what the network sees of it; a terminal shows the progress."""
-        with record_bar(title, len(self.records), sys.stdout) as bar:
+    def each(self, title: str = "") -> Iterator[tuple[Record, Cropped]]:
+        """Yield every record in turn, and what the network sees of it; with a title a terminal shows the progress."""
+        with record_bar(title, len(self.records), sys.stdout) if title else nullcontext(RecordBar()) as bar:
             for record in self.records:
                 bar.begin(record.key)
                 with local(self.project, record) as here:
@@ -53,11 +54,22 @@ class Network:
                 bar.done()
 
 
-def load(project: str, run: Path, data: Any, split: str | None, settings: Any) -> Network:
-    """Return the network of a run or a checkpoint with the records of a split, as `evaluate` chooses them."""
+def load(
+    project: str,
+    run: Path,
+    data: Any,
+    split: str | None,
+    settings: Any,
+    framework: Callable[[str], None] = lambda name: None,
+) -> Network:
+    """Return the network of a run or a checkpoint with the records of a split, as `evaluate` chooses them.
+
+    `framework` is called with the framework's name before that is used (`undisturbed`).
+    """
     given = {"run": run, "data": data, "split": split, **settings}
     started = start_from_runs(project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))[0]
     assert started.run is not None
+    framework(started.setup.project.framework)
     trained, checkpoint = load_network(started, started.named)
     side = side_of(started.options, started.setup.project)
     everything, records = split_records(started, side, read_split(started.run.path))

@@ -17,8 +17,8 @@ from runner_core.api.results import picture
 from runner_core.base.errors import BadInput
 from runner_core.base.location import location
 from runner_core.base.text import first_few
-from runner_core.cli.ensembles import label, run_of, start_from_runs
-from runner_core.cli.evaluate import make_folder, split_records
+from runner_core.cli.ensembles import label, start_from_runs
+from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import PredictOptions
 from runner_core.cli.predict import (
     MaskFound,
@@ -37,7 +37,6 @@ from runner_core.output.evaluations import remove_leftovers
 from runner_core.output.pictures import is_picture, png_bytes
 from runner_core.output.report.page import Note, fragment
 from runner_core.training.ensembles import predict_with
-from runner_core.training.seen import read_split
 
 _KEY = "array"
 """Name of a record that was given as arrays."""
@@ -95,14 +94,6 @@ class Predictor:
                 print(f"warning: not predicted: {error}", file=sys.stderr)
                 continue
             yield found
-
-    def of_split(self, split: str) -> Iterator[tuple[AnyRecord, CroppedRecord]]:
-        """Yield the records of a split of the run, with what its network would get."""
-        with undisturbed():
-            _, records = split_records(self._started, split, read_split(run_of(self._started).path))
-        for record in records:
-            with local(self.project, record) as here:
-                yield here, CroppedRecord(self._pipeline, here)
 
     def _records(self, path: str | os.PathLike[str]) -> Sequence[AnyRecord]:
         with undisturbed():

@@ -204,9 +204,12 @@ class Run:
         For other methods on the same data: the project has the statistics of the run's training records. A record is
         read when `decoded` or `prepared` is first asked for.
         """
-        ready = self._ready(None, {})
-        for record, cropped in ready.of_split(split):
-            yield ready.project, record, cropped
+        from runner_core.api.network import load
+
+        with undisturbed() as framework:
+            network = load(self.project, self._checkpoint(None), None, split, {}, framework)
+        for record, cropped in network.each():
+            yield network.project, record, cropped
 
     def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
         """Write the network for use without runner into a new or empty folder, and return the files."""

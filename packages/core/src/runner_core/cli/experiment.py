@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
+from runner_core.base.files import refuse_full_folder
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
@@ -240,7 +241,7 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
     """Choose the members, and write the folder whole or not at all."""
     setup = started.setup
     path = started.options.out or free_path(RUNS / setup.name / f"{kind}-{time.strftime('%Y-%m-%d-%H%M%S')}")
-    _refuse_full(path)
+    refuse_full_folder(path, "name another with --out, or --resume what it holds")
     records = _records(setup)
     found = plan(started, records)
     if len({m.name for m in found.members}) < len(found.members):
@@ -263,11 +264,6 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
         return continued(ExperimentFolder.open(path), started)  # another part of it was quicker
     print(f"{kind} in {path}")
     return ExperimentFolder.open(path)
-
-
-def _refuse_full(path: Path) -> None:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise BadInput(f"{path}: the folder is not empty; name another one with --out, or --resume what it holds")
 
 
 def shared_words(started: Started[Kind]) -> Words:

@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_full_folder
 from runner_core.base.location import shell_word
 from runner_core.base.writing import whole_folder
 from runner_core.cli.arguments import Parser
@@ -77,8 +78,7 @@ def write_project(name: str, framework: str, into: Path, task: str = "segmentati
         folder = into / name
     if folder.is_symlink() and not folder.exists():
         raise BadInput(f"{folder} is a broken link; remove it, or choose another place with --into")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} exists already; choose another name, or another place with --into")
+    refuse_full_folder(folder, "choose another name, or another place with --into")
     sources = _sources(folder)
     without = _NO_SOURCES if "path = " in sources else ""
     try:
