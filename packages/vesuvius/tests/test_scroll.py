@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -341,6 +342,20 @@ def test_bad_input_is_named(begin, config, volume, tmp_path) -> None:
     config.crop.mode = "centre"
     with pytest.raises(BadInput, match=r"crop\.mode centre"):
         begin()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_damaged_chunk_is_named(begin, tmp_path, version) -> None:
+    place = tmp_path / "torn.zarr"
+    zarr.create_array(place, data=noise(), chunks=(16, 16, 16), zarr_format=version)
+    chunk = place / ("1.1.2" if version == 2 else "c/1/1/2")
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BadInput, match=f"^{re.escape(str(chunk))}: cannot be read"):
+        begin(place=place).predict()
+    chunk.write_bytes(content)
+    begin(place=place).predict()
+    assert (tmp_path / "out" / "s1.zarr").is_dir()
 
 
 def test_too_little_memory_is_refused_and_more_makes_larger_columns(monkeypatch) -> None:

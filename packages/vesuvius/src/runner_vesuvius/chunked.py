@@ -52,26 +52,53 @@ class Volume:
 
     def some_files(self, most: int) -> list[Location]:
         """Return the places of the array's description, and of up to `most` chunks all over the volume."""
-        where = self._array.store_path.path
-        prefix = _store(self.place, self._remote)[1]
-        folder = self.place / where.removeprefix(prefix).strip("/") if where != prefix else self.place
-        sides = self._array.shards or self._array.chunks
-        grid = [-(-n // side) for n, side in zip(self._array.shape, sides, strict=True)]
+        grid = [-(-n // side) for n, side in zip(self._array.shape, self._sides, strict=True)]
         numbers = np.unique(np.linspace(0, math.prod(grid) - 1, most).astype(int))
         places = zip(*np.unravel_index(numbers, grid), strict=True)
-        keys = [self._array.metadata.encode_chunk_key(tuple(map(int, place))) for place in places]
-        return [folder / name for name in ("zarr.json" if self.format == 3 else ".zarray", *keys)]
+        about = self._folder / ("zarr.json" if self.format == 3 else ".zarray")
+        return [about, *(self._file(tuple(map(int, place))) for place in places)]
+
+    @property
+    def _sides(self) -> tuple[int, ...]:
+        """Sides of what one file holds, in voxels."""
+        return tuple(self._array.shards or self._array.chunks)
+
+    @property
+    def _folder(self) -> Location:
+        where, prefix = self._array.store_path.path, _store(self.place, self._remote)[1]
+        return self.place / where.removeprefix(prefix).strip("/") if where != prefix else self.place
+
+    def _file(self, place: tuple[int, ...]) -> Location:
+        return self._folder / self._array.metadata.encode_chunk_key(place)
 
     def read(self, region: Region) -> Array:
         """Return the voxels of a region as uint8, as `volumes.read_image` and `read_label` do (16 bits: the high byte).
 
-        Raises BadInput for chunks that cannot be read, and for a label's values that mean nothing.
+        Raises BadInput that names the first chunk that cannot be read, and for a label's values that mean nothing.
         """
-        with faults(self.place, self._remote):
-            found = np.asarray(self._array[(0,) * (self._array.ndim - 3) + region])
+        whole = (*(slice(0, 1),) * (self._array.ndim - 3), *region)
+        try:
+            found = np.asarray(self._array[whole])
+        except Exception as error:
+            place = self.place if _is_remote(error) else self._damaged(whole)
+            with faults(place, self._remote):
+                raise
+        found = found.reshape(found.shape[-3:])
         if self._labels is not None:
             return as_label(self.place, found, self._labels)
         return (found >> 8).astype(np.uint8) if self.dtype == np.uint16 else found.astype(np.uint8, copy=False)
+
+    def _damaged(self, region: tuple[slice, ...]) -> Location:
+        """Return the file of the first chunk in a region that cannot be read, or the volume's place if all can."""
+        sides = self._sides
+        reached = (range(part.start // side, -(-part.stop // side)) for part, side in zip(region, sides, strict=True))
+        for place in product(*reached):
+            own = tuple(slice(n * side, (n + 1) * side) for n, side in zip(place, sides, strict=True))
+            try:
+                np.asarray(self._array[own])
+            except Exception:
+                return self._file(place)
+        return self.place
 
 
 class Mask:
@@ -219,12 +246,17 @@ def faults(place: Location, remote: RemoteConfig) -> Iterator[None]:
     except BadInput:
         raise
     except Exception as error:
-        if isinstance(place, Url) and type(error).__module__.startswith(("obstore", "pyo3")):
+        if isinstance(place, Url) and _is_remote(error):
             raise remote_client(remote).failure(place, error) from error
         if isinstance(error, FileNotFoundError):
             raise BadInput(f"{place}: there is no zarr array or group.") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise BadInput(f"{place}: cannot be read or written ({reason}).") from error
+
+
+def _is_remote(error: Exception) -> bool:
+    """Return whether the server or the network is at fault."""
+    return type(error).__module__.startswith(("obstore", "pyo3"))
 
 
 def _opened(place: Location, remote: RemoteConfig) -> Any:
