@@ -42,6 +42,8 @@ ELSEWHERE = {
     r"--devices|torchrun|srun|#SBATCH": "packages/core/tests/test_distributed_cli.py; needs several processes",
     r"\.ci/run (hostile|slow|weekly)|kills/campaign\.py": "parts of .ci/run; packages/core/tests/test_kills.py",
     r"/data/CC359": "packages/brainunet/tests/test_files.py has that data set's names",
+    r"ssmunet dearray|ssmunet train --data cores$": "tests/test_ssmunet.py cuts a mosaic and checks its cores",
+    r"--calls\.positive|ssmunet baselines": "packages/ssmunet/tests/test_calls.py and test_classical.py",
     r"mlflow ui": "a server of MLflow's own, tried by hand with MLflow 3.17",
     r"dinov2_vits14_pretrain": "needs Meta's weights: packages/dinocell/tests/test_weights.py",
 }
@@ -115,12 +117,18 @@ class Reader:
 
     def _words(self, words: list[str]) -> list[str]:
         project, command = [*words, "", ""][:2]
-        words = [self._path(project, word) for word in words]
-        if command not in ("train", "check") or "--help" in words or "--resume" in words:
+        words = [path for word in words for path in self._matching(self._path(project, word))]
+        if command not in ("train", "check", "crossval") or "--help" in words or "--resume" in words:
             return words
         if "--data" in words and "--config" not in words:
             words = [*words, "--preset", "demo"]  # the last one counts: presets for a GPU take hours here
-        return [*words, *SHORT] if command == "train" else words
+        if command == "crossval" and "--folds" not in words:
+            words = [*words, "--folds", "2"]
+        return words if command == "check" else [*words, *SHORT]
+
+    def _matching(self, word: str) -> list[str]:
+        """The paths that a shell would put in the place of a pattern."""
+        return sorted(str(path.relative_to(self.here)) for path in self.here.glob(word)) if "*" in word else [word]
 
     def _path(self, project: str, word: str) -> str:
         """The reader's own data are the project's phantom, in the place and by the name that the page has."""
