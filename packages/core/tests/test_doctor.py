@@ -82,3 +82,32 @@ def test_a_slow_or_unwritable_cache_is_pointed_out(tmp_path: Path) -> None:
     assert any("only 10 MB/s" in line for line in doctor.advice([], {}, tmp_path, 10e6))
     assert doctor.disk_speed(Path("/proc/nothing")) is None
     assert any("cannot be written" in line for line in doctor.advice([], {}, Path("/proc/x"), None))
+
+
+@pytest.mark.parametrize(
+    ("version", "build", "missing"),
+    [
+        ("2.10.0+cu128", "", []),
+        ("2.10.0+cpu", "", []),
+        ("2.10.0+rocm7.0", "ROCm", ["known faults"]),
+        ("2.10.0+xpu", "XPU", ["known faults", "Triton"]),
+    ],
+)
+def test_what_only_cuda_has_is_said_for_other_builds(
+    version: str, build: str, missing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: version)
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    assert doctor.other_build() == build
+    lines = list(doctor.cuda_only(build))
+    assert len(lines) == bool(build)
+    assert all(word in lines[0] for word in missing)
+    assert "Triton" in missing or "Triton" not in "".join(lines)
+
+
+def test_apple_gpus_lack_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda package: "2.10.0")
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "arm64")
+    assert doctor.other_build() == "MPS"
+    assert "float64 sums" in next(doctor.cuda_only("MPS"))

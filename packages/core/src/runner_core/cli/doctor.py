@@ -31,8 +31,10 @@ from runner_core.plugins.discovery import Plugin
 _PACKAGES = ("runner-core", "numpy", "torch", "tensorflow", "keras", "jax", "monai", "nibabel", "blosc2", "pluggy",
              "tyro")  # fmt: skip
 _SEEN = {
-    "torch": "import json, torch as t; n = t.cuda.device_count()\n"
-    "print(json.dumps([t.cuda.get_device_name(i) for i in range(n)]))",
+    "torch": "import json\n"
+    "from runner_core.engines.torch.accelerator import described, found\n"
+    "kind, count = found()\n"
+    "print(json.dumps([described(kind, i, count).name for i in range(count)]))",
     "tensorflow": "import json, tensorflow as tf; c = tf.config\n"
     "about = [c.experimental.get_device_details(g) for g in c.list_physical_devices('GPU')]\n"
     "print(json.dumps([a.get('device_name', 'GPU') for a in about]))",
@@ -58,8 +60,9 @@ def doctor(arguments: Sequence[str]) -> int:
     gpus = find_gpus()
     cache = cache_root(None)
     speed = disk_speed(cache)
-    seen = seen_gpus() if gpus else {}
-    found = [*advice(gpus, seen, cache, speed), *faults(on_gpu=bool(gpus))]
+    other = other_build()
+    seen = seen_gpus() if gpus else seen_gpus(["torch"]) if other else {}
+    found = [*advice(gpus, seen, cache, speed), *cuda_only(other), *faults(on_gpu=bool(gpus))]
     machine = machine_facts(gpus, cache, speed)
     if options.json:
         plugins = [plugin.facts() for plugin in _plugins()]
@@ -128,11 +131,35 @@ def advice(gpus: Sequence[Gpu], seen: Mapping[str, Sequence[str]], cache: Path, 
             yield f"WARNING: there is a GPU, but {name} does not see it and will train on the CPU: {_why_unseen(name)}"
     if not gpus and (Path("/proc/driver/nvidia").exists() or Path("/dev/nvidia0").exists()):
         yield "this machine has an NVIDIA device, but nvidia-smi does not answer: check the driver"
-    if not gpus:
+    if not (gpus or any(seen.values())):
         yield "no GPU: training runs on the CPU; presets demo, and small where a project has it, are made for that"
     if "microsoft" in platform.release().lower() and str(Path.cwd()).startswith("/mnt/"):
         yield "WSL: this folder is on a Windows drive, which is slow; keep data, cache and runs in your home folder"
     yield from _space_advice(cache, speed)
+
+
+def other_build() -> str:
+    """Return which GPUs other than NVIDIA's the installed torch is for: ROCm, XPU or MPS; "" for none."""
+    build = (_version("torch") or "").partition("+")[2]
+    if build.startswith(("rocm", "xpu")):
+        return "ROCm" if build.startswith("rocm") else "XPU"
+    return "MPS" if _version("torch") and (sys.platform, platform.machine()) == ("darwin", "arm64") else ""
+
+
+def cuda_only(build: str) -> Iterator[str]:
+    """Yield what is missing on GPUs other than NVIDIA's."""
+    if not build:
+        return
+    missing = ["the share of the GPU that is used (report)", "the table of known faults"]
+    if build != "ROCm":
+        missing += ["page-locking of the memory that workers write into", "ssmunet's Triton kernels"]
+    if build == "MPS":
+        missing += ["copies beside the computation", "its peak memory", "smaller batches when memory runs out",
+                    "16-bit precision", "float64 sums"]  # fmt: skip
+    yield (
+        f"torch is a build for {build}: runner makes the same calls there as for NVIDIA's GPUs, but was never tried "
+        f"there. Missing are {', '.join(missing)}"
+    )
 
 
 def faults(on_gpu: bool) -> Iterator[str]:
@@ -175,14 +202,14 @@ def find_gpus() -> list[Gpu]:
     return [Gpu(name, _mebibytes(memory) / 1e9, driver) for name, memory, driver in rows]
 
 
-def seen_gpus() -> dict[str, list[str]]:
-    """Return the names of the GPUs that each installed framework sees; a framework that does not start sees none."""
+def seen_gpus(asked: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Return the names of the GPUs that each installed framework (of those `asked`) sees; none if it does not start."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     started = {
         name: subprocess.Popen([sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL)
         for name, code in _SEEN.items()
-        if _version(name)
+        if (asked is None or name in asked) and _version(name)
     }  # fmt: skip
     seen: dict[str, list[str]] = {}
     for name, process in started.items():

@@ -158,7 +158,8 @@ class TrainConfig:
     deterministic: bool = False
     """Bit-identical results for the same device, threads and versions, at some cost in speed."""
     device: str = "auto"
-    """auto (the GPU if there is one), cpu, cuda, or one GPU such as cuda:1."""
+    """auto (the GPU if there is one), cpu, cuda, or one GPU such as cuda:1. A PyTorch built for Intel's or Apple's GPUs
+    takes xpu or mps instead of cuda."""
     devices: Annotated[int, AtLeast(1)] = 1
     """PyTorch only: number of GPUs that train together, each in its own process (--devices N for short). Under
     torchrun or srun: the number of processes they started."""

@@ -21,7 +21,8 @@ from runner_core.contract.values import Arrays, Json, Tensors
 class Device:
     """The device that a run computes on.
 
-    `kind` is cpu or cuda; `memory_bytes` is the memory of one device (the host's RAM for cpu).
+    `kind` is cpu, or what the framework calls its GPUs: cuda (AMD's too), xpu, mps. `memory_bytes` is the memory of
+    one device (the host's RAM for cpu).
     """
 
     kind: str

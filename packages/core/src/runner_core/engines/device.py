@@ -17,20 +17,20 @@ from runner_core.contract import Device, Precision
 from runner_core.contract.project import Project
 
 
-def gpu_number(asked: str, found: int, framework: str, unseen: str = "") -> int | None:
+def gpu_number(asked: str, found: int, framework: str, unseen: str = "", gpu: str = "cuda") -> int | None:
     """Return the number of the GPU that `asked` names among the `found` ones, or None for the CPU.
 
-    `framework` is the framework that sees those GPUs, and `unseen` the remedy for a GPU that it does not see. Raises
-    BadInput if there is no such device.
+    `framework` is the framework that sees those GPUs, `gpu` its word for one, and `unseen` the remedy for a GPU that it
+    does not see. Raises BadInput if there is no such device.
     """
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
-        raise BadInput(f"train.device {asked!r}: it must be auto, cpu, cuda or cuda:NUMBER")
+    if not re.fullmatch(rf"auto|cpu|{gpu}(:\d+)?", asked):
+        raise BadInput(f"train.device {asked!r}: it must be auto, cpu, {gpu} or {gpu}:NUMBER")
     kind, _, number = asked.partition(":")
     index = int(number or 0)
-    if kind == "cuda" and index >= found:
+    if kind == gpu and index >= found:
         there = f"there are {found} GPUs, numbered from 0" if found else f"{framework} sees no GPU here"
         raise BadInput(f"train.device {asked}: {there}; {unseen or 'use auto or cpu'}")
-    return index if kind == "cuda" or (kind == "auto" and found) else None
+    return index if kind == gpu or (kind == "auto" and found) else None
 
 
 def cpu(note: str = "") -> Device:
@@ -77,6 +77,8 @@ def default_precision(project: Project, config: RunConfig, device: Device) -> Pr
 def _automatic(device: Device) -> Precision:
     if device.kind == "cpu":
         return Precision("float32", reason="16-bit arithmetic rarely pays on a CPU")
+    if device.kind == "mps":
+        return Precision("float32", reason="16-bit arithmetic was never tried on Apple's GPUs")
     if device.bfloat16:
         return Precision("bfloat16", reason=f"{device.name or device.kind} has it, and needs no loss scaling")
     return Precision("float16", reason=f"{device.name or device.kind} has no bfloat16, so the loss is scaled")

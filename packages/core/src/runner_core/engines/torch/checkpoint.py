@@ -17,7 +17,7 @@ from runner_core.contract.team import Team
 from runner_core.data.sampling import stream_seed
 from runner_core.engines import checkpoint
 from runner_core.engines.checkpoint import SafetensorsFiles
-from runner_core.engines.torch import ranks
+from runner_core.engines.torch import accelerator, ranks
 from runner_core.engines.torch.parallel import gathered, own
 
 
@@ -98,8 +98,8 @@ def seed_generators(seed: int) -> None:
 def read_generators(device: torch.device, everything: bool = True) -> dict[str, Any]:
     """Return the state of torch's default generators (host and device); `everything` adds NumPy's and Python's."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        state[device.type] = accelerator.read_generator(device)
     if everything:
         state["numpy"] = np.random.get_state()  # noqa: NPY002
         state["python"] = random.getstate()
@@ -109,8 +109,8 @@ def read_generators(device: torch.device, everything: bool = True) -> dict[str, 
 def write_generators(state: dict[str, Any], device: torch.device) -> None:
     """Set generators to the state from `read_generators`."""
     torch.set_rng_state(state["torch"].cpu())
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    if device.type != "cpu" and device.type in state:
+        accelerator.write_generator(state[device.type].cpu(), device)
     if "numpy" in state:
         np.random.set_state(state["numpy"])  # noqa: NPY002
         random.setstate(state["python"])

@@ -28,7 +28,7 @@ from runner_core.contract.team import Place
 from runner_core.engines import returned
 from runner_core.engines.device import cpu, gpu_number, unusable
 from runner_core.engines.export import describe, let_others_read
-from runner_core.engines.torch import precision, weights
+from runner_core.engines.torch import accelerator, precision, weights
 from runner_core.engines.torch.checkpoint import (
     apart,
     flatten,
@@ -64,12 +64,12 @@ class TorchEngine:
     def device(self) -> Device:
         """Return the device that `train.device` names; raise BadInput if it does not exist."""
         asked = self.config.train.device
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        number = gpu_number(asked, found, "PyTorch", _unseen())
+        kind, found = accelerator.found()
+        number = gpu_number(asked, found, "PyTorch", _unseen(), kind)
         if self._place is not None:
             number = _gpu_of(self._place, asked, found)
         if number is not None:
-            return _gpu(number, found)
+            return accelerator.described(kind, number, found)
         return cpu(_unseen() if asked == "auto" else "")
 
     def join(self, place: Place) -> TorchTeam:
@@ -108,7 +108,7 @@ class TorchEngine:
         return TorchPhases(trainer)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Allocate host memory that copies to the device fast (page-locked on CUDA)."""
+        """Allocate host memory that copies to the device fast (page-locked if it is a GPU)."""
         return allocate(shape, dtype, torch_device(self.device()))
 
     def pin(self, memory: Array) -> None:
@@ -152,11 +152,12 @@ class TorchEngine:
         return written
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of torch, CUDA and cuDNN, and the thread count (which changes the last bits of sums)."""
+        """Return the versions of torch and the accelerator's libraries, and the thread count.
+
+        The thread count changes the last bits of sums.
+        """
         found = {"torch": torch.__version__, "torch threads": str(torch.get_num_threads())}
-        if torch.cuda.is_available():
-            found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-        return found
+        return found | accelerator.versions()
 
     def _network(self, setup: Setup, state: State) -> tuple[nn.Module, Statistics]:
         """Return the network on the host, with the weights that validation saw."""
@@ -208,7 +209,7 @@ def torch_device(device: Device) -> torch.device:
     if device.kind == "cpu":
         return torch.device("cpu")
     found = torch.device(device.kind, device.index)
-    torch.cuda.set_device(found)
+    torch.accelerator.set_device_index(found)
     return found
 
 
@@ -228,22 +229,9 @@ def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     return place.local
 
 
-def _gpu(index: int, count: int) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    return Device(
-        "cuda",
-        index,
-        count,
-        name=properties.name,
-        memory_bytes=properties.total_memory,
-        bfloat16=properties.major >= 8,  # Ampere and later compute in both; older ones only emulate
-        tf32=properties.major >= 8,
-    )
-
-
 def _unseen() -> str:
     """Return a message if the machine has an NVIDIA GPU that torch cannot use, else ""."""
-    if torch.cuda.is_available():
+    if accelerator.found()[1]:
         return ""
     why = (
         "it is a build without CUDA"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from runner_core.contract import Json, Metric, Progress, Step, Tensors
 from runner_core.contract.project import Project
 from runner_core.engines.gradient_norms import FIRST, HALF_SCALE, MEASURED_AT, GradientLog, Measured, changed
+from runner_core.engines.torch.accelerator import free
 
 
 class GradientNorms(GradientLog):
@@ -52,7 +53,7 @@ class GradientNorms(GradientLog):
         except torch.OutOfMemoryError:  # the step itself may have enough
             if not self._alone:
                 raise
-            torch.cuda.empty_cache()
+            free(step.loss.device)
 
     def _is_new(self, step: Step) -> bool:
         return any(self._times.get(name, 0) < FIRST for name in step.terms)

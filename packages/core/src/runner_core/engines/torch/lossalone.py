@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from runner_core.contract import Progress, Step, Tensors
 from runner_core.contract.project import Project
+from runner_core.engines.torch.accelerator import timed_event, wait
 
 _TRIES = 3
 
@@ -98,8 +99,7 @@ class Replay:
         return found
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        wait(self._device)
         return perf_counter()
 
 
@@ -117,7 +117,7 @@ class _Timeline(TorchFunctionMode):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._calls: list[_Call] = []
         self._note(self._stamp(), _next_node())
 
@@ -137,8 +137,7 @@ class _Timeline(TorchFunctionMode):
         """Return the time from the first to the last operation of each term; what terms share counts for the first."""
         until, end = self._calls[0].first, _next_node()
         self._calls.append(_Call(self._stamp(), self._stamp(), end, end + 1))
-        if self._cuda:
-            torch.cuda.synchronize()
+        wait(self._device)
         nodes = {name: [n for n in map(_number, _graph(term)) if until <= n < end] for name, term in terms.items()}
         found = dict.fromkeys(terms, 0.0)
         for name, numbers in sorted(nodes.items(), key=lambda item: max(item[1], default=-1)):
@@ -154,14 +153,10 @@ class _Timeline(TorchFunctionMode):
         return (call.begun, call.ended) if call.first <= node else (self._calls[at - 1].ended, call.begun)
 
     def _stamp(self) -> Any:
-        if not self._cuda:
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return perf_counter() if self._device.type == "cpu" else timed_event(self._device)
 
     def _between(self, begun: Any, ended: Any) -> float:
-        return float(begun.elapsed_time(ended) / 1e3 if self._cuda else ended - begun)
+        return float(ended - begun if self._device.type == "cpu" else begun.elapsed_time(ended) / 1e3)
 
 
 class _Tape:

@@ -19,12 +19,18 @@ from runner_core.contract.footprint import Footprint
 from runner_core.contract.project import Project
 from runner_core.engines.memory import micro_batch, network_too_large, no_room, smaller, too_large, wrong_first_axis
 from runner_core.engines.torch import ranks
+from runner_core.engines.torch.accelerator import (
+    allocated,
+    counts_memory,
+    forget_peak,
+    free,
+    peak,
+    runs_out,
+    taken_by_others,
+)
 from runner_core.engines.torch.checkpoint import read_generators, write_generators
 from runner_core.engines.torch.parallel import own
 from runner_core.engines.torch.weights import Average
-
-CAN_RUN_OUT = {"cuda"}
-"""Kinds of devices on which PyTorch raises OutOfMemoryError; elsewhere nothing is kept for a retry."""
 
 Backward = Callable[[Tensors, Progress, float], dict[str, Any]]
 """Adds `share` times the gradients of the mean loss over a batch; returns loss and terms, times `share`."""
@@ -77,7 +83,7 @@ class MicroBatches:
         """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self.size = micro_batch(project, config)
         self._batch_size, self._alone = config.batch_size, ranks.count() == 1
-        again = project.learning().splittable and self._alone and device.type in CAN_RUN_OUT
+        again = project.learning().splittable and self._alone and runs_out(device)
         self._rewind = Rewind(network, device) if again else None
         self._device, self._backward, self._forget, self._say = device, backward, forget, say
 
@@ -144,12 +150,6 @@ def part(tensors: Tensors, count: int, begin: int, end: int) -> Tensors:
     }
 
 
-def free(device: torch.device) -> None:
-    """Give memory that no tensor uses back to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 @contextmanager
 def network_fits() -> Iterator[None]:
     """Report a lack of memory while a network is placed on the device, before any batch is involved."""
@@ -184,7 +184,7 @@ def footprint(
         "optimizer": _optimizer_bytes(optimizer),
         "average": 0 if average is None else _bytes(average.state().values()),
         "micro": micro,
-        "held": _held(device),
+        "held": taken_by_others(device),
     }
     if loss is None:
         return Footprint(**known)
@@ -220,13 +220,13 @@ def _sizes(micro: int) -> tuple[int, ...]:
 def _measured(loss: Loss, samples: int, network: nn.Module, trained: list[nn.Parameter], device: torch.device) -> int:
     """Return the peak bytes of a forward and backward pass of `samples`: activations, gradients, the batch."""
     learned = [p for p in trained if p.requires_grad]
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    if counts_memory(device):
+        before = allocated(device)
+        forget_peak(device)
         torch.autograd.grad(loss(samples), learned, allow_unused=True)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        torch.cuda.reset_peak_memory_stats(device)  # training's peak counts from here
-        return peak
+        most = peak(device) - before
+        forget_peak(device)  # training's peak counts from here
+        return most
     with Live([*network.parameters(), *network.buffers()]) as live:
         torch.autograd.grad(loss(samples), learned, allow_unused=True)
     return live.peak
@@ -317,10 +317,3 @@ def _of_twin(optimizer: torch.optim.Optimizer) -> int:
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of tensors; of sharded tensors (FSDP) only this process's part."""
     return sum(t.numel() * t.element_size() for t in map(own, tensors))
-
-
-def _held(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    available, total = torch.cuda.mem_get_info(device)
-    return max(0, total - available - torch.cuda.memory_reserved(device))

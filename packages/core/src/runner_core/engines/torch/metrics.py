@@ -13,6 +13,7 @@ import torch
 
 from runner_core.base.errors import BadInput
 from runner_core.contract import Arrays, Tensors, added
+from runner_core.engines.torch.accelerator import wide
 
 Read = Callable[[Any, Tensors], tuple[Any, Any]]
 """Maps (prediction, batch) to the two things that the metric compares: (predicted, true)."""
@@ -32,7 +33,7 @@ class TorchFunctionMetric:
 
     def update(self, prediction: Any, batch: Tensors) -> None:
         count = _batch_length(batch)
-        self._sum = self._sum + self._function(prediction, batch).double() * count
+        self._sum = self._sum + wide(self._function(prediction, batch)) * count
         self._count += count
 
     def compute(self) -> dict[str, float]:
@@ -73,7 +74,7 @@ class Overlap:
         """Return the metrics; NaN if nothing was seen."""
         if not self._records:
             return {f"{self._prefix}dice": float("nan"), f"{self._prefix}iou": float("nan")}
-        tp, p, t = self._sums()[1].double().unbind(1)
+        tp, p, t = wide(self._sums()[1]).unbind(1)
         empty = p + t == 0
         dice = torch.where(empty, 1.0, 2 * tp / (p + t)).mean()
         iou = torch.where(empty, 1.0, tp / (p + t - tp)).mean()
@@ -144,7 +145,7 @@ class Confusion:
                 f"{int(counts[-2])} pixels have a predicted class outside 0…{number - 1}, or a true one above it: a "
                 f"confusion of {number} classes ({', '.join(self._classes)}) cannot count them"
             )
-        matrix = counts[:-2].double().view(number, number + 1)
+        matrix = wide(counts[:-2]).view(number, number + 1)
         tp, p, t = matrix.diagonal(), matrix[:, :-1].sum(0), matrix.sum(1)
         occurs = p + t > 0
         iou, recall = tp / (p + t - tp), tp / t
@@ -208,7 +209,7 @@ def _named(value: Any, name: str) -> dict[str, float]:
     """Return a scalar, a vector (NAME_0, NAME_1, …) or a mapping as named numbers."""
     if isinstance(value, Mapping):
         return {key: float(item) for key, item in value.items()}
-    numbers = torch.as_tensor(value).double().flatten().tolist()
+    numbers = wide(torch.as_tensor(value)).flatten().tolist()
     return {name: numbers[0]} if len(numbers) == 1 else {f"{name}_{i}": n for i, n in enumerate(numbers)}
 
 

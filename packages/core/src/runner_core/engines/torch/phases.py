@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -34,7 +35,7 @@ from runner_core.contract.phases import (
     unnoticed,
 )
 from runner_core.engines.device import chunks
-from runner_core.engines.torch.memory import free
+from runner_core.engines.torch.accelerator import free, has_streams, timed_event, wait
 
 if TYPE_CHECKING:
     from runner_core.engines.torch.trainer import TorchTrainer
@@ -45,8 +46,7 @@ class TorchPhases:
 
     def __init__(self, trainer: TorchTrainer) -> None:
         self._trainer = trainer
-        self._cuda = trainer.device.type == "cuda"
-        self._clock = _Clock(self._cuda)
+        self._clock = _Clock(trainer.device)
         self._watched = ExitStack()
         self._outer: list[nn.Module] = [trainer.network]
         """Modules of the network that the project's `step` calls itself; the others run inside these."""
@@ -70,8 +70,7 @@ class TorchPhases:
         return self._clock.read()
 
     def settle(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize(self._trainer.device)
+        wait(self._trainer.device)
 
     def host_seconds(self, batch: HostBatch, step: int) -> float:
         self.settle()
@@ -107,12 +106,9 @@ class TorchPhases:
     @contextmanager
     def trace(self, folder: Path) -> Iterator[None]:
         """Write trace.json for chrome://tracing, Perfetto, and TensorBoard's profiler plugin."""
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        if self._cuda:
-            kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        else:
+        if self._trainer.device.type == "cpu":
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it reports on the terminal that there is no GPU
-        with torch.profiler.profile(activities=kinds, record_shapes=True, acc_events=True) as profiler:
+        with torch.profiler.profile(record_shapes=True, acc_events=True) as profiler:
             yield
             self.settle()
         profiler.export_chrome_trace(str(folder / "trace.json"))
@@ -170,8 +166,8 @@ class TorchPhases:
 class _Clock:
     """Marks the ends of parts, and returns the time between them."""
 
-    def __init__(self, cuda: bool) -> None:
-        self._cuda = cuda
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.inside = False
         """True while the project's `step` runs; networks also compute in the backward pass (recomputed layers)."""
         self._marks: list[tuple[str, int, Any]] = []
@@ -182,10 +178,7 @@ class _Clock:
         self.inside = part in (AUGMENT, BACKWARD)  # after a micro-batch's backward pass comes the next
 
     def mark(self, part: str) -> None:
-        event = None
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
+        event = None if self._device.type == "cpu" else timed_event(self._device)
         self._marks.append((part, perf_counter_ns(), event))
 
     def clear(self) -> None:
@@ -195,8 +188,7 @@ class _Clock:
 
     def read(self) -> list[dict[str, float]]:
         """Return seconds by part of each step; waits for the device."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        wait(self._device)
         steps: list[dict[str, float]] = []
         for (_, begun, start), (part, ended, stop) in pairwise(self._marks):
             seconds = (ended - begun) / 1e9 if stop is None else start.elapsed_time(stop) / 1e3
@@ -223,8 +215,8 @@ DTYPES = {
 
 def limits(device: torch.device, precision: str, seconds: float = 0.3) -> Limits:
     """Measure the limits in `precision`, and in bfloat16 if the device can use it; `seconds` for each number."""
-    gpu = device.type == "cuda"
-    others = ("tf32", "bfloat16") if gpu else ("bfloat16",)
+    gpu = device.type != "cpu"
+    others = ("tf32", "bfloat16") if device.type == "cuda" else ("bfloat16",)
     size = 4096 if gpu else 1024
     flops = {name: matrix_rate(device, name, size, seconds) for name in dict.fromkeys((precision, *others))}
     copied = 2**28 if gpu else 2**26
@@ -232,7 +224,7 @@ def limits(device: torch.device, precision: str, seconds: float = 0.3) -> Limits
         flops,
         copy_rate(device, copied, seconds),
         operation_seconds(device, seconds),
-        transfer_rate(device, copied, seconds) if gpu else None,
+        transfer_rate(device, copied, seconds) if has_streams(device) else None,
     )
 
 
@@ -243,7 +235,7 @@ def matrix_rate(device: torch.device, precision: str, size: int, seconds: float)
     try:
         a, b = (torch.randn(size, size, device=device).to(DTYPES[precision]) for _ in range(2))
         out = torch.empty_like(a)
-        return 2 * size**3 / min(chunks(lambda: torch.mm(a, b, out=out), waiter(device), 1, seconds))
+        return 2 * size**3 / min(chunks(lambda: torch.mm(a, b, out=out), partial(wait, device), 1, seconds))
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -252,14 +244,14 @@ def copy_rate(device: torch.device, size: int, seconds: float) -> float:
     """Return the bytes per second, read and written, of a copy of `size` bytes within the device."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / min(chunks(lambda: target.copy_(source), waiter(device), 1, seconds))
+    return 2 * size / min(chunks(lambda: target.copy_(source), partial(wait, device), 1, seconds))
 
 
 def transfer_rate(device: torch.device, size: int, seconds: float) -> float:
     """Return the bytes per second from page-locked memory to a GPU."""
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=device)
-    return size / min(chunks(lambda: there.copy_(host, non_blocking=True), waiter(device), 1, seconds))
+    return size / min(chunks(lambda: there.copy_(host, non_blocking=True), partial(wait, device), 1, seconds))
 
 
 def operation_seconds(device: torch.device, seconds: float) -> float:
@@ -273,12 +265,7 @@ def operation_seconds(device: torch.device, seconds: float) -> float:
         value.backward()
 
     count = len(operations(some))
-    return min(chunks(some, waiter(device), 1, seconds)) / count
-
-
-def waiter(device: torch.device) -> Callable[[], object]:
-    """Return a function that waits until the device has done all its work."""
-    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+    return min(chunks(some, partial(wait, device), 1, seconds)) / count
 
 
 def operations(work: Callable[[], None]) -> list[Operation]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from runner_core.engines.torch import accelerator
 from runner_core.engines.torch.checkpoint import read_generators, write_generators
 
 _HOST = torch.device("cpu")
 
 
 def read() -> Mapping[str, Any]:
-    """Return the state of this process, for `write`. CUDA is not started for it."""
+    """Return the state of this process, for `write`. No accelerator is started for it."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -21,7 +22,7 @@ def read() -> Mapping[str, Any]:
         "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
         "precision": torch.get_float32_matmul_precision(),
         "generators": read_generators(_HOST),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "devices": accelerator.read_every_generator(),
     }
 
 
@@ -33,5 +34,4 @@ def write(found: Mapping[str, Any]) -> None:
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = found["cudnn"]
     torch.set_float32_matmul_precision(found["precision"])
     write_generators(dict(found["generators"]), _HOST)
-    if found["cuda"]:
-        torch.cuda.set_rng_state_all(found["cuda"])
+    accelerator.write_every_generator(found["devices"])

@@ -13,6 +13,7 @@ from runner_core.contract import Array, Arrays, Step, added
 from runner_core.contract.project import Project
 from runner_core.contract.team import Team
 from runner_core.engines.steplog import StepLog
+from runner_core.engines.torch.accelerator import wide
 from runner_core.engines.validation import mark_weights
 
 Read = Callable[[Sequence[torch.Tensor]], list[float]]
@@ -78,8 +79,8 @@ class Totals:
         """Add a batch of `count` samples, whose means are the loss and terms in `step`."""
         self._count += count
         for name, value in {"loss": step.loss, **step.terms}.items():
-            wide = value.double() if isinstance(value, torch.Tensor) else value
-            self._sums[name] = self._sums.get(name, 0.0) + wide * count
+            number = wide(value) if isinstance(value, torch.Tensor) else value
+            self._sums[name] = self._sums.get(name, 0.0) + number * count
         if step.prediction is not None:
             self.predicted = True
             decision = step.prediction if self._decision is None else self._decision(step.prediction)

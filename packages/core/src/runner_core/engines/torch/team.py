@@ -104,7 +104,8 @@ class TorchTeam:
         )
 
     def _connect(self, device: torch.device) -> None:
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        fast = distributed.get_default_backend_for_device(device)  # gloo, nccl, xccl
+        backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{fast}"
         patience = timedelta(seconds=self._patience)
         try:
             distributed.init_process_group(

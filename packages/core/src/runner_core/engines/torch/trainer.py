@@ -21,12 +21,12 @@ from runner_core.engines import returned
 from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.returned import snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
-from runner_core.engines.torch import ranks
+from runner_core.engines.torch import accelerator, ranks
 from runner_core.engines.torch.checkpoint import flatten, read_generators, unflatten, write_generators
 from runner_core.engines.torch.faults import faults
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
-from runner_core.engines.torch.memory import Never, footprint, free, part
+from runner_core.engines.torch.memory import Never, footprint, part
 from runner_core.engines.torch.steplog import Means, TensorLog, Totals, read
 from runner_core.engines.torch.transfer import DeviceRows, feed
 from runner_core.engines.torch.weights import Weights, averaged, checksum, compared, other_weights
@@ -59,9 +59,10 @@ class TorchTrainer:
         run_out = torch.OutOfMemoryError if team.count == 1 else Never
         self.undivided: Sequence[str] = tuple(type(m).__name__ for m in metrics if not isinstance(m, Divisible))
         exchange = team.every_arrays if team.count > 1 and not self.undivided else None
-        self._validation = Validation(metrics, self._compute, run_out, partial(free, device), self.notes.add, exchange)
+        free = partial(accelerator.free, device)
+        self._validation = Validation(metrics, self._compute, run_out, free, self.notes.add, exchange)
         self.phase: Callable[[str], None] = unnoticed
-        self._queued = torch.cuda.Event() if device.type == "cuda" else None
+        self._queued = torch.Event(device) if device.type != "cpu" else None
 
     # ------------------------------------------------------------ one step
 
@@ -286,4 +287,4 @@ class TorchTrainer:
         return self._queued is None or self._queued.query()
 
     def peak_memory(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        return accelerator.peak(self.device)

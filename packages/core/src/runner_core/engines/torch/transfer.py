@@ -11,6 +11,7 @@ import torch
 from runner_core.base.errors import BadInput, OutOfSpace
 from runner_core.contract import Array, Arrays, HostBatch, StoredArray, Tensors
 from runner_core.data.samples import RowSamples
+from runner_core.engines.torch.accelerator import has_streams
 
 MOST_BUFFERS = 64
 
@@ -40,7 +41,7 @@ class HostFeed:
         batch.release()
 
 
-class CudaFeed:
+class DeviceFeed:
     """Copies from page-locked buffers on a stream of its own.
 
     The host runs ahead of the device: while a step still computes, the next batch is copied. The copy depends on no
@@ -50,17 +51,20 @@ class CudaFeed:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side = torch.cuda.Stream(device)
-        self._copied = torch.cuda.Event()
+        self._side = torch.Stream(device)
+        self._copied = torch.Event(device)
 
     def take(self, batch: HostBatch) -> Tensors:
-        main = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._side):
+        main = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self._side)
+        try:
             moved = {
                 name: torch.from_numpy(array).to(self._device, non_blocking=True)
                 for name, array in batch.arrays.items()
             }
             self._copied.record(self._side)
+        finally:
+            torch.accelerator.set_stream(main)
         main.wait_event(self._copied)
         for tensor in moved.values():
             tensor.record_stream(main)  # its memory is not reused before the step is over
@@ -73,16 +77,33 @@ class CudaFeed:
         batch.release()
 
 
-Feed = HostFeed | CudaFeed
+class PlainFeed:
+    """Copies while the host waits, to a device without streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def take(self, batch: HostBatch) -> Tensors:
+        return {name: torch.from_numpy(array).to(self._device) for name, array in batch.arrays.items()}
+
+    keep = take
+
+    def done(self, batch: HostBatch) -> None:
+        batch.release()
+
+
+Feed = HostFeed | DeviceFeed | PlainFeed
 
 
 def feed(device: torch.device) -> Feed:
-    return CudaFeed(device) if device.type == "cuda" else HostFeed()
+    if device.type == "cpu":
+        return HostFeed()
+    return DeviceFeed(device) if has_streams(device) else PlainFeed(device)
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic], device: torch.device) -> Array:
-    """Allocate host memory for a ring, page-locked if batches go to a GPU."""
-    if device.type != "cuda":
+    """Allocate host memory for a ring, page-locked if batches go to a device with streams."""
+    if not has_streams(device):
         return np.empty(shape, dtype)
     size = max(1, int(np.prod(shape)) * dtype.itemsize)
     flat = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
@@ -90,10 +111,10 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic], device: torch.
 
 
 def pin(memory: Array, device: torch.device, owner: object) -> None:
-    """Page-lock `memory` if batches go to a GPU, and keep it as long as `owner` lives.
+    """Page-lock `memory` if batches go to a GPU of CUDA or ROCm, and keep it as long as `owner` lives.
 
     If it were unmapped while locked, its addresses could be mapped anew, and copies would read the old memory. If CUDA
-    refuses, copies are only slower.
+    refuses, or another accelerator has no call for it, copies are only slower.
     """
     if device.type != "cuda" or not memory.nbytes:
         return

@@ -209,7 +209,7 @@ class Facts:
 
     @property
     def gpu(self) -> bool:
-        return self.ready.kind == "cuda"
+        return self.ready.kind != "cpu"
 
 
 def systematic(facts: Facts) -> tuple[list[Candidate], list[LeftOut]]:

@@ -192,7 +192,7 @@ class Ready:
     device: str
     """Name of the device."""
     kind: str
-    """cpu or cuda."""
+    """`Device.kind`."""
     device_total: int
     """Bytes of the device's memory; 0 if unknown."""
     threads: int | None
