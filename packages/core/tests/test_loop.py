@@ -223,6 +223,20 @@ def test_time_is_accounted_for(tmp_path):
 
 
 @pytest.mark.torch
+def test_the_load_of_a_gpu_is_in_the_log(tmp_path, monkeypatch):
+    """Only under `timing`, because no two runs are alike in it."""
+    load = {"gpu_busy": 0.5, "gpu_watts": 250.51249}
+    monkeypatch.setattr(loop.DeviceUsage, "facts", lambda self: load)
+    toy.run(toy.small(train__epochs=1), tmp_path)
+    trained = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    trained = [line for line in trained if line["event"] == "train"]
+    assert trained
+    for line in trained:
+        assert (line["timing"]["gpu_busy"], line["timing"]["gpu_watts"]) == (0.5, 250.512)
+        assert not [name for name in line if name.startswith("gpu")]
+
+
+@pytest.mark.torch
 def test_best_is_kept_and_last_too(tmp_path):
     class Worsens(toy.Toy):
         monitor = ("age", "max")

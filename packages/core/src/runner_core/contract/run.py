@@ -190,7 +190,8 @@ class HealthEvent:
         as a share of the largest anywhere; and the `metrics` that change with the prediction there.
       - `weights_without_gradient`: the trained `weights` that had no gradient in any of so many `looks`, by name, with
         how many numbers each has. These four are known in the first process only.
-      - From the clock, for findings that are `timed`: `seconds`, `data_wait_share`, `gpu_busy` (0…1).
+      - From the clock, for findings that are `timed`: `seconds`, `data_wait_share`, `gpu_busy` (0…1)
+        and the GPU's other numbers (`gpu_watts`, `gpu_celsius`, …).
 
     validation:
       - the metrics, and `weights`.

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner_core.base import resources
 from runner_core.contract import Device
@@ -30,6 +30,22 @@ class GpuUse:
     memory_bytes: int
     """Most memory in use."""
     samples: int
+    watts: float | None = None
+    """Electric power; None if the GPU does not tell."""
+    celsius: float | None = None
+    """Highest temperature of the chip; None if the GPU does not tell."""
+
+
+class Reading(NamedTuple):
+    """What a GPU said once."""
+
+    busy: float
+    """Share (0…1) of the last moment in which kernels ran."""
+    memory_busy: float
+    """Share (0…1) of the last moment in which memory was read or written."""
+    memory_bytes: int
+    watts: float | None
+    celsius: float | None
 
 
 @dataclass(frozen=True)
@@ -71,14 +87,19 @@ class Gpu:
         except Exception:  # each library has its own errors, and none of them should stop training
             return None
 
-    def read(self) -> tuple[float, float, int]:
-        """Return the shares (0…1) of the last moment in which kernels ran and memory was used, and the bytes in use.
+    def read(self) -> Reading:
+        """Return the load now, and power and temperature if the GPU tells them.
 
         Raises the library's own error; a part of a GPU (MIG), for example, does not report its load.
         """
-        rates = self._library.nvmlDeviceGetUtilizationRates(self._handle)
-        memory = self._library.nvmlDeviceGetMemoryInfo(self._handle)
-        return rates.gpu / 100, rates.memory / 100, int(memory.used)
+        library, handle = self._library, self._handle
+        rates, memory = library.nvmlDeviceGetUtilizationRates(handle), library.nvmlDeviceGetMemoryInfo(handle)
+        watts = celsius = None
+        with suppress(Exception):  # many GPUs of laptops and virtual machines do not say it
+            watts = library.nvmlDeviceGetPowerUsage(handle) / 1000
+        with suppress(Exception):
+            celsius = float(library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU))
+        return Reading(rates.gpu / 100, rates.memory / 100, int(memory.used), watts, celsius)
 
     def millijoules(self) -> int | None:
         """Return the energy that the GPU has used since its driver was loaded, or None if it does not count it."""
@@ -111,7 +132,7 @@ class GpuSampler:
     def __init__(self, gpu: Gpu, every: float = 0.25) -> None:
         self._gpu, self._every = gpu, every
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._samples: list[tuple[float, float, int]] = []
+        self._samples: list[Reading] = []
         self._thread = threading.Thread(target=self._sample, name="sample the GPU", daemon=True)
         self._thread.start()
 
@@ -121,9 +142,16 @@ class GpuSampler:
             samples, self._samples = self._samples, []
         if not samples:
             return None
-        busy, memory, taken = zip(*samples, strict=True)
         count = len(samples)
-        return GpuUse(sum(busy) / count, sum(memory) / count, max(taken), count)
+        watts = [one.watts for one in samples if one.watts is not None]
+        return GpuUse(
+            busy=sum(one.busy for one in samples) / count,
+            memory_busy=sum(one.memory_busy for one in samples) / count,
+            memory_bytes=max(one.memory_bytes for one in samples),
+            samples=count,
+            watts=sum(watts) / len(watts) if watts else None,
+            celsius=max((one.celsius for one in samples if one.celsius is not None), default=None),
+        )
 
     def close(self) -> None:
         self._over.set()

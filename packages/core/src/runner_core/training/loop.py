@@ -280,14 +280,15 @@ class Loop:
         window = self.timing.since(self._logged)
         self._logged = replace(self.timing)
         self._loss = values.get("loss")
-        self._event("train", {**values, "timing": window.shown()})
+        gpu = self.watching.facts()
+        self._event("train", {**values, "timing": window.shown() | {name: round(v, 3) for name, v in gpu.items()}})
         if self.fetching is not None:
             self.state.bad += self.fetching.collect()
             self._event("data", self.fetching.event(self.state.bad, window))
         if norms := facts.get("gradient_norms"):
             self._event("losses", {"gradient_norm": {name: largest for name, (_, largest) in norms.items()}})
             self.state.add_gradient_norms(norms)
-        timed = {"seconds": window.total / 1e9, "data_wait_share": window.data_wait_share, **self.watching.facts()}
+        timed = {"seconds": window.total / 1e9, "data_wait_share": window.data_wait_share, **gpu}
         error = self._observe("log", {**values, **facts, **timed})
         return [] if error is None else [error]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner_core.base.writing import write_once
 from runner_core.contract import Device, Json
-from runner_core.engines.usage import Gpu, GpuSampler
+from runner_core.engines.usage import Gpu, GpuSampler, GpuUse
 from runner_core.training.assembly import Parts
 
 
@@ -62,14 +62,13 @@ class DeviceUsage:
     def __init__(self, device: Device) -> None:
         gpu = Gpu.find(device)
         self._sampler = None if gpu is None else GpuSampler(gpu, _EVERY)
-        self._busy, self._samples = 0.0, 0
+        self._taken: list[GpuUse] = []
 
     def pause(self) -> None:
         """Stop counting, because no steps run now (validation, checkpoint)."""
         use = None if self._sampler is None else self._sampler.take()
         if use is not None:
-            self._busy += use.busy * use.samples
-            self._samples += use.samples
+            self._taken.append(use)
 
     def go_on(self) -> None:
         """Count again; ignore what was measured since `pause`."""
@@ -77,10 +76,25 @@ class DeviceUsage:
             self._sampler.take()
 
     def facts(self) -> dict[str, float]:
-        """Return `gpu_busy` since the last call: the share of time (0…1) in which the GPU computed."""
+        """Return the GPU's load since the last call; nothing without samples, and nothing that the GPU does not tell.
+
+        gpu_busy: share of the time (0…1) in which it computed. gpu_memory_busy: in which its memory was read or
+        written. gpu_memory_gb: most memory in use (10⁹ bytes), by all processes. gpu_watts: mean power. gpu_celsius:
+        highest temperature.
+        """
         self.pause()
-        busy, samples, self._busy, self._samples = self._busy, self._samples, 0.0, 0
-        return {"gpu_busy": busy / samples} if samples else {}
+        taken, self._taken = self._taken, []
+        means = {
+            "gpu_busy": [(use.busy, use.samples) for use in taken],
+            "gpu_memory_busy": [(use.memory_busy, use.samples) for use in taken],
+            "gpu_watts": [(use.watts, use.samples) for use in taken if use.watts is not None],
+        }
+        largest = {
+            "gpu_memory_gb": [use.memory_bytes / 1e9 for use in taken],
+            "gpu_celsius": [use.celsius for use in taken if use.celsius is not None],
+        }
+        found = {name: sum(v * n for v, n in own) / sum(n for _, n in own) for name, own in means.items() if own}
+        return found | {name: max(own) for name, own in largest.items() if own}
 
     def close(self) -> None:
         if self._sampler is not None:

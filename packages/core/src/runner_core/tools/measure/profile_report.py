@@ -169,11 +169,13 @@ def _machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         others = f"; other processes kept {cpu['others']:.1f} busy: times are longer than they would be alone"
     yield "processor", f"{cpu['cores']:.1f} of {cpu['usable']} cores busy{others}"
     if gpu is not None:
+        power = f"; {gpu['watts']:.0f} W" if gpu.get("watts") is not None else ""
+        heat = f"; {gpu['celsius']:.0f} °C" if gpu.get("celsius") is not None else ""
         yield (
             "GPU",
             (
                 f"busy {gpu['busy']:.0%} of the time, its memory {gpu['memory_busy']:.0%}; "
-                f"{size_text(gpu['memory_bytes'])} taken, by all processes"
+                f"{size_text(gpu['memory_bytes'])} taken, by all processes{power}{heat}"
             ),
         )
     device = f", {size_text(taken['device'])} of the device" if taken["device"] else ""
