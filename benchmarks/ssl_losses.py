@@ -145,6 +145,8 @@ def run(options: Options) -> Result:
         rows.append([name, *ms, ms[1] and ms[1] / (ms[0] or 1), *megabytes])
         if name.startswith(("DINO", "iBOT")):
             aims += at_least(times, name, peer, 1.5)
+        if name.startswith("KoLeo"):
+            aims += at_least(times, name, peer, 1)
     heads = ["loss", "ms", f"ms, {LIGHTLY}", f"time of {LIGHTLY}, ours = 1", "MB", f"MB, {LIGHTLY}"]
     return Result(
         title="Losses of self-supervised learning",

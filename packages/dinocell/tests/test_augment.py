@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runner_dinocell import augment
+from runner_dinocell import augment, cropping
 from runner_dinocell.batches import on_device
 from runner_dinocell.config import AugmentConfig, CellConfig
 from scipy import ndimage
@@ -46,7 +46,7 @@ def plain_resampling(start: float, length: float, size: int, side: int) -> np.nd
     matrix = np.zeros((size, side))
     step = length / size
     for i in range(size):
-        for j in range(side):
+        for j in range(int(start), int(start + length)):
             matrix[i, j] = max(0.0, 1 - abs(j + 0.5 - (start + (i + 0.5) * step)) / max(step, 1.0))
         matrix[i] /= matrix[i].sum()
     return matrix
@@ -54,7 +54,7 @@ def plain_resampling(start: float, length: float, size: int, side: int) -> np.nd
 
 def plain_blur(image: np.ndarray, sigma: float) -> np.ndarray:
     def smooth(values: np.ndarray) -> np.ndarray:
-        return np.asarray(ndimage.gaussian_filter(values, sigma, mode="constant", truncate=30))
+        return np.asarray(ndimage.gaussian_filter(values, sigma, mode="constant"))
 
     return smooth(image) / smooth(np.ones_like(image))
 
@@ -65,9 +65,9 @@ def plain_crop(window: np.ndarray, draws: np.ndarray, settings: AugmentConfig, w
     size = settings.global_size if which < 2 else settings.local_size
     area = scale[0] + draws[0] * (scale[1] - scale[0])
     aspect = math.exp((2 * draws[1] - 1) * min(math.log(4 / 3), -math.log(area)))
-    height, width = side * math.sqrt(area * aspect), side * math.sqrt(area / aspect)
-    rows = plain_resampling(draws[2] * (side - height), height, size, side)
-    columns = plain_resampling(draws[3] * (side - width), width, size, side)
+    height, width = (max(1, round(side * math.sqrt(area * a))) for a in (aspect, 1 / aspect))
+    rows = plain_resampling(math.floor(draws[2] * (side - height + 1)), height, size, side)
+    columns = plain_resampling(math.floor(draws[3] * (side - width + 1)), width, size, side)
     crop = np.stack([rows @ channel @ columns.T for channel in window])
     if settings.rotate90:
         crop = {0: crop, 1: np.flip(crop, 1).swapaxes(1, 2), 2: crop[:, ::-1, ::-1],
@@ -84,9 +84,14 @@ def plain_crop(window: np.ndarray, draws: np.ndarray, settings: AugmentConfig, w
     return np.asarray((crop - augment.CENTRE) / augment.SPREAD)
 
 
+@pytest.mark.parametrize("way", ["_one_by_one", "_together"])
 @pytest.mark.parametrize("side", [12, 24, 64])
 @pytest.mark.parametrize("parts", [{}, {"flip": False}, {"rotate90": False}, {"blur": 1.0}])
-def test_crops_are_those_of_loops_in_float64(side: int, parts: dict[str, Any]) -> None:
+def test_crops_are_those_of_loops_in_float64(
+    side: int, parts: dict[str, Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of processors and that of GPUs."""
+    monkeypatch.setattr(cropping, "_one_by_one", getattr(cropping, way))
     settings = config(**parts)
     given = batch(settings, side=side)
     made = on_device(given, settings, None)
@@ -110,7 +115,7 @@ def test_nothing_asked_for_gives_the_window_back_exactly() -> None:
     wanted = window * (1 / augment.SPREAD) - augment.CENTRE / augment.SPREAD
     for crop in (*made["globals"].unbind(1), *made["locals"].unbind(1)):
         torch.testing.assert_close(crop, wanted, rtol=0, atol=1e-6)
-    sharp = augment.blurring(torch.tensor(augment.SHARP), 9) @ augment.resampling(
+    sharp = cropping.blurring(torch.tensor(cropping.SHARP), 9) @ cropping.resampling(
         torch.zeros(()), torch.tensor(9.0), 9, 9
     )
     assert torch.equal(sharp, torch.eye(9))
@@ -146,21 +151,33 @@ def test_a_channel_of_one_value_stays_finite() -> None:
 @pytest.mark.parametrize("size", [5, 8, 13, 24, 30, 61])
 def test_resampling_of_all_is_torchs_with_antialias(size: int) -> None:
     image = torch.rand(2, 3, 24, 24)
-    matrix = augment.resampling(torch.zeros(()), torch.tensor(24.0), size, 24)
+    matrix = cropping.resampling(torch.zeros(()), torch.tensor(24.0), size, 24)
     wanted = functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
     torch.testing.assert_close(matrix @ image @ matrix.T, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_crop_is_what_lies_there_when_all_is_resampled() -> None:
-    """A third of the size everywhere: a box at a multiple of 3 is a box of the small picture."""
-    small = augment.resampling(torch.zeros(()), torch.tensor(60.0), 20, 60)
-    torch.testing.assert_close(augment.resampling(torch.tensor(15.0), torch.tensor(27.0), 9, 60), small[5:14])
+@pytest.mark.parametrize("way", ["_one_by_one", "_together"])
+@pytest.mark.parametrize("size", [7, 16, 40])
+def test_crops_are_torchvisions(size: int, way: str) -> None:
+    """RandomResizedCrop of the places that were drawn, with antialias, then its flips."""
+    from torchvision.transforms.v2 import functional as vision
+
+    made = torch.Generator().manual_seed(0)
+    image, draws = torch.rand(3, 2, 32, 32, generator=made), torch.rand(3, 4, 7, generator=made)
+    box, turned = cropping.boxes(draws[..., :4], (0.1, 1.0), 32), cropping.symmetry(draws[..., 4:], True, False)
+    found = getattr(cropping, way)(image, box, turned, None, size)
+    for sample, which in np.ndindex(3, 4):
+        place = [int(value[sample, which]) for value in box]
+        wanted = vision.resized_crop(image[sample], *place, [size, size], antialias=True)
+        wanted = vision.vertical_flip(wanted) if turned.down[sample, which] else wanted
+        wanted = vision.horizontal_flip(wanted) if turned.right[sample, which] else wanted
+        torch.testing.assert_close(found[sample, which], wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_nothing_aliases() -> None:
     """Stripes finer than the crop's pixels become grey, and do not beat."""
     stripes = (torch.arange(64) % 2).float()
-    matrix = augment.resampling(torch.tensor([1.3]), torch.tensor([50.0]), 12, 64)[0]
+    matrix = cropping.resampling(torch.tensor([1.0]), torch.tensor([50.0]), 12, 64)[0]
     grey = matrix @ stripes
     assert float((grey - 0.5).abs().max()) < 0.05
     points = functional.interpolate(stripes.view(1, 1, -1), 12, mode="linear", align_corners=True).flatten()
@@ -176,12 +193,17 @@ def test_nothing_aliases() -> None:
 )
 def test_boxes_lie_in_the_window_with_the_area_asked_for(draws: list[float], a: float, b: float, side: int) -> None:
     scale = min(a, b), max(a, b)
-    box = augment.boxes(torch.tensor(draws).view(1, 1, 4), scale, side)
+    box = cropping.boxes(torch.tensor(draws).view(1, 1, 4), scale, side)
     top, left, height, width = (float(v) for v in (box.top, box.left, box.height, box.width))
     assert min(top, left) >= 0
     assert max(top + height, left + width) <= side * (1 + 1e-6)
-    assert scale[0] - 1e-4 <= height * width / side**2 <= scale[1] + 1e-4
-    assert 3 / 4 - 1e-4 <= height / width <= 4 / 3 + 1e-4
+    assert all(value == int(value) for value in (top, left, height, width))
+    assert min(height, width) >= 1
+    if height > 1 < width:  # rounded by half a pixel at most
+        assert (height - 0.5) * (width - 0.5) / side**2 <= scale[1] + 1e-4
+        assert (height + 0.5) * (width + 0.5) / side**2 >= scale[0] - 1e-4
+        assert (height - 0.5) / (width + 0.5) <= 4 / 3 + 1e-4
+        assert (width - 0.5) / (height + 0.5) <= 4 / 3 + 1e-4
 
 
 def symmetries(flip: bool, rotate90: bool) -> set[tuple[int, ...]]:

@@ -1,8 +1,7 @@
 """Augmented crops of windows, the whole batch at once on the device.
 
 Multi-crop as in DINOv2 (Oquab 2023, after Caron 2020), for fluorescence: no hue, and each channel has its own
-brightness and contrast. Cropping, resizing with anti-aliasing, mirroring and blurring are linear and separable, so each
-crop is A · window · Bᵀ with two small matrices of its own: two matrix products make all crops of a batch.
+brightness and contrast. How crops are cut, resized, turned and blurred: `cropping`.
 
 Everything random except the pixels' noise is a function of a sample's `draws`, so that its crops do not depend on the
 batch, order or process.
@@ -10,25 +9,20 @@ batch, order or process.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from runner_dinocell.channels import mean_shown, shown
 from runner_dinocell.config import AugmentConfig, CellConfig
+from runner_dinocell.cropping import SHARP, boxes, cut, products, resampling, symmetry
 
 CEILING = 1.5
 """Brightest grey value, if 1 is the upper percentile; brighter pixels are dust, not cells."""
 CENTRE, SPREAD = 0.15, 0.15
 """Approximate mean and standard deviation of Cell Painting between its 0.1 and 99.9 percentiles; they become 0 and 1.
 """
-ASPECT = math.log(4 / 3)
-"""Crops are between 3:4 and 4:3 in the window."""
 SIGMA = (0.1, 2.0)
-"""Standard deviations (pixels of the crop) of a blur; SHARP blurs nothing."""
-SHARP = 1e-3
+"""Standard deviations (pixels of the crop) of a blur."""
 _GEOMETRY = 10
 """Draws of a crop, besides two for each channel: area, aspect, place (2), mirrored (2), turn, blurred, sigma, noise."""
 
@@ -83,7 +77,7 @@ def whole(image: Tensor, size: int) -> Tensor:
     """Resize scaled windows (B, C, w, w) to network inputs (B, C, size, size)."""
     side = image.shape[-1]
     matrix = resampling(image.new_zeros(1), image.new_full((1,), side), size, side).expand(len(image), 1, -1, -1)
-    return _products(image, matrix, matrix)[:, 0].transpose(1, 2).sub(CENTRE).div_(SPREAD)
+    return products(image, matrix, matrix)[:, 0].transpose(1, 2).sub(CENTRE).div_(SPREAD)
 
 
 def scaled(image: Tensor, levels: Tensor) -> Tensor:
@@ -107,65 +101,6 @@ def subset(image: Tensor, draws: Tensor, there: Tensor) -> tuple[Tensor, Tensor]
     return image[torch.arange(count, device=image.device)[:, None], order], kept.float()
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """Positions of crops in the window, in pixels: (B, K) float32 each."""
-
-    top: Tensor
-    left: Tensor
-    height: Tensor
-    width: Tensor
-
-
-def boxes(draws: Tensor, scale: tuple[float, float], side: int) -> Boxes:
-    """Return places of crops from draws (B, K, 4).
-
-    Area is uniform between the shares `scale`, the log of height / width uniform as far as `ASPECT` and the window
-    allow, and place is uniform.
-    """
-    area, aspect, down, right = draws.unbind(-1)
-    area = scale[0] + (scale[1] - scale[0]) * area
-    furthest = (-area.log()).clamp_(max=ASPECT)  # beyond, a side would be longer than the window
-    aspect = (2 * aspect - 1) * furthest
-    height, width = (side * (area * turn.exp()).sqrt().clamp(max=1) for turn in (aspect, -aspect))
-    return Boxes((side - height) * down, (side - width) * right, height, width)
-
-
-def resampling(start: Tensor, length: Tensor, size: int, side: int) -> Tensor:
-    """Return matrices (…, size, side) that resample `side` pixels from `start` over `length` (…) to `size`.
-
-    A negative length runs backwards. Interpolation is linear; if the crop is made smaller, the triangle is as wide as a
-    pixel of the crop, which avoids aliasing (as torch's `antialias=True`). Beyond a crop's border its window continues;
-    beyond the window's border nothing counts.
-    """
-    step = (length / size)[..., None, None]
-    centre = start[..., None, None] + step * (torch.arange(size, device=start.device)[:, None] + 0.5)
-    distance = (torch.arange(side, device=start.device) + 0.5 - centre).abs_()
-    weights = distance.div_(step.abs().clamp_(min=1)).neg_().add_(1).clamp_(min=0)
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
-def blurring(sigma: Tensor, size: int) -> Tensor:
-    """Return matrices (…, size, size) of Gaussian blurs of standard deviation `sigma` (…), in pixels.
-
-    Beyond the border nothing counts. `SHARP` gives the identity exactly.
-    """
-    places = torch.arange(size, device=sigma.device, dtype=torch.float32)
-    squares = (places[:, None] - places).square_()
-    weights = (squares * (-0.5 / sigma.square())[..., None, None]).exp_()
-    return weights.div_(weights.sum(-1, keepdim=True))
-
-
-def mirrored(draws: Tensor, flip: bool, rotate90: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether a crop is mirrored up-down, mirrored left-right, and then transposed: (B, K) bool each.
-
-    They follow from draws (B, K, 3). Both settings give all eight symmetries, `rotate90` alone the four turns.
-    """
-    flips = (draws[..., :2] < 0.5) & flip
-    turns = (draws[..., 2] * 4).floor().to(torch.int64) * rotate90
-    return flips[..., 0] ^ ((turns + 1) & 2 > 0), flips[..., 1] ^ (turns >= 2), turns & 1 > 0
-
-
 def _crops(
     image: Tensor,
     draws: Tensor,
@@ -180,37 +115,13 @@ def _crops(
 
     `blurred` is the share of blurred crops, (K,) or (). `kept` (B, K or 1, C) marks the channels that are not 0.
     """
-    side = image.shape[-1]
-    places, mirrors, smooth, noise, channels = draws.split((4, 3, 2, 1, 2 * image.shape[1]), dim=-1)
-    box = boxes(places, scale, side)
-    down, right, transposed = mirrored(mirrors, settings.flip, settings.rotate90)
-    rows = resampling(*_facing(down, box.top, box.height), size, side)
-    columns = resampling(*_facing(right, box.left, box.width), size, side)
+    places, turns, smooth, noise, channels = draws.split((4, 3, 2, 1, 2 * image.shape[1]), dim=-1)
+    sigma = None
     if settings.blur:
         sigma = torch.where(smooth[..., 0] < blurred, SIGMA[0] + (SIGMA[1] - SIGMA[0]) * smooth[..., 1], SHARP)
-        matrix = blurring(sigma, size)
-        rows, columns = matrix @ rows, matrix @ columns
-    cut = _products(image, rows, columns).movedim(3, 2)
-    crops = torch.where(transposed[..., None, None, None], cut.mT, cut).contiguous()
+    box, turned = boxes(places, scale, image.shape[-1]), symmetry(turns, settings.flip, settings.rotate90)
+    crops = cut(image, box, turned, sigma, size)
     return _intensity(crops, channels.unflatten(-1, (2, -1)), noise, kept, settings, rng)
-
-
-def _facing(mirrored: Tensor, start: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same stretch, backwards where it is mirrored."""
-    return torch.where(mirrored, start + length, start), torch.where(mirrored, -length, length)
-
-
-def _products(image: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return rows · image · columnsᵀ: (B, C, h, w), (B, K, S, h), (B, K, S, w) → (B, K, S, C, S), all float32.
-
-    All crops of a window are one product, then all channels of a crop.
-    """
-    count, channels, height, width = image.shape
-    crops, size = rows.shape[1:3]
-    lines = image.transpose(1, 2).reshape(count, height, channels * width)
-    cut = torch.bmm(rows.reshape(count, crops * size, height), lines)
-    cut = cut.view(count * crops, size * channels, width)
-    return torch.bmm(cut, columns.reshape(count * crops, size, width).mT).view(count, crops, size, channels, size)
 
 
 def _intensity(

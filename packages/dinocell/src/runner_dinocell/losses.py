@@ -70,10 +70,35 @@ def koleo(features: Tensor) -> Tensor:
             likeness = own @ everyone.T
             likeness.diagonal(ranks.number() * len(own)).fill_(-torch.inf)
             nearest = likeness.argmax(1)
+        loss: Tensor = _Apart.apply(own, everyone, nearest, ranks.number() * len(own))
+        return loss
+
+
+class _Apart(torch.autograd.Function):
+    """−mean ln(|own − everyone[nearest]| + `EPSILON`): (N, D), (M, D), (N,) → 0-d; `first` is own's place in everyone.
+
+    Its gradient is written out, so that ties cost nothing unless there are some.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, everyone: Tensor, nearest: Tensor, first: int) -> Tensor:
         apart = own - everyone[nearest]
         distance = torch.linalg.vector_norm(apart, dim=-1)
-        push = (apart * _directions(own, ranks.number() * len(own))).sum(-1) * (EPSILON / TIED)  # 0 for ties
-        return -(torch.where(distance == 0, push, distance) + EPSILON).log().mean()
+        ctx.save_for_backward(apart, distance, nearest)
+        ctx.first, ctx.many = first, len(everyone)
+        return -(distance + EPSILON).log().mean()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        apart, distance, nearest = ctx.saved_tensors
+        tied = distance == 0
+        scale = -outer / len(apart) / (distance + EPSILON) / torch.where(tied, 1, distance)
+        gradient = apart.mul(scale[:, None])
+        if apart.is_cuda or tied.any():  # a GPU would have to wait for the answer
+            push = _directions(apart, ctx.first) * (-outer / len(apart) / TIED)
+            gradient = torch.where(tied[:, None], push, gradient)
+        others = gradient.new_zeros(ctx.many, gradient.shape[1]).index_add_(0, nearest, gradient, alpha=-1)
+        return gradient, others, None, None
 
 
 def _directions(like: Tensor, first: int) -> Tensor:
