@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from runner_core import LEFT_OUT, BadInput, Url, collect_left_out
 from runner_dinocell import checks
-from runner_dinocell.config import CellConfig
+from runner_dinocell.config import CellConfig, CellDataConfig
 from runner_dinocell.fields import Field
 from runner_dinocell.files import find_records
 from runner_dinocell.project import DinoCell
@@ -31,7 +31,7 @@ def field(folder: Path, *images: np.ndarray) -> Field:
 def found(record: Field) -> dict[str, str]:
     """Messages by rule, joined."""
     messages: dict[str, list[str]] = {}
-    for finding in checks.findings(record, 32):  # type: ignore[arg-type]
+    for finding in checks.findings(record, CellDataConfig(window=32)):
         assert finding.level != "error"
         messages.setdefault(finding.rule, []).append(f"{finding.level}: {finding.message}")
     return {rule: " | ".join(texts) for rule, texts in messages.items()}
@@ -107,7 +107,11 @@ def test_saturated(tmp_path: Path, grey: Grey) -> None:
 def test_a_fault_is_said_once_for_all_channels(tmp_path: Path, grey: Grey) -> None:
     image = grey((64, 64)) >> 4
     bright = np.minimum(image, 90)
-    (said,) = [f for f in checks.findings(field(tmp_path, bright, bright + 1, image), 32) if f.rule == "depth"]
+    (said,) = [
+        f
+        for f in checks.findings(field(tmp_path, bright, bright + 1, image), CellDataConfig(window=32))
+        if f.rule == "depth"
+    ]
     assert said.message == (
         f"channel 1: no value above 90; channel 2: no value above 91; channel 3: no value above {image.max()}, "
         "as of 8 bits in a 16-bit file. Export the camera's own."

@@ -15,8 +15,10 @@ from runner_core import AnyRecord, Array, BadInput, Finding, Record, counted, sh
 from runner_dinocell import tiff
 from runner_dinocell.brightness import brightness
 from runner_dinocell.config import CellDataConfig
-from runner_dinocell.fields import Field, decode, histogram, prepare
-from runner_dinocell.statistics import pairs
+from runner_dinocell.fields import Field, cells, decode, histogram, prepare
+from runner_dinocell.objects import MASK, known
+from runner_dinocell.statistics import pairs, spread
+from runner_dinocell.whole import Embedded
 
 FEW = 32
 """With fewer grey values there is no texture to learn from."""
@@ -35,15 +37,19 @@ _MIDDLE = 512
 _RIM = 16
 """Pixels at the edges of that part that blurring distorts."""
 _SHOWN = 5
+_FIELDS = 16
+"""Fields whose cells are counted."""
 
 
-def findings(record: Record, window: int) -> Iterator[Finding]:
-    """Yield what looks wrong in one field; `window` is the side of the windows that training takes from it.
+def findings(record: Record, settings: CellDataConfig) -> Iterator[Finding]:
+    """Yield what looks wrong in one field of a data set with these settings.
 
     Raises BadInput as decoding does.
     """
-    decoded = decode(record)
-    image = decoded.arrays["image"][[name in record.files for name in decoded.meta["channels"]]]
+    decoded, window = decode(record), settings.window
+    if settings.cells is not None and not len(known(cells(decoded, settings, settings.cells))):
+        yield _warning("cells", "no cell in this field: windows lie anywhere in it.")
+    image = decoded.arrays["image"][[name in _images(record) for name in decoded.meta["channels"]]]
     if min(size := image.shape[1:]) < window:
         text = f"{shape_text(size)} pixels, smaller than a window of {window}²: set data.window to a side that fits."
         yield Finding("window", "error", text)
@@ -52,12 +58,17 @@ def findings(record: Record, window: int) -> Iterator[Finding]:
     yield from _grey_values(record, image)
     twins = [
         f"{one} and {other}"
-        for (one, first), (other, second) in combinations(zip(record.files, image, strict=True), 2)
+        for (one, first), (other, second) in combinations(zip(_images(record), image, strict=True), 2)
         if np.array_equal(first, second)
     ]
     if twins:
         yield _warning("channels", f"channels {', '.join(twins)} are the same image: is one of them there twice?")
     yield from _structure(record, image)
+
+
+def _images(record: Record) -> Mapping[str, Path]:
+    """Return a field's images by channel."""
+    return {name: place for name, place in record.files.items() if name != MASK}
 
 
 _Fault = tuple[str, str]
@@ -72,7 +83,7 @@ _SATURATED: _Fault = ("saturated", ": saturated.")
 def _grey_values(record: Record, image: Array) -> Iterator[Finding]:
     """Yield one finding per fault, because a plate has thousands of fields."""
     found: defaultdict[_Fault, list[str]] = defaultdict(list)
-    for name, channel in zip(record.files, image, strict=True):
+    for name, channel in zip(_images(record), image, strict=True):
         for fault, text in _faults(channel):
             found[fault].append(f"channel {name}: {text}")
     for (rule, end), texts in found.items():
@@ -99,7 +110,7 @@ def _faults(channel: Array) -> Iterator[tuple[_Fault, str]]:
 
 def _structure(record: Record, image: Array) -> Iterator[Finding]:
     """Yield findings about fields without structure or out of focus."""
-    found = {name: structure(channel) for name, channel in zip(record.files, image, strict=True)}
+    found = {name: structure(channel) for name, channel in zip(_images(record), image, strict=True)}
     empty = [name for name, (signal, _) in found.items() if signal < NOISE]
     if len(empty) == len(found):
         yield _warning("empty", "no channel shows more than noise: there are no cells in this field.")
@@ -147,8 +158,29 @@ def set_findings(records: Sequence[AnyRecord], config: CellDataConfig | None = N
     yield from _channels(fields)
     yield from _outlines(fields)
     yield from _labels(fields)
+    if config is not None and config.cells is not None:
+        yield from _cells(fields, config)
     if config is not None:
         yield from _brightness(fields, config)
+
+
+def _cells(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]:
+    """Say how many cells the fields have, so that a finder's result can be compared with one's own."""
+    here = [field for field in fields if all(isinstance(place, Path) for place in field.files.values())]
+    counts = []
+    for number in spread([field.key for field in here], range(len(here)), _FIELDS):
+        try:
+            counts.append(len(known(cells(decode(cast("Record", here[number])), config, config.cells or "find"))))
+        except BadInput:
+            continue
+    if counts:
+        most = (
+            f"; of more than data.most_cells {config.most_cells} some are left out"
+            if config.most_cells in counts
+            else ""
+        )
+        text = f"{min(counts)} to {max(counts)} cells in {counted(len(counts), 'field')}, median {np.median(counts):g}"
+        yield Finding("cells", "note", f"{text} (data.cells {config.cells}){most}.")
 
 
 def _brightness(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]:
@@ -185,9 +217,16 @@ def _channels(fields: Sequence[Field]) -> Iterator[Finding]:
             yield Finding("channels", "note" if fields[0].partial else "warning", text)
 
 
+def of_prediction(field: Field, prediction: Embedded, trained: Sequence[str]) -> Iterator[Finding]:
+    """Say what is odd about an embedded field: its stains, and that it has no cells."""
+    yield from stains(field, trained)
+    if prediction.cells is not None and not len(prediction.cells):
+        yield Finding("cells", "note", "no cell in this field; its embedding is the mean of windows that cover it")
+
+
 def stains(field: Field, trained: Sequence[str]) -> Iterator[Finding]:
     """Say which stains of a field the network did not see in training, and which the field lacks."""
-    new = [name for name in field.files if name not in trained]
+    new = [name for name in field.images if name not in trained]
     lacking = [name for name in trained if name not in field.files]
     parts = [f"{what} {', '.join(own)}" for what, own in (("not trained on", new), ("missing", lacking)) if own]
     if parts:
@@ -198,7 +237,7 @@ def _outlines(fields: Sequence[Field]) -> Iterator[Finding]:
     """Yield findings about depths and sizes that differ from field to field."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
     for field in fields:
-        place = next(iter(field.files.values()), None)
+        place = next(iter(field.images.values()), None)
         if isinstance(place, Path):
             try:
                 found[str(place)] = tiff.outline(place)

@@ -7,10 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, BadInput, DataConfig, PredictConfig, RunConfig, TrainConfig, Within, location
+from runner_core import (
+    AtLeast,
+    BadInput,
+    DataConfig,
+    PredictConfig,
+    RunConfig,
+    TrainConfig,
+    Within,
+    did_you_mean,
+    location,
+)
 
 from runner_dinocell import recipes
 from runner_dinocell.recipes import DistilConfig, GramConfig, MetadataConfig
+
+CELLS = ("find", "masks")
+"""Values of `data.cells` that are no table."""
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+"""Ends of the names of tables."""
 
 
 @dataclass
@@ -26,6 +41,15 @@ class CellDataConfig(DataConfig):
     channels: tuple[str, ...] = ()
     """Channels to use, in this order. Default: all that every plate has (with model.channels subset or bag: that any
     plate has), in the order of their names, without brightfield beside fluorescence."""
+    cells: str | None = None
+    """Where single cells are: find (nuclei, by the built-in finder), masks (label images beside the images:
+    NAME_cp_masks.tif, as cellpose writes them), or a table of centres (plate, well, site, y and x in pixels, or
+    CellProfiler's table of objects; a path or URL). Then training windows lie around cells, and a field's embedding is
+    the mean of its cells'. Default: windows lie anywhere."""
+    nuclei: str | None = None
+    """Channel in which data.cells find looks. Default: DNA, DAPI or Hoechst, else the first."""
+    most_cells: Annotated[int, Within(1, 100000)] = 1024
+    """Cells of a field that are used; of more, some are left out evenly."""
     window: Annotated[int, AtLeast(16)] = 320
     """Side (pixels) of the window of a field that makes one sample: all crops are taken from it."""
     windows: Annotated[int, Within(1, 100000)] = 4
@@ -45,6 +69,8 @@ class CellDataConfig(DataConfig):
         place = location(self.manifest) if self.manifest else None
         if isinstance(place, Path):  # a run may be used from another folder
             self.manifest = str(place.absolute())
+        if (self.cells or "").lower().endswith(TABLES) and isinstance(place := location(self.cells or ""), Path):
+            self.cells = str(place.absolute())
 
 
 @dataclass
@@ -170,8 +196,9 @@ class CellTrainConfig(TrainConfig):
 
 @dataclass
 class CellPredictConfig(PredictConfig):
-    unit: Literal["field", "window"] = "field"
-    """Unit of an embedding: a field (the mean over its windows), or each window."""
+    unit: Literal["field", "window", "cell"] = "field"
+    """Unit of an embedding: a field (the mean over its windows, or over its cells with data.cells), each window, or
+    each cell."""
     stride: Annotated[float, Within(0.05, 1)] = 1.0
     """Distance between windows, as a share of their side."""
     neighbours: Annotated[int, AtLeast(1)] = 20
@@ -274,6 +301,11 @@ def _data(config: CellConfig) -> Iterator[str]:
         yield f"data.percentiles is {data.percentiles}; two rising numbers between 0 and 100"
     if len(set(data.channels)) < len(data.channels):
         yield f"data.channels {' '.join(data.channels)} names a channel twice"
+    if data.cells not in (None, *CELLS) and not data.cells.lower().endswith(TABLES):
+        near = did_you_mean(data.cells, CELLS)
+        yield f"data.cells is {data.cells}; find, masks, or a table of centres ({', '.join(TABLES)}){near}"
+    if config.predict.unit == "cell" and data.cells is None:
+        yield "predict.unit cell needs data.cells: find, masks, or a table of centres"
     if data.manifest and data.pattern:
         yield "data.manifest and data.pattern both say which files belong together; leave one out"
     if data.pattern is not None:

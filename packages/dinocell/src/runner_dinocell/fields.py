@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from runner_core import Array, Arrays, BadInput, Decoded, Json, Location, Record, shape_text
+from runner_core import Array, Arrays, BadInput, Decoded, Json, Location, Record, did_you_mean, shape_text
 
-from runner_dinocell import tiff
+from runner_dinocell import objects, tiff
+from runner_dinocell.config import CellDataConfig
+from runner_dinocell.nuclei import find_nuclei
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,13 @@ class Field(Record[Location]):
     channels: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     partial: bool = False
+    centres: bytes | None = None
+    """Cells of a table (n, 3) float32, number, y and x; None without a table."""
+
+    @property
+    def images(self) -> Mapping[str, Location]:
+        """Return the images by channel, without the label image."""
+        return {name: place for name, place in self.files.items() if name != objects.MASK}
 
     @property
     def name(self) -> tuple[str, str, str, str, str]:
@@ -46,6 +56,9 @@ class Field(Record[Location]):
         return [name for name in self.channels if name not in self.files]
 
 
+_DNA = re.compile(r"dna|dapi|hoechst|nucle[iu]s?\b", re.IGNORECASE)
+
+
 def decode(record: Record) -> Decoded:
     """Read image (C, H, W), and as meta the names of its channels and of the missing ones.
 
@@ -55,7 +68,7 @@ def decode(record: Record) -> Decoded:
     """
     channels = record.channels if isinstance(record, Field) else tuple(record.files)
     missing = [name for name in channels if name not in record.files]
-    if missing and not (isinstance(record, Field) and record.partial and record.files):
+    if missing and not (isinstance(record, Field) and record.partial and record.images):
         raise BadInput(
             f"{record.key}: no image of channel {missing[0]} (there are {', '.join(record.files) or 'none'}). Restore "
             "the file, leave the field out, or choose other channels with data.channels."
@@ -66,6 +79,10 @@ def decode(record: Record) -> Decoded:
     empty = np.zeros_like(images[there[0]])
     image = np.stack([images.get(name, empty) for name in channels])
     meta: dict[str, Json] = {"channels": list(channels)}
+    if objects.MASK in record.files:
+        meta["cells"] = objects.of_labels(record.files[objects.MASK], image.shape[1:]).tolist()
+    elif isinstance(record, Field) and record.centres is not None:
+        meta["cells"] = np.frombuffer(record.centres, np.float32).reshape(-1, 3).tolist()
     return Decoded({"image": image}, (1.0, 1.0, 1.0), "image", meta | ({"missing": missing} if missing else {}))
 
 
@@ -97,6 +114,34 @@ def prepare(image: Array, percentiles: tuple[float, float], missing: Sequence[in
     grey = np.array([np.count_nonzero(own) for own in counts], np.int32)
     grey[list(missing)] = 0
     return {"image": image, "levels": levels, "grey": grey}
+
+
+def cells(decoded: Decoded, settings: CellDataConfig, kind: str) -> Array:
+    """Return the cells of a field: (`data.most_cells`, 3) int32, number, y and x, −1 where there is none.
+
+    They are those that came with it, or with `kind` find those that the finder finds.
+    """
+    image, channels = decoded.arrays["image"], decoded.meta["channels"]
+    if kind == "find":
+        centres = find_nuclei(image[channels.index(nuclei_channel(channels, settings.nuclei))])
+        found = np.column_stack([np.arange(1, len(centres) + 1), centres])
+    else:
+        found = np.array(decoded.meta.get("cells", []), np.float32).reshape(-1, 3)
+    return objects.stored(found, image.shape[1:], settings.most_cells, "cells")
+
+
+def nuclei_channel(channels: Sequence[str], wanted: str | None) -> str:
+    """Return the channel that shows nuclei: `wanted`, or one named like a stain of DNA, else the first.
+
+    >>> nuclei_channel(["ER", "Hoechst 33342"], None), nuclei_channel(["1", "2"], None)
+    ('Hoechst 33342', '1')
+    """
+    if wanted is None:
+        return next((name for name in channels if _DNA.search(name)), channels[0])
+    if wanted not in channels:
+        near = did_you_mean(wanted, channels)
+        raise BadInput(f"data.nuclei is {wanted}{near}; the field has the channels {', '.join(channels)}")
+    return wanted
 
 
 def histogram(channel: Array) -> Array:

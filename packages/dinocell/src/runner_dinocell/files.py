@@ -27,7 +27,7 @@ from runner_core import (
     split_named,
 )
 
-from runner_dinocell import labels, manifest, names, sources, tiff
+from runner_dinocell import labels, manifest, names, objects, sources, tiff
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import Field
 from runner_dinocell.manifest import Image, Table
@@ -75,12 +75,51 @@ def find_records(
     records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
     if table is not None:
         records = _grouped(table, records)
+    records = _with_cells(root, records, config)
     if not mixed:
         return records
-    if without := [record.key for record in records if not record.files]:
+    if without := [record.key for record in records if not record.images]:
         count = counted(len(without), "field")
         leave_out(f"{count} with none of the channels {', '.join(chosen)}: left out, {without[0]} for one.", "warning")
-    return [replace(record, partial=True) for record in records if record.files]
+    return [replace(record, partial=True) for record in records if record.images]
+
+
+def _with_cells(root: Location, records: Sequence[Field], config: CellConfig) -> list[Field]:
+    """Return the fields with their label images, or their centres in a table, if `data.cells` says so.
+
+    Raises BadInput if no field has any; says how many have none.
+    """
+    kind = config.data.cells
+    if kind in (None, "find"):
+        return list(records)
+    if kind == "masks":
+        masks = [objects.beside(record.images) for record in records]
+        found = [
+            record if mask is None else replace(record, files={**record.files, objects.MASK: mask})
+            for record, mask in zip(records, masks, strict=True)
+        ]
+        without = [record.key for record, mask in zip(records, masks, strict=True) if mask is None]
+        where = "has a label image beside it (NAME_cp_masks.tif or .png, NAME_masks.tif)"
+    else:
+        place = location(str(kind))
+        table = Table(str(place), sources.content(place, config.remote, manifest.MOST_BYTES))
+        cells = objects.of_table(table)
+        found = [replace(record, centres=_centres(cells, record.name)) for record in records]
+        without = [record.key for record in found if not record.centres]
+        where = f"is in {table.where} (source, batch, plate, well and site must agree, as far as it has them)"
+    if records and len(without) == len(records):
+        raise BadInput(f"{root}: data.cells is {kind}, but no field {where}: not {without[0]} for one.")
+    if without:
+        leave_out(f"{counted(len(without), 'field')} without cells, {without[0]} for one: no label of it", "warning")
+    return found
+
+
+def _centres(cells: Mapping[FieldName, Array], field: FieldName) -> bytes:
+    """Return the cells of a field as bytes; a table may lack source and batch."""
+    for name in (field, ("", *field[1:]), ("", "", *field[2:])):
+        if name in cells:
+            return bytes(cells[name].tobytes())
+    return b""
 
 
 def _grouped(table: Table, records: Sequence[Field]) -> list[Field]:
@@ -159,6 +198,8 @@ def _named(root: Location, config: CellConfig) -> Iterator[Image]:
     above = str(root.resolve()) if isinstance(root, Path) else root.text.rstrip("/")
     known, others, pictures, example = 0, 0, 0, ""
     for path, place in sources.listed(root, config.remote):
+        if objects.is_mask(path):
+            continue
         if not path.lower().endswith(names.SUFFIXES):
             pictures += path.lower().endswith(_PICTURES)
             continue

@@ -24,9 +24,10 @@ import pyarrow.csv
 import pyarrow.parquet
 from runner_core import BadInput, Location, Url, did_you_mean, location, refuse_length
 
+from runner_dinocell.config import TABLES
 from runner_dinocell.names import FieldName, Name, number, well
 
-SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
+SUFFIXES = TABLES
 PLAIN = ("plate", "well", "site", "channel", "path")
 LOAD_DATA = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 _FILE, _FOLDER, _URL = "FileName_", "PathName_", "URL_"
@@ -118,7 +119,7 @@ def images(table: Table, root: Location, label: str | None) -> Iterator[Image]:
             f"{table.where}: no column '{missing[0]}'{table.near(missing[0])} {table.there()} "
             f"A manifest has {', '.join(PLAIN)}, a row for each image, or is a load_data table of CellProfiler's."
         )
-    fields = _names(table, "source", "batch", "plate", "well", "site")
+    fields = names_of(table, "source", "batch", "plate", "well", "site")
     channels, paths = table.filled("channel"), table.filled("path")
     table.refuse_repeats(zip(fields, channels, paths, strict=True))
     place = _placed(table, root)
@@ -133,7 +134,7 @@ def of_fields(table: Table, column: str) -> Mapping[FieldName, str]:
     load_data = LOAD_DATA[0] in table
     parts = ("Metadata_Source", "Metadata_Batch", *LOAD_DATA) if load_data else ("source", "batch", *PLAIN[:3])
     found: dict[FieldName, str] = {}
-    for field, value in zip(_names(table, *parts), table.filled(column), strict=True):
+    for field, value in zip(names_of(table, *parts), table.filled(column), strict=True):
         if (other := found.setdefault(field, value)) != value:
             raise BadInput(
                 f"{table.where}: {'/'.join(filter(None, field))} has two values of {column}, {other} and {value}. A "
@@ -143,7 +144,7 @@ def of_fields(table: Table, column: str) -> Mapping[FieldName, str]:
 
 
 def _load_data(table: Table, root: Location, labels: Sequence[str]) -> Iterator[Image]:
-    fields = _names(table, "Metadata_Source", "Metadata_Batch", *LOAD_DATA)
+    fields = names_of(table, "Metadata_Source", "Metadata_Batch", *LOAD_DATA)
     place = _placed(table, root)
     channels = _channels(table)
     table.refuse_repeats(zip(fields, *channels.values(), strict=True))
@@ -172,7 +173,7 @@ def _channels(table: Table) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _names(table: Table, source: str, batch: str, plate: str, place: str, site: str) -> list[FieldName]:
+def names_of(table: Table, source: str, batch: str, plate: str, place: str, site: str) -> list[FieldName]:
     """Return source, batch, plate, well and site of each row, the first two empty without such a column."""
     wells = _each(well, table.filled(place))
     sites = _each(number, table.filled(site))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,13 +38,14 @@ from runner_core import (
     Step,
     Store,
     Tensors,
+    View,
     mirrors_and_turns,
 )
 
 from runner_dinocell import checks, dropped, fields, files, judgement, outputs, schedules, statistics, whole
 from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.optimisations import OPTIMISATIONS
-from runner_dinocell.whole import Embedded, side
+from runner_dinocell.whole import Embedded, own_cells, side
 
 
 def _guess(folder: Path) -> GuessedTable:
@@ -66,7 +69,7 @@ class DinoCell(Project):
     directions = dict.fromkeys(("dino", "ibot", "koleo"), "min")
     dataset = DataSet(
         remote=True,
-        settings=("data.manifest", "data.pattern", "data.label"),
+        settings=("data.manifest", "data.pattern", "data.label", "data.cells", "data.nuclei"),
         samples_setting="data.windows",
         guess=_guess,
     )
@@ -76,11 +79,18 @@ class DinoCell(Project):
     """Channels of the data set, if a field may lack some."""
     _labels: Mapping[str, str | None] = MappingProxyType({})
     """Labels of the data set's fields, by their keys."""
+    _centres = ""
+    """Checksum of the data set's centres of cells, if a table has them."""
 
     @property
     def _channels(self) -> tuple[str, ...]:
         """Channels that the network was made for; none before the data are known."""
         return tuple(self.statistics.get("channels", ()))
+
+    @property
+    def _cells(self) -> str | None:
+        """Return `data.cells`; for other data than a network's own, whose windows lay around cells: find."""
+        return self.config.data.cells or ("find" if self.statistics.get("cells") else None)
 
     # ------------------------------------------------------------ data: files → prepared arrays
 
@@ -88,6 +98,7 @@ class DinoCell(Project):
         found = files.find_records(root, self.config, self._channels)
         self._places = next((field.channels for field in found if field.partial), ())
         self._labels = {field.key: field.label for field in found}
+        self._centres = _digest(field.centres for field in found if field.centres is not None)
         return found
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:
@@ -101,10 +112,13 @@ class DinoCell(Project):
 
     def prepare(self, decoded: Decoded) -> Arrays:
         missing = [decoded.meta["channels"].index(name) for name in decoded.meta.get("missing", ())]
-        return fields.prepare(decoded.arrays["image"], self.config.data.percentiles, missing)
+        arrays = fields.prepare(decoded.arrays["image"], self.config.data.percentiles, missing)
+        return arrays | ({"cells": fields.cells(decoded, self.config.data, self._cells)} if self._cells else {})
 
     def prepare_settings(self) -> Mapping[str, Json]:
         settings = {"percentiles": list(self.config.data.percentiles), "channels": list(self.config.data.channels)}
+        if self._cells:
+            settings["cells"] = [self._cells, self.config.data.nuclei, self.config.data.most_cells, self._centres]
         return settings | ({"places": list(self._places)} if self._places else {})
 
     def fit(self, store: Store, training: Sequence[int]) -> Statistics:
@@ -257,17 +271,21 @@ class DinoCell(Project):
             return whole.predict(prepared, infer, window, settings.stride, size, record.key)
 
         vectors = embed(prepared)
-        rows = len(np.unique(whole.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
-        soft = {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
+        if len(own_cells(prepared)):
+            soft = {"cells": vectors}
+        else:
+            rows = len(np.unique(whole.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
+            soft = {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
         if settings.drop_channels and isinstance(record, fields.Field):
             soft["dropped"] = dropped.embedded(prepared, record.channels, self._channels, embed)
         return soft
 
     def _decide(self, cropped: Cropped, soft: Arrays) -> Embedded:
         """Return the windows' embeddings with their places."""
-        shape, stride, windows = cropped.prepared["image"].shape[1:], self.config.predict.stride, soft["windows"]
-        corners = whole.corners(shape, side(self.config), stride)
-        return Embedded(windows.reshape(-1, windows.shape[-1]), corners, soft.get("dropped"))
+        prepared, windows = cropped.prepared, soft["cells"] if "cells" in soft else soft["windows"]
+        corners = whole.places(prepared, side(self.config), self.config.predict.stride)
+        cells = own_cells(prepared) if "cells" in prepared else None
+        return Embedded(windows.reshape(-1, windows.shape[-1]), corners, soft.get("dropped"), cells)
 
     def combining(self) -> Combining:
         """Return the embeddings, whose views are averaged; networks of an ensemble read the same channels."""
@@ -280,7 +298,10 @@ class DinoCell(Project):
             carrier=lambda record: (
                 f"{record.whole_plate}/{record.well}" if isinstance(record, fields.Field) else record.key
             ),
-            views=mirrors_and_turns({"image": (1, 2)}, {"windows": (0, 1)}),
+            views=tuple(
+                replace(view, apply=partial(_seen, view))
+                for view in mirrors_and_turns({"image": (1, 2), "numbers": (0, 1)}, {"windows": (0, 1)})
+            ),
         )
 
     def _label(self, record: Record, cropped: Cropped) -> Array | None:
@@ -326,7 +347,7 @@ class DinoCell(Project):
             "stride": self.config.predict.stride,
             "percentiles": list(self.config.data.percentiles),
             "scale": "set" if "levels" in self.statistics else "field",
-        }
+        } | ({"cells": self._cells} if self._cells else {})
 
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
         from runner_dinocell.export import export
@@ -335,9 +356,9 @@ class DinoCell(Project):
 
     def checks(self) -> Checks:
         return Checks(
-            record=partial(checks.findings, window=self.config.data.window),
+            record=partial(checks.findings, settings=self.config.data),
             records=partial(checks.set_findings, config=self.config.data),
-            prediction=lambda record, prediction: checks.stains(record, self._channels),
+            prediction=lambda record, prediction: checks.of_prediction(record, prediction, self._channels),
             plain_metrics=self._plain_metrics,
         )
 
@@ -366,3 +387,27 @@ class DinoCell(Project):
         from runner_dinocell.phantom import write_phantom
 
         write_phantom(folder, rng)
+
+
+def _digest(contents: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        found.update(len(content).to_bytes(8, "little") + content)
+    return found.hexdigest()
+
+
+def _seen(view: View, cropped: Cropped) -> Arrays:
+    """Return a field's arrays as a view shows them; cells move with the pixels, and keep their order."""
+    prepared = cropped.prepared
+    cells = own_cells(prepared)
+    if not len(cells):
+        return view.apply(cropped)
+    height, width = prepared["image"].shape[1:]
+    numbers = np.arange(height * width).reshape(height, width)
+    seen = dict(view.apply(SimpleNamespace(prepared=prepared | {"numbers": numbers})))
+    numbers = seen.pop("numbers")
+    place = np.empty(numbers.size, np.int64)
+    place[numbers.ravel()] = np.arange(numbers.size)
+    moved = prepared["cells"].copy()
+    moved[: len(cells), 1:] = np.stack(np.divmod(place[cells[:, 1] * width + cells[:, 2]], numbers.shape[1]), 1)
+    return seen | {"cells": moved}

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from runner_core import Array, Arrays, BadInput, PatchSamples, SampleSpec, Store, random_words
+from runner_core import Array, Arrays, BadInput, PatchSamples, SampleSpec, Store, random_below, random_words
 
 from runner_dinocell import masks
 from runner_dinocell.config import CellConfig
+from runner_dinocell.objects import known
 
 GLOBALS = 2
 """Global crops of a window."""
 _PLACE = 4
-"""The first random words of a position choose the window's place (`PatchSamples`)."""
+"""The first random words of a position choose the window's place (`PatchSamples`), the last of them its cell."""
 
 
 class CellSamples(PatchSamples):
     """Windows of fields at random places, as in `PatchSamples`, each with the inputs of its crops.
+
+    If the fields have `cells`, each window lies around one of them, all equally likely.
 
     image (C, w, w) is as prepared. levels (C, 2) float32 and grey (C,) int32 are the field's. draws
     (`augment.draw_count`,) float32 in [0, 1) determine everything random about the crops. mask (2, tokens) bool has the
@@ -46,6 +49,23 @@ class CellSamples(PatchSamples):
             "draws": SampleSpec((self._draws,), np.dtype(np.float32)),
             "mask": SampleSpec((GLOBALS, self._side**2), np.dtype(bool)),
         }
+        self._cells = store.arrays.get("cells")
+        if self._cells is not None:
+            self._sides = store.arrays["image"].shapes
+
+    def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
+        """Return where windows begin: around a random cell of their field, moved into it, or anywhere without cells."""
+        starts = super()._starts(records, positions, seed, epoch)
+        if self._cells is None:
+            return starts
+        words = random_words(seed, epoch, positions, _PLACE)[:, -1:]
+        for row, record in enumerate(records.tolist()):
+            cells = known(self._cells.read(record))
+            if len(cells):
+                chosen = cells[int(random_below(words[row], np.array([len(cells)]))[0]), 1:]
+                window, sides = self.patch[1:], np.array(self._sides[record][1:])
+                starts[row, 1:] = np.clip(chosen - window // 2, 0, sides - window)
+        return starts
 
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         super().fill(indices, positions, seed, epoch, out)

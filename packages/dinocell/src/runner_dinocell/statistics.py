@@ -19,15 +19,20 @@ FIELDS = 64
 def fit(store: Store, training: Sequence[int], config: CellConfig) -> Statistics:
     """Return `channels`, their names in order, and if `data.scale` is or becomes set also `levels`.
 
+    `cells` is true if windows lie around cells.
+
     levels (C, 2) float32 are the grey values of `FIELDS` training fields together, spread over the plates, at
     `data.percentiles`. Under `data.scale auto` these are two sites of each well, and there are no levels if their
     brightness says so, or if no well has two sites. Records of a streamed store that cannot be read are skipped. Raises
     BadInput if none can be read.
     """
-    channels, scale = list(_first_readable(store, training)["channels"]), config.data.scale
+    scale = config.data.scale
+    known: dict[str, Any] = {"channels": list(_first_readable(store, training)["channels"])}
+    if config.data.cells is not None:
+        known["cells"] = True
     numbers = [] if scale == "field" else (pairs if scale == "auto" else spread)(store.keys, training)
     if not numbers:
-        return {"channels": channels}
+        return known
     counts: Array | None = None
     own_levels, keys = [], []
     for number, image, grey in _images(store, numbers):
@@ -37,8 +42,8 @@ def fit(store: Store, training: Sequence[int], config: CellConfig) -> Statistics
         keys.append(store.keys[number])
     assert counts is not None  # one was readable
     if scale == "auto" and brightness(np.stack(own_levels), keys).scale == "field":
-        return {"channels": channels}
-    return {"channels": channels, "levels": _levels(counts, config)}
+        return known
+    return known | {"levels": _levels(counts, config)}
 
 
 def _levels(counts: Array, config: CellConfig) -> Array:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tifffile
+from PIL import Image
 from runner_core import Array, BadInput, counted, refuse_if_memory_is_short, refuse_special_file, shape_text
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # the faults that it warns of are refused here
+GREY = (np.uint8, np.uint16)
 LARGEST = 1 << 28
 """Pixels beyond which a damaged header is more likely than a field of that size."""
 _LARGE, _COPIES = 1 << 26, 3
@@ -24,14 +27,14 @@ _LARGE, _COPIES = 1 << 26, 3
 _AGAIN = "Fetch or export it again, or leave the field out."
 
 
-def read(path: Path, together: int = 1) -> Array:
-    """Read the image (H, W), uint16 or uint8; `together` is the number of images held at once.
+def read(path: Path, together: int = 1, kinds: Sequence[Any] = GREY) -> Array:
+    """Read the image (H, W), uint16 or uint8 or of other `kinds`; `together` is the number of images held at once.
 
     BadInput names the file, the fault and the remedy.
     """
     refuse_special_file(path)
     with _damage(path), tifffile.TiffFile(path) as tif:
-        page = _only_page(path, tif)
+        page = _only_page(path, tif, kinds)
         _refuse_large(path, page, together)
         parts = list(zip(page.dataoffsets, page.databytecounts, strict=True))
         if len(parts) < max(1, math.prod(page.chunked)):
@@ -40,6 +43,19 @@ def read(path: Path, together: int = 1) -> Array:
         if any(length < 1 or offset < 8 or offset + length > size for offset, length in parts):
             raise ValueError("its data reach beyond the end of the file")
         return np.ascontiguousarray(page.asarray(), dtype=page.dtype.newbyteorder("="))
+
+
+def read_labels(path: Path) -> Array:
+    """Read a label image (H, W), TIFF or PNG, of unsigned or signed integers; raises BadInput as `read` does."""
+    if path.suffix.lower() != ".png":
+        return read(path, kinds=(*GREY, np.uint32, np.int32))
+    refuse_special_file(path)
+    with _damage(path), Image.open(path, formats=("PNG",)) as image:
+        if image.mode not in ("L", "I", "I;16"):
+            raise BadInput(f"{path}: an image of mode {image.mode}; labels are grey, one number for each cell.")
+        if image.width * image.height > LARGEST:
+            raise ValueError(f"{image.width} × {image.height} pixels")
+        return np.asarray(image)
 
 
 def write(path: Path, image: Array) -> None:
@@ -79,8 +95,8 @@ def _refuse_large(path: Path, page: tifffile.TiffPage, together: int) -> None:
         refuse_if_memory_is_short(path, what, _COPIES * together * page.nbytes, remedy)
 
 
-def _only_page(path: Path, tif: tifffile.TiffFile) -> tifffile.TiffPage:
-    """Return the file's page if it holds one image of 8 or 16 bits, else raise BadInput."""
+def _only_page(path: Path, tif: tifffile.TiffFile, kinds: Sequence[Any] = GREY) -> tifffile.TiffPage:
+    """Return the file's page if it holds one image of these types, else raise BadInput."""
     if not len(tif.pages):
         raise ValueError("it has no page")
     page = tif.pages.first.aspage()
@@ -95,7 +111,7 @@ def _only_page(path: Path, tif: tifffile.TiffFile) -> tifffile.TiffPage:
             f"channel "
             "to a file of its own, in grey."
         )
-    if page.dtype not in (np.uint8, np.uint16):
+    if page.dtype not in kinds:
         raise BadInput(
             f"{path}: values of type {page.dtype}; unsigned integers of 16 bits (or 8) are read. Export the camera's "
             "own values, as 16-bit grey."

@@ -11,6 +11,7 @@ import numpy as np
 from runner_core import Array, BadInput, Infer
 
 from runner_dinocell.config import CellConfig
+from runner_dinocell.objects import known
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class Embedded:
     """Embeddings of a field's windows, `windows` (n, D) float32, and their upper left pixels.
 
     `corners` is (n, 2) int32 (y, x). `dropped` (V, D) float32 are the field's embeddings without some channels
-    (`dropped.variants`), if they were asked for.
+    (`dropped.variants`), if they were asked for. `cells` (n, 3) int32 are the number, y and x of the cells around which
+    the windows lie, if there are some; (0, 3) in a field without cells, whose windows cover it.
     """
 
     windows: Array
     corners: Array
     dropped: Array | None = None
+    cells: Array | None = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the field's embedding, for NumPy."""
@@ -31,7 +34,7 @@ class Embedded:
 
     @property
     def field(self) -> Array:
-        """Mean over the windows, (D,) float32."""
+        """Mean over the windows, which may be those of cells: (D,) float32."""
         return np.asarray(self.windows.mean(0, dtype=np.float64), np.float32)
 
 
@@ -61,8 +64,22 @@ def _starts(length: int, window: int, step: float) -> Array:
     return np.linspace(0, length - window, count).round()
 
 
+def own_cells(prepared: Mapping[str, Array]) -> Array:
+    """Return the cells (n, 3) of a field: number, y and x; none if windows do not lie around cells."""
+    return known(prepared["cells"]) if "cells" in prepared else np.empty((0, 3), np.int32)
+
+
+def places(prepared: Mapping[str, Array], window: int, stride: float) -> Array:
+    """Return the corners (n, 2) int32 of a field's windows: around its cells, or, if it has none, to cover it."""
+    shape = prepared["image"].shape[1:]
+    cells = own_cells(prepared)
+    if not len(cells):
+        return corners(shape, window, stride)
+    return np.clip(cells[:, 1:] - window // 2, 0, np.array(shape) - window).astype(np.int32)
+
+
 def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: float, batch: int, key: str) -> Array:
-    """Return embeddings (n, D) float32 of the `corners` windows of a field: image (C, H, W), levels (C, 2), grey (C,).
+    """Return embeddings (n, D) float32 of the windows at `places`: image (C, H, W), levels (C, 2), grey (C,).
 
     `batch` is the number of windows at once; `key` is the field's, for messages. Raises BadInput for a field smaller
     than the window.
@@ -71,10 +88,9 @@ def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: fl
     height, width = image.shape[1:]
     if min(height, width) < window:
         raise BadInput(f"{key}: {width} × {height} pixels, smaller than the windows that the network reads ({window})")
-    places = corners((height, width), window, stride)
-    found = []
-    for first in range(0, len(places), batch):
-        some = places[first : first + batch]
+    found, at = [], places(prepared, window, stride)
+    for first in range(0, len(at), batch):
+        some = at[first : first + batch]
         windows = np.stack([image[:, y : y + window, x : x + window] for y, x in some])
         of_field = {n: np.repeat(prepared[n][None], len(some), 0) for n in ("levels", "grey") if n in prepared}
         found.append(infer({"image": windows, **of_field})["embedding"])
