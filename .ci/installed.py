@@ -18,7 +18,7 @@ import pytest
 from runner_core.plugins import discovery
 
 MINE = sorted(d.name for d in importlib.metadata.distributions() if d.name.startswith("runner-"))
-PROJECTS = sorted(discovery.projects())
+PROJECTS, EXTENSIONS = sorted(discovery.projects()), sorted(discovery.extensions())
 FRAMEWORKS = {"torch": "torch", "keras": "tensorflow"}
 """The module that a project's framework brings, by the framework's name."""
 WHEELS = os.environ.get("RUNNER_CI_WHEELS") == "1"
@@ -34,8 +34,8 @@ def run(*words: str | Path, cwd: Path, **more: str) -> str:
 
 
 def test_it_is_one_package_with_one_framework() -> None:
-    assert set(MINE) == {"runner-core", *(f"runner-{name}" for name in PROJECTS)}
-    assert len(PROJECTS) <= 1
+    assert set(MINE) == {"runner-core", *(f"runner-{name}" for name in (*PROJECTS, *EXTENSIONS))}
+    assert len(MINE) <= 2
     present = [name for name, module in FRAMEWORKS.items() if find_spec(module)]
     assert len(present) == 1
     for plugin in discovery.projects().values():
@@ -52,7 +52,7 @@ def test_nothing_comes_from_a_checkout(tmp_path: Path) -> None:
 
 def test_list_and_doctor_know_it(tmp_path: Path) -> None:
     listed, examined = run(BIN / "runner", "list", cwd=tmp_path), run(BIN / "runner", "doctor", cwd=tmp_path)
-    for name in PROJECTS:
+    for name in (*PROJECTS, *EXTENSIONS):
         assert name in listed
         assert f"runner-{name}" in examined
 

@@ -1,8 +1,9 @@
 """Make pages of the site from files outside docs/: a hook of MkDocs (mkdocs.yml names it).
 
 The READMEs become pages, with their links turned to the site's pages: README.md is about.md, packages/X/README.md
-is projects/X.md, examples/X/README.md is examples/X.md. New READMEs appear at the next build. The tables of settings,
-commands and checks are read from the source text, so building the site imports neither runner nor a framework.
+is projects/X.md (an extension's: extensions/X.md), examples/X/README.md is examples/X.md. New READMEs appear at the
+next build. The tables of settings, commands and checks are read from the source text, so building the site imports
+neither runner nor a framework.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from mkdocs.structure.pages import Page
 LOG = get_plugin_logger("pages")
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "packages/core/src/runner_core"
-PACKAGES = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml") if p.parent.name != "core")
+PLUGINS = sorted(p.parent for p in (ROOT / "packages").glob("*/pyproject.toml") if p.parent.name != "core")
+PACKAGES = [p for p in PLUGINS if '"runner.projects"' in (p / "pyproject.toml").read_text(encoding="utf-8")]
+EXTENSIONS = [p for p in PLUGINS if p not in PACKAGES]
 EXAMPLES = sorted(p.parent for p in (ROOT / "examples").glob("*/README.md"))
 
 PAGE_OF = {
@@ -31,6 +34,7 @@ PAGE_OF = {
     "CHANGELOG.md": "changes.md",
     "packages/core/README.md": "reference/core.md",
     **{f"packages/{p.name}/README.md": f"projects/{p.name}.md" for p in PACKAGES},
+    **{f"packages/{p.name}/README.md": f"extensions/{p.name}.md" for p in EXTENSIONS},
     **{f"examples/{p.name}/README.md": f"examples/{p.name}.md" for p in EXAMPLES},
 }
 """File of the repository → page of the site; files in docs/ are pages by themselves."""
@@ -45,9 +49,10 @@ TABLE = re.compile(r"^<!-- (settings|commands|checks|projects) -->$", re.MULTILI
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put every package's page under Projects, and every example's under Extend."""
+    """Put every project's page under Projects, and every extension's and example's under Extend."""
     sections = {title: pages for entry in config.nav or () for title, pages in entry.items()}
     sections["Projects"] += [{p.name: f"projects/{p.name}.md"} for p in PACKAGES]
+    sections["Extend"] += [{f"Extension: {p.name}": f"extensions/{p.name}.md"} for p in EXTENSIONS]
     sections["Extend"] += [{f"Example: {p.name}": f"examples/{p.name}.md"} for p in EXAMPLES]
 
 
@@ -123,7 +128,7 @@ def projects_table() -> str:
 
 
 def settings_table() -> str:
-    """Return the settings of each section of RunConfig, then those that each project adds, each below its own heading.
+    """Return the settings of each section of RunConfig, then those of each project and extension, by heading.
 
     A heading makes a setting a result of the search, and an address that can be linked to.
     """
@@ -136,6 +141,11 @@ def settings_table() -> str:
             for kind in (k for k in own.values() if "RunConfig" in k.bases):
                 sections = [(f.name, own[name]) for f in kind.fields if (name := ast.unparse(f.type)) in own]
                 parts.append(f"## Settings of {package.name} alone\n\n{_settings(sections, own)}")
+    for package in EXTENSIONS:
+        own = kinds(package / "src" / f"runner_{package.name}" / "__init__.py")
+        parts.append(
+            f"## Settings of the extension {package.name}\n\n{_settings([(package.name, own['Config'])], own)}"
+        )
     return "\n\n".join(parts)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from runner_core import Project, RunConfig, flat
 from runner_core.cli import PROJECT_COMMANDS, options
 from runner_core.cli.completion import completion
@@ -57,7 +58,7 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
 @pages
 def test_settings_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    known = set().union(flat(RunConfig()), *(flat(kind.Config()) for kind in _projects().values()))
+    known = set().union(flat(RunConfig()), *(flat(kind.Config()) for kind in _projects().values()), _extensions())
     sections = {name.partition(".")[0] for name in known}
     if "(RunConfig):" in text:  # a page that makes a project with settings of its own: only the core's are known
         sections = {f.name for f in fields(RunConfig)} - {"data"}
@@ -77,6 +78,16 @@ def test_commands_are_there_with_their_flags(page: Path) -> None:
     assert not wrong
 
 
+def test_the_yaml_for_schedulers_starts_runner_with_words_that_it_understands() -> None:
+    text = (ROOT / "docs" / "more-than-one-machine.md").read_text(encoding="utf-8")
+    task, train_job, job = (yaml.safe_load(block) for language, block in FENCE.findall(text) if language == "yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    for words in (shlex.split(task["run"]), train_job["spec"]["trainer"]["command"], container["command"]):
+        (place,) = [n for n, word in enumerate(words) if word.endswith("runner")]
+        assert _understood(shlex.join(words[place + 1 :]), set())
+        assert "auto" in words
+
+
 def _leads(page: Path, target: str) -> bool:
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
@@ -93,6 +104,13 @@ def _anchors(file: Path) -> set[str]:
 @cache
 def _projects() -> dict[str, type[Project]]:
     return {name: Plugins.load(name).project() for name in discovery.projects()}
+
+
+@cache
+def _extensions() -> set[str]:
+    """Settings of the installed extensions."""
+    loaded = {name: plugin.entry.load() for name, plugin in discovery.extensions().items()}
+    return {f"{name}.{setting}" for name, module in loaded.items() for setting in flat(module.Config())}
 
 
 def _code(text: str) -> Iterator[str]:
@@ -130,7 +148,9 @@ def _understood(line: str, made: set[str]) -> bool:
         return bool(words[1:]) and not flags - _flags(_projects().get(words[0]), words[1])
     command = next((word for word in words[1:2] if word not in ("COMMAND", "…", "--help", "--help-all")), None)
     if command in _own_commands(words[0]):
-        return not flags - _own_flags(words[0], command)
+        return not flags - _own_flags(
+            words[0], command, words[2] if words[2:3] and words[2] in PROJECT_COMMANDS else ""
+        )
     if command not in PROJECT_COMMANDS:
         return command is None and not flags and (words[0].isupper() or words[0] in {*_projects(), *made})
     kind = _projects().get(words[0])  # None: a name that stands for any project, or one that the page itself makes
@@ -138,13 +158,22 @@ def _understood(line: str, made: set[str]) -> bool:
 
 
 def _own_commands(project: str) -> Collection[str]:
-    plugin = discovery.projects().get(project)
-    return discovery.own_commands(plugin, PROJECT_COMMANDS) if plugin else ()
+    """Commands that plugins add to a project; of a name that stands for any project, those of extensions."""
+    found = discovery.own_commands(_plugin(project), PROJECT_COMMANDS)
+    known = project in discovery.projects()
+    return [name for name, command in found.items() if known or command.owner.kind == "extension"]
 
 
-def _own_flags(project: str, command: str) -> set[str]:
+def _plugin(project: str) -> discovery.Plugin:
+    installed = discovery.projects()
+    return installed.get(project) or next(iter(installed.values()))
+
+
+@cache
+def _own_flags(project: str, command: str, word: str) -> set[str]:
+    """Flags of a command that a plugin adds; `word` is another command that it takes, as `submit` does."""
     with redirect_stdout(io.StringIO()) as answer:
-        completion(["words", project, command, "--"])
+        completion(["words", _plugin(project).name, command, *filter(None, [word]), "--"])
     return {line.partition("\t")[0] for line in answer.getvalue().splitlines()[1:]}
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from runner_core.plugins.discovery import how_to_install
-from workspace import ROOT, Runner
-
-PACKAGES = sorted(p.parent for p in ROOT.glob("packages/*/pyproject.toml"))
+from workspace import PACKAGES, PROJECTS, ROOT, Runner
 
 
 def test_every_package_has_the_promised_names() -> None:
@@ -28,11 +26,10 @@ def test_every_package_has_the_promised_names() -> None:
 
 
 def test_every_project_is_held_to_the_contract_and_says_what_its_metrics_should_be() -> None:
-    for folder in PACKAGES:
-        if folder.name != "core":
-            test = (folder / "tests" / "test_contract.py").read_text()
-            assert f'class TestContract(ProjectContract):\n    project = "{folder.name}"' in test
-            assert "plain_metrics=" in (folder / "src" / f"runner_{folder.name}" / "project.py").read_text()
+    for folder in PROJECTS:
+        test = (folder / "tests" / "test_contract.py").read_text()
+        assert f'class TestContract(ProjectContract):\n    project = "{folder.name}"' in test
+        assert "plain_metrics=" in (folder / "src" / f"runner_{folder.name}" / "project.py").read_text()
 
 
 def test_the_root_depends_on_every_member() -> None:
@@ -40,7 +37,7 @@ def test_the_root_depends_on_every_member() -> None:
     assert set(root["project"]["dependencies"]) == {f"runner-{folder.name}" for folder in PACKAGES}
 
 
-def test_the_list_names_every_project(runner: Runner) -> None:
+def test_the_list_names_every_project_and_extension(runner: Runner) -> None:
     done = runner("list", fresh=True)
     assert done.returncode == 0, done.stderr
     for folder in PACKAGES:
@@ -51,11 +48,11 @@ def test_the_list_names_every_project(runner: Runner) -> None:
 def test_the_readme_names_every_project_and_how_to_install_it_alone() -> None:
     readme = (ROOT / "README.md").read_text()
     for folder in PACKAGES:
-        if folder.name != "core":
-            assert f"(packages/{folder.name}/README.md)" in readme
-            assert f"`uv sync --package runner-{folder.name}`" in readme
-            without_cuda = re.findall("`(.*?)`", how_to_install(folder.name))[-1]
-            assert f"uv venv && {without_cuda}\n" in (folder / "README.md").read_text(), "as the program says it"
+        assert folder.name == "core" or f"(packages/{folder.name}/README.md)" in readme
+    for folder in PROJECTS:
+        assert f"`uv sync --package runner-{folder.name}`" in readme
+        without_cuda = re.findall("`(.*?)`", how_to_install(folder.name))[-1]
+        assert f"uv venv && {without_cuda}\n" in (folder / "README.md").read_text(), "as the program says it"
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["list"]], ids=["runner", "help", "list"])

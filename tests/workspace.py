@@ -5,10 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(file.parent for file in ROOT.glob("packages/*/pyproject.toml"))
+PROJECTS = [
+    folder
+    for folder in PACKAGES
+    if "runner.projects" in tomllib.loads((folder / "pyproject.toml").read_text())["project"].get("entry-points", {})
+]
+"""The packages that are projects; the others are the core and extensions."""
 SHARED = Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 

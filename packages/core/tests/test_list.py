@@ -75,7 +75,7 @@ def test_a_project_adds_a_command_of_its_own(runner: Runner, tmp_path: Path) -> 
         return " ".join((done.stdout if not code else done.stderr).split())
 
     listed = said("toy", "--help")
-    assert "toy count-discs count discs: in a picture, or in many `" in listed
+    assert "toy count-discs count discs: in a picture, or in many " in listed
     assert "count-stars" not in listed
     assert said("toy", "count-discs") == "some"
     assert said("toy", "count-discs", "--all") == "all"
@@ -102,3 +102,60 @@ def test_a_project_cannot_replace_a_command_that_every_project_has(runner: Runne
         assert "have the command renamed" in refused.stderr
         assert refused.stderr.count("\n") == 1
         assert not refused.stdout
+
+
+def _extension(folder: Path, name: str, commands: str, source: str) -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    table = f"[runner.extensions]\n{name} = {name}_ext\n[runner.commands]\n{commands}\n"
+    (info / "entry_points.txt").write_text(table, encoding="utf-8")
+    (folder / f"{name}_ext.py").write_text(source, encoding="utf-8")
+
+
+LATER = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Config:
+    queue: str = "long"
+
+
+def later(project, parser, words):
+    \"\"\"Do it later.\"\"\"
+    parser.add_argument("--when", help="the time")
+    print(project, parser.parse_args(words).when)
+"""
+
+
+def test_an_extension_adds_a_command_to_every_project_and_nothing_to_its_runs(runner: Runner, tmp_path: Path) -> None:
+    _extension(
+        tmp_path, "late", "late.later = late_ext:later", f"import sys\nprint('imported', file=sys.stderr)\n{LATER}"
+    )
+
+    def said(*words: str) -> str:
+        done = runner(*words, installed=(PROJECT, tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert ("imported" in done.stderr) == (words[-1] not in ("--help", "list", "la")), "lists import nothing"
+        return " ".join(done.stdout.split())
+
+    assert "toy later do it later" in said("toy", "--help")
+    assert "late late 1.0 `later`" in said("list")
+    assert "later do it later" in said("completion", "words", "toy", "la")
+    assert "--when the time" in said("completion", "words", "toy", "later", "--")
+    assert said("toy", "later", "--when", "soon") == "toy soon"
+    (tmp_path / "mine.yaml").write_text("late: {queue: short}\ntrain: {epochs: 9}\n")
+    plain = said("toy", "config", "--config", "mine.yaml")
+    assert "epochs: 9" in plain
+    assert " late: " not in plain, "a run does not depend on it"
+    chosen = said("toy", "config", "--config", "mine.yaml", "--extension", "late")
+    assert "late: queue: short" in chosen
+
+
+def test_two_plugins_cannot_add_one_command(runner: Runner, tmp_path: Path) -> None:
+    for name in ("late", "tardy"):
+        _extension(tmp_path, name, f"{name}.later = {name}_ext:later", LATER)
+    refused = runner("toy", "later", installed=(PROJECT, tmp_path))
+    assert refused.returncode == 2
+    assert "the command 'tardy.later' of tardy has the name of one of late" in refused.stderr

@@ -44,6 +44,7 @@ from runner_core.base.location import shell_word as shell_word
 from runner_core.base.nifti import gzip_content as gzip_content
 from runner_core.base.nifti import refuse_large_nifti_header as refuse_large_nifti_header
 from runner_core.base.progress import progress as progress
+from runner_core.base.text import aligned as aligned
 from runner_core.base.text import counted as counted
 from runner_core.base.text import first_few as first_few
 from runner_core.base.text import shape_text as shape_text
@@ -54,6 +55,9 @@ from runner_core.base.writing import replace_text as replace_text
 from runner_core.base.writing import to_json as to_json
 from runner_core.base.writing import whole_file as whole_file
 from runner_core.base.writing import whole_folder as whole_folder
+from runner_core.cli import main as main
+from runner_core.cli.parsed import ParsedCommand as ParsedCommand
+from runner_core.cli.parsed import parse_command as parse_command
 from runner_core.config import DataConfig as DataConfig
 from runner_core.config import FilesConfig as FilesConfig
 from runner_core.config import PairsConfig as PairsConfig
@@ -68,6 +72,7 @@ from runner_core.config.bounds import Bounds as Bounds
 from runner_core.config.bounds import MoreThan as MoreThan
 from runner_core.config.bounds import ShareBelow as ShareBelow
 from runner_core.config.bounds import Within as Within
+from runner_core.config.values import flag_words as flag_words
 from runner_core.config.values import flat as flat
 from runner_core.config.values import plain as plain
 from runner_core.config.yamlfile import read_yaml as read_yaml

@@ -137,13 +137,20 @@ def _is_bids_app(words: Sequence[str]) -> bool:
 
 
 def own_command(plugin: Plugin, command: discovery.OwnCommand, arguments: Sequence[str]) -> int:
-    """Call a project's own command with a parser that it completes, and the words to parse."""
+    """Call a plugin's own command with a parser that it completes, and the words to parse.
+
+    An extension's command is told the project's name first.
+    """
+    from argparse import SUPPRESS
+
     from runner_core.cli.arguments import Parser
 
     about = command.summary()
     parser = Parser(prog=f"runner {plugin.name} {command.name}", description=f"{about[:1].upper()}{about[1:]}.")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return command.entry.load()(parser, list(arguments)) or 0
+    parser.add_argument("--help-all", action="help", help=SUPPRESS)
+    project = (plugin.name,) if command.owner.kind == "extension" else ()
+    return command.entry.load()(*project, parser, list(arguments)) or 0
 
 
 def _traceback(error: Exception) -> str:
@@ -246,13 +253,13 @@ def list_plugins(arguments: Sequence[str]) -> int:
 
 
 def _described(plugin: Plugin) -> tuple[str, str, str, str, str]:
-    hooks = ", ".join(plugin.hooks()) or "cannot be read"
+    provides = ", ".join([*plugin.hooks(), *(f"`{command}`" for command in plugin.commands())]) or "cannot be read"
     weights = BUILTIN if weights_of(plugin) is not None else ""
-    return plugin.name, f"{plugin.distribution} {plugin.version}", hooks, weights, plugin.summary()
+    return plugin.name, f"{plugin.distribution} {plugin.version}", provides, weights, plugin.summary()
 
 
 def commands_of(plugin: Plugin) -> Iterator[tuple[str, str]]:
-    """Yield the commands of a project with their summaries: those that every project has, then its own."""
+    """Yield the commands of a project with their summaries: those of the core, its own, those of extensions."""
     yield from ((command, text) for command, (_, text) in PROJECT_COMMANDS.items())
     own = discovery.own_commands(plugin, PROJECT_COMMANDS)
     yield from ((command.name, command.summary()) for command in own.values())

@@ -33,6 +33,11 @@ SHELLS = {
 
 _WIDTH = 70
 """Characters of a description."""
+_FLAG = re.compile(
+    r"(?<=  )(?:-\w, )?(--[\w.-]+(?:, --[\w.-]+)*)(?: (\S+(?: \S+)*))?(?: {2,}(?!-)(\S+(?: \S+)*))?(?= {2,}|$)",
+    re.MULTILINE,
+)
+"""A flag on a page of help, and on the same line what follows it: the name of its value, and its text."""
 
 
 class Flag(NamedTuple):
@@ -137,12 +142,14 @@ def _help(call: Callable[[], object]) -> str:
 
 
 def _flags(text: str) -> Flags:
-    """Return the flags that a page of help names."""
-    found: Flags = {}
-    for flag, meta, about in re.findall(r"^ +(?:-\w, )?(--[\w-]+)(?: (\S+))? *(.*)$", text, re.MULTILINE):
-        choices = meta.strip("{}").split(",") if meta.startswith("{") else ()
+    """Return the flags that a page of help names, with their texts unless tyro has set them in two columns."""
+    found, two_columns = Flags(), "\noptions:\n" not in text
+    for flags, meta, about in _FLAG.findall(text):
+        about = "" if two_columns else about
+        choices = meta.strip("{}").split(",") if meta[:1] + meta[-1:] == "{}" else ()
         project = [*discovery.projects()] if "PROJECT" in meta else ()
-        found[flag] = Flag(about, "folders" if "DIR" in meta else (choices or project) if meta else None)
+        for flag in flags.split(", "):
+            found[flag] = Flag(about, "folders" if "DIR" in meta else (choices or project) if meta else None)
     return found
 
 
@@ -151,7 +158,8 @@ def _of_project(project: str, command: str, words: Sequence[str], now: str) -> A
 
     plugin = discovery.find_project(project)
     if added := discovery.own_commands(plugin, PROJECT_COMMANDS).get(command):
-        return _value_or_flag(words, now, _flags(_help(lambda: own_command(plugin, added, ["--help"]))), "files")
+        asked = [*(word for word in words[:1] if word[:1] != "-"), "--help-all"]
+        return _value_or_flag(words, now, _flags(_help(lambda: own_command(plugin, added, asked))), "files")
     kind = getattr(options, f"{command.title().replace('-', '')}Options", options.RunOptions)
     own = _options(kind)
     flag = words[-1] if words else ""

@@ -241,6 +241,8 @@ def begin(started: Started[Kind], kind: str, plan: Planner[Kind]) -> ExperimentF
     """Choose the members, and write the folder whole or not at all."""
     setup = started.setup
     path = started.options.out or free_path(RUNS / setup.name / f"{kind}-{time.strftime('%Y-%m-%d-%H%M%S')}")
+    if getattr(started.options, "part", "") and ExperimentFolder.at(path):  # another part of it was quicker
+        return continued(ExperimentFolder.open(path), started)
     refuse_full_folder(path, "name another with --out, or --resume what it holds")
     records = _records(setup)
     found = plan(started, records)

@@ -114,7 +114,9 @@ def start_new(
     plugins, chosen = _plugins(name, seen, saved, (file, parent))
     project = plugins.project()
     extensions = plugins.sections(project)
-    saved, file, parent = (f and _without_absent(f, project, extensions, seen) for f in (saved, file, parent))
+    saved, file, parent = (
+        f and _without_absent(f, project, extensions, seen, plugins.idle) for f in (saved, file, parent)
+    )
     source = _source(project, seen.data, saved or _with_source(file, parent))
     fallback = "demo" if source is None else "default"
     preset = seen.preset or next((f.preset for f in (file, saved, parent) if f is not None and f.preset), fallback)
@@ -257,8 +259,8 @@ def start_from_run(
     plugins, chosen = _plugins(name, seen, saved, (file,))
     project = plugins.project()
     extensions = plugins.sections(project)
-    saved = _without_absent(saved, project, extensions, seen)
-    file = None if file is None else _without_absent(file, project, extensions, seen)
+    saved = _without_absent(saved, project, extensions, seen, plugins.idle)
+    file = None if file is None else _without_absent(file, project, extensions, seen, plugins.idle)
     preset = saved.preset or "default"
     trained = settings = _settings(from_preset(project, preset, extensions), project, saved)
     own = seen.data is None or str(_source(project, seen.data, saved)) == saved.source
@@ -408,17 +410,17 @@ def _active(saved: SettingsFile) -> list[str]:
 
 
 def _without_absent(
-    file: SettingsFile, project: type[Project], extensions: Mapping[str, type], seen: Peek
+    file: SettingsFile, project: type[Project], extensions: Mapping[str, type], seen: Peek, idle: Sequence[str]
 ) -> SettingsFile:
-    """Return the file without the settings of extensions that the user switched off.
+    """Return the file without the settings of extensions that the user switched off, or that are `idle` in this run.
 
     Raises BadInput for settings of an extension that is not installed.
     """
     own = {*extensions, *(field.name for field in fields(project.Config))}
-    absent = {section_name(name): name for name in (*_active(file), *seen.no_extension)}
+    absent = {section_name(name): name for name in (*_active(file), *seen.no_extension, *idle)}
     absent = {section: name for section, name in absent.items() if section in file.sections and section not in own}
     for section, name in absent.items():
-        if name not in seen.no_extension:
+        if name not in (*seen.no_extension, *idle):
             raise BadInput(
                 f"{file.path}: `{section}` holds settings of the extension {name!r}, which is not installed: "
                 f"install it, or leave it out with `--no-extension {name}`"

@@ -88,6 +88,21 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def flag_words(name: str, value: Any) -> list[str]:
+    """Return the words that set a setting or an option.
+
+    >>> flag_words("train.seed", 3), flag_words("model.norm", False)
+    (['--train.seed', '3'], ['--model.no-norm'])
+    """
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        section, dot, last = flag.rpartition(".")
+        return [f"--{flag}" if value else f"--{section}{dot}no-{last}"]
+    if isinstance(value, (list, tuple)):
+        return [f"--{flag}", *map(str, value)]
+    return [f"--{flag}", str(value)]
+
+
 def refuse_removed(config: object, names: Iterable[str]) -> None:
     """Raise BadInput for a name of a setting that projects had before and `config` does not have."""
     gone = removed(flat(config))

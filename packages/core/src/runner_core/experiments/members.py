@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
 
@@ -19,6 +19,7 @@ from runner_core.base.errors import BadInput, OutOfSpace, Unhealthy
 from runner_core.base.location import shell_word
 from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_text
+from runner_core.config.values import flag_words
 from runner_core.contract.records import AnyRecord
 from runner_core.contract.setup import Setup
 from runner_core.data.splits import SPLITS
@@ -116,7 +117,7 @@ class Runner:
         settings = dict(member.settings)
         if SPLIT in settings:  # a file in this folder, which may have been moved
             settings[SPLIT] = str((self.experiment.path / str(settings[SPLIT])).absolute())
-        own = [word for name, value in settings.items() for word in _flag(name, value)]
+        own = [word for name, value in settings.items() for word in flag_words(name, value)]
         return ["--config", str(self.experiment.settings_file), "--run-dir", str(run.path), *self.shared, *own]
 
     def _one_by_one(self, members: Sequence[Member], train: Callable[[Words], int]) -> list[str]:
@@ -217,17 +218,6 @@ class Runner:
 
     def _errors(self, member: Member, mode: str) -> IO[bytes]:
         return open(self.experiment.path / f".{member.name}.stderr", mode)
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    """Return the words that set a setting: --train.seed 3, or --no-model.norm."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        section, _, last = flag.rpartition(".")
-        return [f"--{flag}" if value else f"--{section}.no-{last}"]
-    if isinstance(value, (list, tuple)):
-        return [f"--{flag}", *map(str, value)]
-    return [f"--{flag}", str(value)]
 
 
 def progress(experiment: ExperimentFolder) -> str:

@@ -7,7 +7,7 @@ plugin that an error comes from.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
@@ -21,7 +21,8 @@ from runner_core.base.errors import BadInput, did_you_mean
 PROJECTS = "runner.projects"
 EXTENSIONS = "runner.extensions"
 OWN_COMMANDS = "runner.commands"
-"""Entry points PROJECT.COMMAND: functions of a project's package that are commands of this project alone."""
+"""Entry points PLUGIN.COMMAND: functions that are commands of this project alone, or an extension's for every project.
+"""
 COMMANDS = {
     "list": "runner_core.cli:list_plugins",
     "doctor": "runner_core.cli.doctor:doctor",
@@ -53,7 +54,11 @@ class Plugin(NamedTuple):
     def facts(self) -> dict[str, object]:
         """Return what is known of it without importing it, for JSON."""
         about = {"name": self.name, "kind": self.kind, "package": self.distribution, "version": self.version}
-        return about | {"summary": self.summary(), "hooks": self.hooks()}
+        return about | {"summary": self.summary(), "hooks": self.hooks(), "commands": self.commands()}
+
+    def commands(self) -> list[str]:
+        """Return the names of the commands that it adds."""
+        return [command for owner, command, _ in _commands() if owner == (self.name, self.distribution)]
 
     def hooks(self) -> list[str]:
         """Return the names, without `runner_`, of the hooks that its source marks with @hookimpl.
@@ -89,10 +94,12 @@ def extensions() -> dict[str, Plugin]:
 
 
 class OwnCommand(NamedTuple):
-    """A command that a project adds to those that every project has; not loaded."""
+    """A command that a plugin adds to those that every project has; not loaded."""
 
     name: str
     entry: EntryPoint
+    owner: Plugin
+    """The project, or an extension."""
 
     def summary(self) -> str:
         """Return the first paragraph of its function's docstring, without capital and full stop, from its source."""
@@ -108,18 +115,35 @@ class OwnCommand(NamedTuple):
 
 
 def own_commands(project: Plugin, taken: Container[str]) -> dict[str, OwnCommand]:
-    """Return the commands that the project's distribution adds, by name. Raises BadInput for a name in `taken`."""
-    found = {}
-    for entry in entry_points(group=OWN_COMMANDS):
-        owner, _, command = entry.name.partition(".")
-        if owner == project.name and entry.dist and entry.dist.name == project.distribution:
-            if command in taken:
-                raise BadInput(
-                    f"the command {entry.name!r} of {project.distribution} has the name of a command that every "
-                    f"project has; uninstall {project.distribution}, or have the command renamed"
-                )
-            found[command] = OwnCommand(command, entry)
+    """Return the commands that the project's distribution adds, then those of extensions, by name.
+
+    Raises BadInput for a name in `taken`, and for one that two plugins add.
+    """
+    owners = {(plugin.name, plugin.distribution): plugin for plugin in (project, *extensions().values())}
+    found: dict[str, OwnCommand] = {}
+    for key, command, entry in sorted(_commands(), key=lambda of: of[0] != (project.name, project.distribution)):
+        owner = owners.get(key)
+        if owner is None:
+            continue
+        if command in taken or command in found:
+            other = (
+                f"one of {found[command].owner.distribution}"
+                if command in found
+                else "a command that every project has"
+            )
+            raise BadInput(
+                f"the command {entry.name!r} of {owner.distribution} has the name of {other}; "
+                f"uninstall {owner.distribution}, or have the command renamed"
+            )
+        found[command] = OwnCommand(command, entry, owner)
     return found
+
+
+def _commands() -> Iterator[tuple[tuple[str, str], str, EntryPoint]]:
+    """Yield the commands that plugins add: the plugin's name and distribution, the command's name, its entry point."""
+    for entry in entry_points(group=OWN_COMMANDS):
+        plugin, _, command = entry.name.partition(".")
+        yield (plugin, entry.dist.name if entry.dist else "?"), command, entry
 
 
 def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:

@@ -40,6 +40,8 @@ class Plugins:
         self._manager.add_hookspecs(hooks)
         self._chosen = tuple(chosen)
         self._extensions: dict[str, object] = {}
+        self.idle: list[str] = []
+        """Extensions that are installed and have no part in this run: they give no hook, only commands."""
         self._configs: dict[str, type] = {}
         self._versions: dict[str, str] = {}
 
@@ -103,6 +105,9 @@ class Plugins:
         if config is not None:
             refuse_unusable(config, name)
         _check_hooks(plugin, label, has_settings=config is not None)
+        if kind == "extension" and name not in self._chosen and not any(hasattr(plugin, hook) for hook in hook_names()):
+            self.idle.append(name)
+            return
         try:
             self._manager.register(plugin, label)
         except ValueError as error:

@@ -85,6 +85,11 @@ class Toy(Project):
         logits = infer({"image": cropped.prepared["image"][None]})["prediction"][0, 0]
         return cropped.box.restore((logits > 0).astype(np.uint8))
 
+    def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
+        """Write the mask."""
+        np.save(out / f"{record.key}.npy", prediction)
+        return [out / f"{record.key}.npy"]
+
     def score(self, record: Record, prediction: Array) -> Mapping[str, float]:
         """Return the share of wrong pixels."""
         return {"error": float(np.mean(np.load(record.files["mask"], allow_pickle=False) != prediction))}

@@ -1,0 +1,77 @@
+"""Jobs on this machine, without SLURM: one after another, interrupted, cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+
+from real_slurm import LONG, QUICK, Runner, events, steps, wait
+
+HERE = ("--slurm.executor", "local")
+
+
+def _tasks(folder: Path) -> list[int]:
+    """The processes that train for a submission."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdecimal() else []
+        except OSError:
+            continue
+        if b"submitit.core._submit" in words and os.fsencode(folder / "jobs") in words:
+            found.append(int(entry.name))
+    return found
+
+
+def test_an_array_runs_one_after_another_and_is_compared(runner: Runner, tmp_path: Path) -> None:
+    words = ("--array", "train.seed=1,2", "--submission", "sub", "--wait", *HERE, *QUICK)
+    said = runner("toy", "submit", *words).stdout
+    assert said.count(" done ") == 2
+    stories = [(tmp_path / "sub" / "members" / f"seed={n}.jsonl").read_text().splitlines() for n in (1, 2)]
+    first, second = ([json.loads(line) for line in lines] for lines in stories)
+    assert [line["event"] for line in first + second] == ["start", "ended"] * 2
+    assert first[1]["time"] <= second[0]["time"], "at most one at a time"
+    assert (tmp_path / "sub" / "comparison" / "report.html").is_file()
+    assert "comparison: " in runner("toy", "jobs").stdout or "comparison: " in runner("toy", "jobs", "sub").stdout
+    configured = (tmp_path / "sub" / "seed=1" / "config.yaml").read_text()
+    assert "slurm" not in configured
+
+
+@pytest.mark.slow
+def test_a_local_job_is_saved_goes_on_and_is_cancelled(runner: Runner, tmp_path: Path) -> None:
+    folder = tmp_path / "sub"
+
+    def told() -> str:
+        return "\n".join(file.read_text()[-3000:] for file in folder.glob("jobs/*.out")) + str(events(folder))
+
+    runner("toy", "submit", "--submission", "sub", *HERE, *LONG)
+    wait(lambda: steps(folder / "run") >= 2, "a checkpoint", told)
+    assert " running " in runner("toy", "jobs", "sub").stdout
+    (process,) = _tasks(folder)
+    os.kill(process, signal.SIGUSR2)
+    wait(lambda: events(folder)[:3] == ["start", "requeued", "start"], "started again", told)
+    saved = steps(folder / "run")
+    wait(lambda: steps(folder / "run") > saved, "it goes on", told)
+    runner("toy", "jobs", "sub", "--cancel", code=None)
+    wait(lambda: not _tasks(folder), "ended", told)
+    assert events(folder)[-1] == "ended"
+    assert "stopped by SIGTERM" in told()
+    assert " stopped " in runner("toy", "jobs", "sub", code=3).stdout
+
+
+@pytest.mark.slow
+def test_parts_of_a_prediction(runner: Runner, tmp_path: Path) -> None:
+    runner("toy", "train", "--run-dir", "run", *QUICK)
+    runner("toy", "phantom", "data")
+    words = ("predict", "run", "data", "--out", "masks", "--parts", "2", "--submission", "sub", "--wait", *HERE)
+    said = runner("toy", "submit", *words).stdout
+    assert said.count(" done ") == 2
+    wanted = {f"{group}{image}.npy" for group in "abcdef" for image in "12"}
+    assert wanted <= {path.name for path in (tmp_path / "masks").iterdir()}
